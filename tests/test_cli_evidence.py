@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -50,11 +51,14 @@ def content(folder):
     return found
 
 
-def test_a_run_becomes_a_page_a_value_and_a_plan(run, tmp_path, capsys):
+FILES = ("evidence.html", "evidence-annex.html", "report.json", "evidence.toml")
+
+
+def test_a_run_becomes_a_page_an_annex_a_value_and_a_plan(run, tmp_path, capsys):
     said = "A. Reader, 1 March"
     assert call(run, "--out", tmp_path / "out", "--declare", f"accepted_by={said}") == 0
     written = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
-    assert written == dict.fromkeys(("evidence.html", "report.json", "evidence.toml"), 0o600)
+    assert written == dict.fromkeys(FILES, 0o600)
     (subject,) = content(tmp_path / "out")["subjects"]
     assert {one["accepted_by"] for one in subject["thresholds"]} == {said}
     (claim,) = subject["differential_privacy"]
@@ -71,10 +75,15 @@ def test_by_default_it_stands_in_the_folder_of_the_run(run):
     before = {path.name for path in run.iterdir()}
     assert call(run) == 0
     new = {path.name for path in run.iterdir()} - before
-    assert new == {"evidence.html", "report.json", "evidence.toml"}
+    assert new == {*FILES}
+    before = [(run / name).read_bytes() for name in FILES]
     audit.audit(parse(PLAN), run)  # and the folder still goes on as a run
+    assert call(run) == 0
+    assert [(run / name).read_bytes() for name in FILES] == before
+    assert "data:image" in (run / "evidence-annex.html").read_text()
     assert call(run, "--no-images") == 0
-    assert "data:image" not in (run / "evidence.html").read_text()
+    for name in ("evidence.html", "evidence-annex.html"):
+        assert "data:image/png" not in (run / name).read_text()
     assert ".png" not in (run / "report.json").read_text()
 
 
@@ -84,8 +93,25 @@ def test_a_page_may_have_a_name_and_hold_several_subjects(run, tmp_path):
     kinds = [subject["kind"] for subject in content(page.parent)["subjects"]]
     assert kinds == ["run", "run", "training"]
     names = {path.name for path in page.parent.iterdir()}
-    assert names == {"signed.html", "report.json", "evidence-1.toml", "evidence-2.toml"}
-    assert page.read_text().count("leakbound audit evidence-2.toml --out rerun") == 1
+    plans = {"evidence-1.toml", "evidence-2.toml"}
+    assert names == {"signed.html", "signed-annex.html", "report.json", *plans}
+    annex = (page.parent / "signed-annex.html").read_text()
+    assert annex.count("leakbound audit evidence-2.toml --out rerun") == 1
+    assert page.read_text().count('<article class="sheet"') == 3
+
+
+def test_the_page_names_its_files_and_what_they_hold(run, tmp_path):
+    """The first digits of every SHA-256 are those of the file beside the page or in the run."""
+    assert call(run, "--out", tmp_path) == 0
+    text = re.sub(r"</?(?:wbr|span)[^>]*>", "", (tmp_path / "evidence.html").read_text())
+    named = dict(re.findall(r"([\w.-]+) <code>([0-9a-f]{16})</code>", text))
+    own = {name: tmp_path / name for name in FILES if name != "evidence.html"}
+    own |= {name: run / name for name in ("run.json", "records.jsonl", "utility.jsonl")}
+    own = {name: path for name, path in own.items() if path.exists()}
+    assert named == {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in own.items()
+    }
+    assert {"run.json", "records.jsonl", "evidence-annex.html", "report.json"} <= {*named}
 
 
 def seen(mu, steps, rate):
@@ -122,7 +148,7 @@ def test_a_training_is_bounded_and_not_measured(tmp_path):
     assert stated["training_steps"]["source"] == "--training"
     assert stated["training_participation"]["source"].startswith("default")
     assert {one["origin"] for one in subject["thresholds"]} == {"--training"}
-    text = (tmp_path / "evidence.html").read_text()
+    text = (tmp_path / "evidence-annex.html").read_text()
     assert "that nobody ran here" in text
     figure = text[text.index('<figure class="curve"') :]
     labels = re.findall(r"<text[^>]*>([^<]+)</text>", figure[: figure.index("</figure>")])
@@ -159,7 +185,7 @@ def test_data_give_norms_and_what_one_image_matches(tmp_path):
     (subject,) = content(tmp_path)["subjects"]
     (claim,) = subject["differential_privacy"]
     assert claim["epsilons"]["add_remove"] == "infinite"
-    assert "epsilon infinite" in (tmp_path / "evidence.html").read_text()
+    assert "epsilon infinite" in (tmp_path / "evidence-annex.html").read_text()
     assert subject["provenance"]["data"]["source"] == "digits"
     theorem = subject["bounded"]["theorems"][0]
     assert any("one fixed image matches" in text for text in theorem["assumptions"])
@@ -170,7 +196,7 @@ BAD = [
     (("nowhere",), "holds no run.json"),
     (("{run}", "{run}"), "runs name one folder twice"),
     (("{run}", "{run}/../run", "--out", "{out}"), "runs name one folder twice"),
-    (("{run}", "--declare", "accepted=me"), "did you mean 'accepted_by'?"),
+    (("{run}", "--declare", "accepted=me"), "did you mean 'accepted_by'"),
     (("{run}", "--declare", "bias"), "write NAME=VALUE"),
     (("{run}", "--declare", "bias="), "declare bias has 0 letters"),
     (("{run}", "--declare", "bias=" + "x" * 401), "declare bias has 401 letters"),
@@ -178,7 +204,7 @@ BAD = [
     (("{run}", "--delta", "0"), "delta is 0"),
     (("{run}", "--delta", "2"), "delta is 2"),
     (("--training", "steps=3", "--out", "{out}"), "training has no noise_multiplier"),
-    (("--training", "noise=1", "--out", "{out}"), "did you mean 'noise_multiplier'?"),
+    (("--training", "noise=1", "--out", "{out}"), "did you mean 'noise_multiplier'"),
     (("--training", "noise_multiplier=x", "--out", "{out}"), "is 'x'; give a number"),
     (("--training", "noise_multiplier=nan", "--out", "{out}"), "noise_multiplier is 'nan'"),
     (("--training", "noise_multiplier=1,2", "--out", "{out}"), "give one number"),

@@ -102,7 +102,7 @@ VERBS = {
     ),
     "evidence": (
         ("evidence", "run", "--out"),
-        ("evidence.html", "report.json", "evidence.toml"),
+        ("evidence.html", "evidence-annex.html", "report.json", "evidence.toml"),
     ),
 }
 """What each command that takes a folder writes into it."""
@@ -429,7 +429,7 @@ def test_captured_updates_again(place):
         path = captured.write(place / "seen", STATE, update, ABOUT)
     assert captured.load(path).update["w"].tolist() == [2.0, 2.0]
     other = {"w": torch.full((2,), 5.0)}
-    with pytest.raises(ValueError, match="holds other weights than the client was sent"):
+    with pytest.raises(ValueError, match="holds other weights than the client received"):
         captured.write(place / "seen", other, update, ABOUT)
 
 

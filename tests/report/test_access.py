@@ -106,7 +106,7 @@ def make_page(
 ):
     """The file of one page by its name."""
 
-    def evidences():
+    def evidences(draw):
         cells = [make_assessment(defense=one) for one in (dp_sgd, replace(dp_sgd, name="other"))]
         plain = make_assessment().defense
         trainings = [make_training(one, 0, 0.9) for one in (plain, dp_sgd)]
@@ -120,7 +120,7 @@ def make_page(
         subjects = [evidence.of_run(one, {}, lambda noise: known, images=True) for one in runs]
         subjects.append(evidence.of_training(TRAINING, {"bias": "not compared"}))
         path = tmp_path / "evidence.html"
-        path.write_text(evidence.page(evidence.document(subjects, images=True), runs), "utf-8")
+        path.write_text(draw(evidence.document(subjects, images=True), runs), "utf-8")
         return path
 
     def results(folder):
@@ -142,8 +142,10 @@ def make_page(
         return path
 
     def make(name):
-        if name == "evidence":
-            return evidences()
+        if name == "sign-off":
+            return evidences(lambda content, _: evidence.page(content))
+        if name == "annex":
+            return evidences(evidence.annex)
         if name == "grid":
             return write(make_grid(tmp_path / "run", seeds=2))
         first = make_bounded(tmp_path / "run", seeds=2)
@@ -164,7 +166,7 @@ def made():
     return {}
 
 
-@pytest.fixture(params=[*SORTED, "evidence", "results"])
+@pytest.fixture(params=[*SORTED, "sign-off", "annex", "results"])
 def page_path(request, make_page, made):
     if request.param not in made:
         made[request.param] = make_page(request.param)
@@ -243,7 +245,7 @@ def test_focus_goes_in_reading_order_and_is_seen(show, page_path):
 @pytest.mark.parametrize("name", SORTED)
 def test_sorting_is_told(show, make_page, name):
     page = show(make_page(name))
-    head = page.locator("section:has(#verdicts) table.sortable th[scope=col]").first
+    head = page.locator("#verdicts-fold table.sortable th[scope=col]").first
     button = head.get_by_role("button")
     assert head.get_attribute("aria-sort") is None
     button.press("Enter")

@@ -1,12 +1,19 @@
-"""The evidence in a real Chromium: silent, alone, printable, and nothing cut off."""
+"""The evidence in a real Chromium: silent, alone, printable, and nothing cut off.
+
+The sign-off page is one sheet of A4 or Letter, whatever the run holds.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
+from leakbound.assess.record import VERDICTS
 from leakbound.report import evidence
+from leakbound.report.evidence import STATEMENTS
 from leakbound.report.evidence.parts import Epsilons
 from leakbound.report.folder import read
 
@@ -24,8 +31,8 @@ def path(tmp_path, make_bounded):
     run = read(make_bounded(tmp_path / "run", hostile="<b>" + "long" * 60))
     known = Epsilons(1e-5, 1.0, 2.0)
     subject = evidence.of_run(run, {}, lambda noise: known, images=True)
-    page = tmp_path / "evidence.html"
-    page.write_text(evidence.page(evidence.document([subject], images=True), [run]), "utf-8")
+    page = tmp_path / "evidence-annex.html"
+    page.write_text(evidence.annex(evidence.document([subject], images=True), [run]), "utf-8")
     return page
 
 
@@ -73,6 +80,142 @@ def test_the_print_is_whole(show):
     )
     assert page.evaluate("getComputedStyle(document.querySelector('tr')).breakInside") == "avoid"
     assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
+
+
+OPTIONS = {
+    "a4": {"prefer_css_page_size": True},
+    "letter": {"format": "Letter", "margin": dict.fromkeys(("top", "bottom"), "11mm")
+               | dict.fromkeys(("left", "right"), "13mm")},
+}  # fmt: skip
+SMALLEST = """() => Math.min(...[...document.querySelectorAll("body *")]
+  .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()))
+  .map(e => parseFloat(getComputedStyle(e).fontSize)))"""
+BROKEN = """() => [...document.querySelectorAll(".w")].flatMap(e => [...e.childNodes])
+  .filter(n => n.nodeType === 3).filter(n => {
+    const range = document.createRange();
+    range.selectNodeContents(n);
+    return new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1;
+  }).map(n => n.textContent)"""
+OUTSIDE = """() => [...document.querySelectorAll(".sheet *")]
+  .filter(e => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1
+    || e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display === "table-cell")
+  .filter(e => !e.closest(".hidden")).map(e => e.outerHTML.slice(0, 80))"""
+
+
+def many(folder, make_assessment, make_run, make_training, make_bound, make_defense):
+    """Sixty settings of twenty defenses with long names, on two models, with every verdict."""
+    own, costs = [], []
+    for place in range(60):
+        name = f"a_rather_long_name_of_a_defense_{place % 20:02d}"
+        given = make_defense(name, noise_standard_deviation=0.001 * (place + 1), clip_norm=1.5)
+        word = VERDICTS[place % len(VERDICTS)]
+        shown = "exposed" in word
+        bounds = [
+            make_bound(None, name=basis, basis=basis, probability=0.1 / 7**turn, accepted=0.001)
+            for turn, basis in enumerate(("sample", "known model", "fitted model"))
+        ]
+        for size in (1, 4):
+            own.append(
+                make_assessment(
+                    defense=given,
+                    batch_size=size,
+                    psnr=[31.0 if shown else 12.0] * size,
+                    verdict=word,
+                    bounds=bounds,
+                )
+            )
+        costs += [make_training(given, seed, 0.5 + 0.1 * seed) for seed in range(2)]
+    plain = make_assessment().defense
+    costs += [make_training(plain, seed, 0.9) for seed in range(2)]
+    return make_run(folder, own, costs)
+
+
+def worst(folder, make_run, hostile, **parts):
+    """The same under names as long as they may be, unfinished, failed and damaged."""
+    path = many(folder, make_run=make_run, **parts)
+    run, name = read(path), "long_" * 200
+    own = [
+        replace(
+            a,
+            model=replace(a.model, name=f"{name}{place % 9}"),
+            data=replace(a.data, source=name),
+            verdict="protected" if a.verdict == "exposed" else a.verdict,
+            defense=replace(a.defense, name=f"{name}{a.defense.name}"),
+        )
+        for place, a in enumerate(run.assessments)
+    ]
+    own[0] = replace(own[0], status="failed", verdict="undecided", reason=hostile)
+    return make_run(path, own, experiments=4000, plan={"name": name, "psnr": 20.0})
+
+
+@pytest.fixture
+def sheet(tmp_path, request, browser):
+    """The sign-off page of a run by the name of its kind, in Chromium."""
+    pages = []
+
+    def made(kind):
+        needed = ("make_assessment", "make_run", "make_training", "make_bound", "make_defense")
+        parts = {name: request.getfixturevalue(name) for name in needed}
+        folder, said = tmp_path / "run", {}
+        if kind == "many":
+            folder = many(folder, **parts)
+        elif kind == "worst":
+            said = dict.fromkeys(STATEMENTS, "said_" * 80)
+            folder = worst(folder, hostile=request.getfixturevalue("hostile"), **parts)
+        else:
+            folder = request.getfixturevalue(f"make_{kind}")(folder)
+        known = Epsilons(1e-5, 1.0, 2.0)
+        subject = evidence.of_run(read(folder), said, lambda noise: known, images=True)
+        names = "run.json", "records.jsonl", "utility.jsonl", "signed-annex.html", "report.json"
+        files = dict.fromkeys((*names, "evidence-12.toml"), "0123456789abcdef" * 4)
+        path = tmp_path / "evidence.html"
+        path.write_text(evidence.page(evidence.document([subject], images=True), [files]), "utf-8")
+        page = browser.new_context(viewport={"width": 695, "height": 1000}).new_page()
+        page.goto(path.as_uri())
+        pages.append(page)
+        return page
+
+    yield made
+    for page in pages:
+        page.context.close()
+
+
+KINDS = ["grid", "bounded", "captured", "many", "worst"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sign_off_page_is_one_sheet_with_nothing_cut_off(sheet, kind):
+    page = sheet(kind)
+    for paper, options in OPTIONS.items():
+        assert _sheets(page.pdf(**options)) == 1, paper
+    page.emulate_media(media="print")
+    assert page.evaluate(OUTSIDE) == []
+    assert page.evaluate(SMALLEST) >= 12  # pixels: 9 pt
+    if kind not in ("grid", "worst"):  # their names have words that no line holds
+        assert page.evaluate(BROKEN) == []
+
+
+def test_the_sign_off_page_fits_a_phone(sheet):
+    page = sheet("many")
+    page.set_viewport_size({"width": 420, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") == 420
+    assert page.evaluate("getComputedStyle(document.querySelector('td')).display") == "grid"
+
+
+def test_every_subject_has_a_sheet_of_its_own(tmp_path, browser, make_bounded, make_captured):
+    runs = [read(make_bounded(tmp_path / "run")), read(make_captured(tmp_path / "captured"))]
+    known = Epsilons(1e-5, 1.0, 2.0)
+    subjects = [evidence.of_run(run, {}, lambda noise: known, images=True) for run in runs]
+    path = tmp_path / "evidence.html"
+    path.write_text(evidence.page(evidence.document(subjects, images=True)), "utf-8")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    assert _sheets(page.pdf(prefer_css_page_size=True)) == 2
+    page.close()
+
+
+def _sheets(pdf):
+    return len(re.findall(rb"/Type\s*/Page\b", pdf))
 
 
 def test_contrast_of_what_nobody_states(show):

@@ -78,7 +78,7 @@ def test_the_evidence_runs_again_to_the_same_bytes(tmp_path, pictures):
     run = read(first)
     nothing = Epsilons(1e-5, None, None)
     subject = evidence.of_run(run, {}, lambda noise: nothing, images=True)
-    text = evidence.page(evidence.document([subject], images=True), [run])
+    text = evidence.annex(evidence.document([subject], images=True), [run])
     found = re.search(r'<pre class="plan" id="plan-1">\n(.*?)</pre>', text, re.DOTALL).group(1)
     (tmp_path / "evidence.toml").write_text(html.unescape(found), encoding="utf-8")
     assert html.unescape(found) == subject.rerun.plan

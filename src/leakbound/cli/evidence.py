@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PAGE, DATA, PLAN = "evidence.html", "report.json", "evidence.toml"
 RECORDS = ("run.json", "records.jsonl", "utility.jsonl")
-STATED = [f.name for f in fields(options.BoundOptions) if f.name not in ("out", "json")]
+STATED = [f.name for f in fields(options.BoundOptions) if f.name not in ("out", "json", "explain")]
 STATED += ["clip_norm"]
 """What --training states: options of `leakbound bound`, and the clip norm."""
 LONGEST = 400

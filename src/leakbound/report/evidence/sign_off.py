@@ -49,14 +49,17 @@ CONDITIONS: Final[dict[Basis, str]] = {
 """Under what else a limit holds, by what it rests on."""
 MOST = 8
 """How many settings the page shows."""
-LINES = 42
-"""How many lines of text one sheet holds, A4 or Letter, besides its headings and boxes."""
-WIDE, NARROW, CELL = 85, 115, 26
+LINES = 46
+"""How many lines of text one sheet of A4 holds besides its headings and boxes."""
+WIDE, NARROW, CELL = 85, 110, 20
 """How many letters a line holds: of the answer, of other text and of a cell of the table."""
+GAP = 0.4
+"""Between two rows, in lines."""
 NAMES = 3
 """How many names a sentence lists."""
 LABEL = 80
 """How many letters of a name a sentence or a cell shows."""
+UNSOUND = "No defense is recommended: the records are incomplete or do not belong together."
 OTHERS = "Other models, weights, batch sizes, data or settings than those tested."
 ROUNDS = "More than one round. A training sends many updates, and what they leak adds up."
 PERSONS = (
@@ -77,9 +80,14 @@ def of_run(
     costs: Sequence[TrainingCost],
     known: Sequence[AuxiliaryLine],
     thresholds: Sequence[ThresholdLine],
+    *,
     silent: int,
+    sound: bool,
 ) -> SignOff:
-    """What the page says of a run; `silent` facts about the deployment are not stated."""
+    """What the page says of a run.
+
+    `silent` facts about the deployment are not stated; `sound`: the folder is whole and consistent.
+    """
     captured = any(a.capture for a in run.assessments)
     settings = _settings(run.assessments, names, rows, costs)
     families = {label: own.name for label, own in names.settings.items()}
@@ -87,7 +95,7 @@ def of_run(
     return SignOff(
         date=_date(run),
         answer=answer(rows, *nouns(run.assessments)),
-        advice=advice(settings, len(pairs)),
+        advice=advice(settings, len(pairs)) if sound else UNSOUND,
         tested=_tested(run, names, rows),
         attacker=_attacker({line.name: line.answer for line in known}, captured=captured),
         criterion=_criterion(thresholds),
@@ -181,7 +189,7 @@ def fitting(
     wide = [found.answer, found.advice]
     narrow = [found.tested, found.attacker, found.criterion, *found.not_covered, *warnings]
     room = LINES - sum(_lines(text, WIDE) for text in wide) - (files + 1) // 2
-    room -= sum(_lines(text, NARROW) for text in narrow)
+    room -= sum(_lines(text, NARROW) for text in narrow) + bool(warnings)
     shown: list[SignOffRow] = []
     for row in found.rows[:MOST]:
         some = [*shown, row]
@@ -201,11 +209,11 @@ def chance(value: float) -> str:
     return f"{probability(100 * value)}\N{NO-BREAK SPACE}%"
 
 
-def _height(row: SignOffRow) -> int:
-    """Lines of a row of the table."""
+def _height(row: SignOffRow) -> float:
+    """Lines of a row of the table, with the space between rows."""
     limits = [*row.limits[:1], *row.limits[1:][-1:]]
     limited = sum(1 + bool(one.condition) for one in limits)
-    return max(2, _lines(row.defense, CELL), limited)
+    return GAP + max(2, _lines(row.defense, CELL), limited)
 
 
 def _lines(text: str, letters: int) -> int:
@@ -307,10 +315,12 @@ def _by_importance(
 def _tested(run: Run, names: Names, rows: Sequence[Configuration]) -> str:
     captured = {a.capture.digest for a in run.assessments if a.capture}
     ran = sum(a.status == "ok" for a in run.assessments)
-    sizes = brief([str(size) for size in sorted({a.batch_size for a in run.assessments})])
+    sizes = [str(size) for size in sorted({a.batch_size for a in run.assessments})]
     settings = plural(len({row.defense for row in rows}), "defense setting")
     attacks = plural(len(names.attacks), "attack")
-    what = [f"models {_named(names.models)}", f"batch sizes {sizes}", settings, attacks]
+    models = f"model{'s' * (len(names.models) > 1)} {_named(names.models)}"
+    batches = f"batch size{'s' * (len(sizes) > 1)} {brief(sizes)}"
+    what = [models, batches, settings, attacks]
     if captured:
         what.insert(0, plural(len(captured), "captured update"))
     of = "" if captured else f" on {_short(run.info.data.source)}"
@@ -350,7 +360,9 @@ def _attacker(known: Mapping[str, Answer], *, captured: bool) -> str:
 def _criterion(thresholds: Sequence[ThresholdLine]) -> str:
     levels = listing([f"{t.value:g}" for t in thresholds if t.name == "reconstructed" and t.value])
     accepted = [t.value for t in thresholds if t.name == "accepted" and t.value is not None]
-    said = f"An example counts as reconstructed from {levels} dB PSNR, a measure of similarity."
+    said = (
+        f"An example counts as reconstructed at {levels} dB PSNR or more (a measure of similarity)."
+    )
     if accepted:
         said += f" Accepted probability: {chance(accepted[0])}."
     who = {t.accepted_by for t in thresholds}

@@ -80,15 +80,24 @@ def of_run(
     limited = auxiliary.thresholds(run.info, run.assessments, statements.get("accepted_by"))
     measured = _measured(run, names, ends)
     claims = tuple(_private(run, names, costs, statements, accountant))
-    silent = auxiliary.silent(declared)
-    page = sign_off.of_run(run, names, rows, costs, known.auxiliary, limited, silent)
+    checks = _checks(run)
+    page = sign_off.of_run(
+        run,
+        names,
+        rows,
+        costs,
+        known.auxiliary,
+        limited,
+        silent=auxiliary.silent(declared),
+        sound=all(one.holds is not False for one in checks),
+    )
     subject = parts.Subject(
         kind="run",
         name=run.info.name,
         sign_off=page,
         questions=_questions(page, measured, claims, known.auxiliary, declared),
         notices=tuple(_notices(run, ends)),
-        checks=tuple(_checks(run)),
+        checks=tuple(checks),
         configurations=tuple(rows),
         measured=measured,
         bounded=_bounded(run.assessments, names, theorems),
