@@ -39,6 +39,8 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/prose.py
+	$(BIN)/python tools/prose.py --readability
 
 # Peers live in an environment of the benchmark's own: theirs would break ours.
 bench: bench-setup

@@ -282,3 +282,19 @@ def test_the_median_page_must_read_easily(
     for name in ("a", "b"):
         (tmp_path / f"docs/{name}.md").write_text("Noise hides the data.\n")
     assert prose.check_readability(tmp_path, []) == 0
+
+
+def test_a_how_to_is_short_and_has_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "docs/how_to/a.md"
+    page.parent.mkdir(parents=True)
+    head = "![the report](a.png)\n\n```\n" + "code " * 800 + "\n```\n\n"
+    page.write_text(head + "One two.\n" * 399)  # 798 and the two words of the picture
+    assert prose.check_readability(tmp_path, []) == 0
+    page.write_text("Three.\n\n" + head + "One two.\n" * 399)
+    assert prose.check_readability(tmp_path, []) == 1
+    assert "docs/how_to/a.md: 801 words, at most 800" in capsys.readouterr().out
+    page.write_text("No picture.\n")
+    assert prose.check_readability(tmp_path, []) == 1
+    assert "docs/how_to/a.md: a how-to without a picture" in capsys.readouterr().out

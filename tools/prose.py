@@ -2,7 +2,8 @@
 
 ``python tools/prose.py`` reads every text that people see: pages, docstrings, comments, messages,
 templates, notebooks. It finds words that glossary.toml replaces and spelling that is not American.
-``python tools/prose.py --readability`` measures each page: Flesch reading ease, longest sentence.
+``python tools/prose.py --readability`` measures each page: Flesch reading ease, longest sentence,
+and the length of a how-to.
 ``--only PATH...`` restricts either to files and folders. Exit status 1: something was found.
 """
 
@@ -158,10 +159,12 @@ def check_readability(root: Path, only: list[Path]) -> int:
     print("Flesch  words  longest  page")
     for path in pages:
         name = path.relative_to(root).as_posix()
-        page = readability.measure(path.read_text(encoding="utf-8"))
+        raw = path.read_text(encoding="utf-8")
+        page = readability.measure(raw)
         print(f"{page.ease:6.1f} {page.words:6} {page.longest:8}  {name}")
         if readability.counts(name):
             scores.append(page.ease)
+        failures += readability.how_to(name, raw, prose_text.markdown(raw))
         failures += [
             f"{name}:{sentence.line}: {sentence.words} words, at most {readability.LONGEST}: "
             f"{sentence.text[:60]}..."

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 LONGEST = 40  # words of a sentence
 EASE = 50  # the median page: "fairly difficult" begins below 60, "difficult" below 50
+HOW_TO = 800  # words of a how-to, code left out
 UNCOUNTED = ("docs/decisions/", "docs/reproductions/")  # kept as decided; generated
 
 
@@ -58,6 +59,16 @@ def flesch(sentences: int, words: int, syllables: int) -> float:
 def counts(name: str) -> bool:
     """Return whether the page ``name`` counts in the median."""
     return name.startswith("docs/") and not name.startswith(UNCOUNTED)
+
+
+def how_to(name: str, markdown: str, prose: str) -> list[str]:
+    """Return what a how-to lacks of its form: it is short, and it shows what its reader will see."""
+    if not name.startswith("docs/how_to/"):
+        return []
+    words = len(re.findall(r"\S*\w\S*", prose))
+    long = [f"{name}: {words} words, at most {HOW_TO} in a how-to"] if words > HOW_TO else []
+    picture = re.search(r"!\[[^\]]+\]\(", markdown)
+    return long + ([] if picture else [f"{name}: a how-to without a picture"])
 
 
 def measure(markdown: str) -> Page:
