@@ -392,23 +392,23 @@ def test_what_a_first_run_left_undecided_is_judged_by_the_second(part, wrong, ju
     assert judged(torn, _later(part, wrong)).verdict is Verdict.FAILS
     every = judged(torn).findings
     found = judged(torn, _later(part))
-    assert "A first run left this undecided (" in found.why
+    assert "A first run was undecided" in found.why
     assert all(f"{one.statement}: {words.measured(one)}" in found.why for one in every)
     for first, second in ((0, wrong), (wrong, 0)):
         pairs = _small(first).where(part=part).pairs
         found = judged(pairs, _later(part, second))
         assert found.verdict is judged(pairs).verdict, "a decision stays"
-        assert "decide nothing" in found.why
+        assert "do not change the verdict" in found.why
 
 
 def test_one_rules_accuracy_is_judged_by_the_second_run():
     again = [(c, rec) for c, rec in _later("defended") if "rule=random" in c.defense]
     judged = claims.pseudo_raises(Measured(_torn("defended", 6)), Measured(again), "made up")
     word = {one.statement: one.verdict for one in judged.findings}
-    accuracy = "{}: accuracy with pseudo-pruning less that of real pruning"
+    accuracy = "{}: accuracy with pseudo-pruning minus that of real pruning"
     assert word[accuracy.format("random")] is Verdict.HOLDS
     assert {word[accuracy.format(rule)] for rule in ("largest", "mix")} == {Verdict.UNDECIDED}
-    assert "A first run left this undecided (random: accuracy" in judged.why
+    assert "First run, random: accuracy" in judged.why
     assert f"{len({c.seed for c, _ in again})} others for the accuracy of one rule" in judged.scale
 
 

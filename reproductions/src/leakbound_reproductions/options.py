@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from tyro.conf import Positional, arg
+from leakbound.cli.parser import Option
 
 
 @dataclass(frozen=True)
@@ -20,23 +20,19 @@ class Reproduce:
     RESUMES: ClassVar = True
 
     name: Annotated[
-        Positional[
-            Literal[
-                "optimal_defenses", "systematic_evaluation", "mean_to_extreme", "priprune", "all"
-            ]
-        ],
-        arg(metavar="NAME"),
+        Literal["optimal_defenses", "systematic_evaluation", "mean_to_extreme", "priprune", "all"],
+        Option("NAME", positional=True),
     ]
     """Which paper: optimal_defenses (A), systematic_evaluation (B), mean_to_extreme (C), priprune
     (D), or all of them one after the other."""
     scale: Literal["minutes", "cpu", "paper"] = "minutes"
     """A look in minutes, a full run on two cores (ten minutes to some hours), or the paper's own
     setting (hours to days)."""
-    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    out: Annotated[Path | None, Option("DIR")] = None
     """Output folder; runs/reproduce/NAME/SCALE if not given. With `all` it holds one for each."""
     workers: int = 0
     """Processes; 0 takes one a core. The numbers are the same for any number."""
-    color: Annotated[str, arg(metavar="SOURCE")] = "photos"
+    color: Annotated[str, Option("DATA")] = "photos"
     """Data source of color images, where a paper takes CIFAR-10 or the like."""
 
 

@@ -326,7 +326,7 @@ def _sides(found: Claim) -> str:
     """On which side the errors fall that should be similar and are not."""
     return remarks(
         *(
-            f"Does not hold: {one.statement}; protection is "
+            f"{one.statement}: not similar, protection is "
             f"{'higher' if one.estimate > 0 else 'lower'}"
             for one in found.findings
             if one.region == ALIKE and one.verdict is Verdict.FAILS
