@@ -14,7 +14,7 @@ from leakbound.cli import main
 from leakbound.risk import TrainingSetting, calibrate_setting
 
 TARGET = "psnr>=20 with probability<=0.001"
-KNOWN = ("--dim", 784, "--norm", 9)
+KNOWN = ("--dim", 784, "--norm", 9, "--prior", "sphere")
 pytestmark = pytest.mark.usefixtures("wide")
 
 
@@ -49,11 +49,53 @@ def test_calibrate_shows_answer_and_scope(capsys):
         "noise against naming 1 of 5000 examples │ 2.22",
         "% less)",
         "prior: direction uniform on a sphere",
-        "upper bound: covers all attackers",
-        "attained: covers a malicious server that sends a codebook or a linear trap",
-        "it does not say: ",
+        "covers: all attackers, who see which steps hold the example; prior: direction uniform on a "
+        "sphere; unit: one example. Scopes: --explain",
     ):
         assert words in text, words
+    assert "it does not say: " not in text
+
+
+@pytest.mark.parametrize("command", ["bound", "calibrate"])
+def test_explain_prints_the_scopes(capsys, command):
+    what = ("--noise-multiplier", 1) if command == "bound" else ("--target", TARGET)
+    known = ("--dim", 64, "--norm", 4, "--prior", "sphere")
+    assert call(command, *what, *known, "--explain") == 0
+    text = said(capsys)
+    for words in (
+        "upper bound (Hayes et al. 2023",
+        "covers: all attackers, models and gradient maps",
+        "covers: the best attack on the linear trap",
+        "known to the attacker: everything but the example and the noise",
+        "it does not say: a bound for one given example",
+    ):
+        assert words in text, words
+    assert "--explain" not in text
+    assert parsed(capsys, command, *what, *known, "--explain")[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("bound", "--noise-multiplier", 1), ("calibrate", "--target", TARGET)],
+    ids=["bound", "calibrate"],
+)
+@pytest.mark.parametrize("known", [(), ("--dim", 64, "--norm", 4)], ids=["nothing", "numbers"])
+def test_no_prior_is_taken_that_protects_nothing(capsys, arguments, known):
+    assert call(*arguments, *known) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("leakbound: prior is not given; give --data DATA")
+    assert "--prior sphere" in error
+
+
+def test_tiny_numbers_are_not_spelled_out(capsys):
+    """2.51e-20 suggests a precision that nothing has; JSON keeps it."""
+    arguments = ("bound", "--noise-multiplier", 1, *KNOWN, "--psnr", 15, 30)
+    assert call(*arguments) == 0
+    text = said(capsys)
+    assert text.count("<1e-9") >= 4
+    assert not re.search(r"\de-[1-9]\d", text.replace("1e-05", ""))
+    rows = parsed(capsys, *arguments)[0]["thresholds"]
+    assert 0 < rows[0]["bound"] < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -129,7 +171,7 @@ def test_what_a_guess_reaches_is_not_exposed_by_the_update(capsys):
         (0, ["undecided (guessable)", "recoverable in principle"]),
         (5.0, ["undecided (guessable)", "undecided"]),
     ):
-        found, _ = parsed(capsys, "bound", "--noise-multiplier", noise, *given)
+        found, _ = parsed(capsys, "bound", "--noise-multiplier", noise, *given, "--prior", "sphere")
         rows = found["thresholds"]
         assert rows[0]["attained"] == rows[0]["bound"] == 1.0
         assert [row["verdict"] for row in rows] == words
@@ -145,7 +187,7 @@ def test_a_prior_that_knows_nothing_of_the_data_is_named(capsys, command):
     words = "knows nothing about the data"
     assert call(command, *what, "--data", "digits", "--prior", "sphere") == 0
     assert words in said(capsys)
-    known = ("--norm", 1, "--dim", 100)
+    known = ("--norm", 1, "--dim", 100, "--prior", "sphere")
     assert call(command, *what, *known) == 0
     assert words in said(capsys)
     assert call(command, *what, "--data", "digits") == 0  # the default counts the examples then
@@ -184,6 +226,7 @@ def test_no_whole_number_of_steps_is_rounded_away(capsys):
     assert isinstance(found["setting"]["steps"], int)
 
 
+SPHERE = ("--prior", "sphere")
 GOOD = ("calibrate", "--target", TARGET)
 BOUND = ("bound", "--noise-multiplier", "1")
 
@@ -191,14 +234,15 @@ BOUND = ("bound", "--noise-multiplier", "1")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((*GOOD,), "dim and norm are not given"),
-        ((*GOOD, "--dim", 0, "--norm", 1), "dim is 0"),
-        ((*GOOD, "--dim", "9" * 400, "--norm", 1), "dim is"),
-        ((*GOOD, "--dim", 4, "--norm", -1), "norm is -1"),
-        ((*GOOD, "--dim", 4, "--norm", "nan"), "norm is nan"),
-        ((*GOOD, "--dim", 4, "--norm", 2, 1), "norm is"),
-        ((*GOOD, "--dim", 4, "--norm", 1, 1.5, 2), "norm is"),
-        ((*GOOD, "--dim", 4, "--norm", 50), "norm is 50 to 50, but 4 values from 0 to 1"),
+        ((*GOOD,), "prior is not given"),
+        ((*GOOD, *SPHERE), "dim and norm are not given"),
+        ((*GOOD, *SPHERE, "--dim", 0, "--norm", 1), "dim is 0"),
+        ((*GOOD, *SPHERE, "--dim", "9" * 400, "--norm", 1), "dim is"),
+        ((*GOOD, *SPHERE, "--dim", 4, "--norm", -1), "norm is -1"),
+        ((*GOOD, *SPHERE, "--dim", 4, "--norm", "nan"), "norm is nan"),
+        ((*GOOD, *SPHERE, "--dim", 4, "--norm", 2, 1), "norm is"),
+        ((*GOOD, *SPHERE, "--dim", 4, "--norm", 1, 1.5, 2), "norm is"),
+        ((*GOOD, *SPHERE, "--dim", 4, "--norm", 50), "norm is 50 to 50, but 4 values from 0 to 1"),
         ((*GOOD, *KNOWN, "--steps", 0), "steps is 0"),
         ((*GOOD, *KNOWN, "--steps", 10**13), "steps is"),
         ((*GOOD, *KNOWN, "--sampling-rate", 0), "sampling_rate is 0"),
@@ -235,7 +279,7 @@ BOUND = ("bound", "--noise-multiplier", "1")
             ("calibrate", "--target", "psnr>=12 with probability<=0.001", "--data", "mnist5k"),
             "zero image alone|mean image|constant image",
         ),
-        ((*BOUND,), "dim and norm are not given"),
+        ((*BOUND, *SPHERE), "dim and norm are not given"),
         (("bound", "--noise-multiplier", -1, *KNOWN), "noise_multiplier is -1"),
         (("bound", "--noise-multiplier", "nan", *KNOWN), "noise_multiplier is nan"),
         (("bound", "--noise-multiplier", "inf", *KNOWN), "noise_multiplier is inf"),

@@ -11,31 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import torch
 from docstring_parts import Parts, inline, markdown, parts
 
 from leakbound import registry
+from leakbound.cli.describe import LINKS, command, is_malicious, made, meanings, required, written
 from leakbound.registry import Entry
-from leakbound.types import Batch, Guarantee, Task, Unit
+from leakbound.types import Guarantee, Unit
 
 KINDS = ("attack", "defense")
-NEEDS: Mapping[str, str] = {
-    "law_evolution": "--defense local_optimal_noise",
-    "law_matching": "--defense local_optimal_noise",
-    "variance_readout": "--defense local_optimal_noise",
-    "mixup": "--batch-size 2",
-}
-"""What the command of a page says beside the name; without it the attack would not apply."""
-LINKS: Mapping[str, tuple[str, ...]] = {
-    "gaussian_mechanism": ("clip_examples", "mean", "gaussian_mechanism"),
-    "whiten": ("whiten", "color"),
-}
-"""Defenses that work as a link of a chain alone, and a chain that has one."""
 PROMISES: Mapping[Guarantee, tuple[str, str, str]] = {
     Guarantee.DIFFERENTIAL_PRIVACY: (
         "dp",
         "differential privacy",
-        "A bound on what any attacker learns of one example; an accountant gives (ε, δ).",
+        "A bound on what any attacker learns about one example; an accountant gives (ε, δ).",
     ),
     Guarantee.KNOWN_NOISE: (
         "law",
@@ -45,12 +33,12 @@ PROMISES: Mapping[Guarantee, tuple[str, str, str]] = {
     Guarantee.NONE: (
         "none",
         "none",
-        "Nothing is promised: this defense is worth what it withstands.",
+        "No guarantee: only attacks show how well it protects.",
     ),
 }
 UNITS = {Unit.EXAMPLE: "examples", Unit.CLIENT: "clients", Unit.COHORT: "cohorts"}
 PRIVATE = (
-    "Its noise or mask is chosen from the private batch, and [tells of it]"
+    "Its noise or mask is chosen from the private batch and [leaks it]"
     "(../sharp_edges/private_noise.md)."
 )
 
@@ -94,43 +82,12 @@ def page(entry: Entry, texts: Mapping[str, str] | None = None) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def command(entry: Entry) -> str:
-    """The line that runs it; where it is a link of a chain alone, the line that runs a plan."""
-    if entry.name in LINKS:
-        return f"leakbound audit plan.toml --out runs/{entry.name}"
-    more = [f"--{entry.kind} {entry.name}"]
-    if entry.kind == "defense":
-        more[0] += _first_setting(entry)
-    if entry.kind == "attack" and _plants(entry):
-        more.append("--malicious-server")
-    return " ".join(["leakbound attack", *more, *filter(None, [NEEDS.get(entry.name)])])
-
-
 def plan(entry: Entry) -> str:
     """The table of a plan that names it."""
     if entry.name in LINKS:
         rows = "".join(f'  {{ name = "{name}" }},\n' for name in LINKS[entry.name])
         return f"[[defenses]]\nlinks = [\n{rows}]"
     return f'[[{entry.kind}s]]\nname = "{entry.name}"'
-
-
-def meanings(entry: Entry) -> dict[str, str]:
-    """What each setting means: from its own docstring, from its bases', or from its parts'.
-
-    A class documents the settings that it adds; a function those that its class does not.
-    """
-    build = entry.build
-    if inspect.isclass(build):
-        sources: list[Any] = list(inspect.getmro(build))
-    else:
-        near = [
-            thing for thing in vars(inspect.getmodule(build)).values() if inspect.isclass(thing)
-        ]
-        sources = [build, *(thing for thing in near if thing in _classes())]
-    found: dict[str, str] = {}
-    for source in sources:
-        found = parts(inspect.getdoc(source) or "").named("Args") | found
-    return found
 
 
 def link(name: str) -> str:
@@ -153,12 +110,6 @@ def _places() -> Mapping[str, str]:
     return found
 
 
-@cache
-def _classes() -> frozenset[type]:
-    built = [entry.build for kind in KINDS for entry in registry.entries(kind).values()]
-    return frozenset(build for build in built if inspect.isclass(build))
-
-
 def _index(kind: str) -> str:
     rows = [f"| {kind} | what it is |", "|---|---|"]
     if kind == "defense":
@@ -175,15 +126,14 @@ def _index(kind: str) -> str:
 _HEADS = {
     "attack": (
         "All attacks",
-        "Every attack that is registered, with its page. Which to take, and what they have "
-        "reconstructed: [the attacks](../attacks.md), [what they reconstruct]"
-        "(../attack_quality.md). None sees the truth.",
+        "Every registered attack. Which one to use: [the attacks](../attacks.md). What they "
+        "reconstruct: [attack quality](../attack_quality.md). No attack sees the truth.",
     ),
     "defense": (
         "All defenses",
-        "Every defense that is registered, with its page. What the guarantees mean: [concepts]"
-        "(../concepts.md); what a defense costs: [training under defenses]"
-        "(../train_under_defenses.md). A plan composes them by `links`.",
+        "Every registered defense. What the guarantees mean: [concepts](../concepts.md). What a "
+        "defense costs: [training under defenses](../train_under_defenses.md). A plan composes "
+        "defenses by `links`.",
     ),
 }
 
@@ -191,20 +141,20 @@ _HEADS = {
 def _facts(entry: Entry, said: Parts) -> Iterator[str]:
     promise = inline(" ".join(said.sections.get("Guarantees", "").split()), link)
     if entry.kind == "attack":
-        who = "malicious: it changes the model that it sends" if _plants(entry) else "honest"
-        yield _table([("server", who), ("its promise", promise)])
+        who = "malicious: it sends a changed model" if is_malicious(entry) else "honest"
+        yield _table([("server", who), ("its claim", promise)])
         return
-    made = _made(entry)
+    built = made(entry)
     guarantee = _guarantee(entry)
     explained = PROMISES[guarantee][2] if guarantee else "It depends on the settings."
-    if getattr(made, "data_dependent_law", False):
+    if getattr(built, "data_dependent_law", False):
         explained += f" {PRIVATE}"
-    accepts: frozenset[Unit] = getattr(made, "accepts", frozenset())
+    accepts: frozenset[Unit] = getattr(built, "accepts", frozenset())
     rows = [
         ("guarantee", f"{_badge(guarantee)} {explained}"),
-        ("in its own words", promise),
+        ("in detail", promise),
         ("rows it takes", ", ".join(UNITS[unit] for unit in sorted(accepts))),
-        ("acts on", _where(made)),
+        ("acts on", _where(built)),
     ]
     yield _table(rows)
 
@@ -227,29 +177,8 @@ def _badge(guarantee: Guarantee | None) -> str:
 
 
 def _guarantee(entry: Entry) -> Guarantee | None:
-    made = _made(entry)
-    return None if made is None else made.guarantee
-
-
-def _made(entry: Entry) -> Any:
-    """It with its own defaults; None where a setting has none."""
-    try:
-        return entry.build()
-    except TypeError:
-        return None
-
-
-def _plants(entry: Entry) -> bool:
-    """Whether it changes the model that the server sends, tried on a small one."""
-    made, task = _made(entry), _small_task()
-    return made is not None and made.plant(task) is not task
-
-
-@cache
-def _small_task() -> Task:
-    images = torch.linspace(0, 1, 16).reshape(4, 1, 2, 2)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
-    return Task.of(model, public=Batch(images, torch.tensor([0, 1, 0, 1])))
+    built = made(entry)
+    return None if built is None else built.guarantee
 
 
 def _settings(entry: Entry) -> Iterator[str]:
@@ -257,33 +186,12 @@ def _settings(entry: Entry) -> Iterator[str]:
         return
     known = meanings(entry)
     rows = ["## Settings", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
-    required = _required(entry)
+    needed = required(entry)
     for setting in entry.parameters:
-        default = "required" if setting.name in required else f"`{_shown(setting.default)}`"
+        default = "required" if setting.name in needed else f"`{written(setting.default)}`"
         meaning = inline(known.get(setting.name, ""), link)
         rows.append(f"| `{setting.name}` | `{setting.kind}` | {default} | {meaning} |")
     yield "\n".join(rows)
-
-
-def _required(entry: Entry) -> set[str]:
-    signature = inspect.signature(entry.build).parameters
-    return {name for name, p in signature.items() if p.default is inspect.Parameter.empty}
-
-
-def _shown(default: Any) -> str:
-    """A default as a plan writes it, as far as TOML has a word for it."""
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, str):
-        return f'"{default}"'
-    return repr(list(default) if isinstance(default, tuple) else default)
-
-
-def _first_setting(entry: Entry) -> str:
-    for setting in entry.parameters:
-        if type(setting.default) in (int, float):
-            return f",{setting.name}={_shown(setting.default)}"
-    return ""
 
 
 def _refusals(said: Parts) -> Iterator[str]:
@@ -296,7 +204,7 @@ def _refusals(said: Parts) -> Iterator[str]:
 def _run(entry: Entry) -> Iterator[str]:
     yield f"## Run it\n\n```sh\n{command(entry)}\n```"
     yield f"In a [plan](../plans.md):\n\n```toml\n{plan(entry)}\n```"
-    call = f"{entry.build.__name__}({', '.join(f'{n}=...' for n in sorted(_required(entry)))})"
+    call = f"{entry.build.__name__}({', '.join(f'{n}=...' for n in sorted(required(entry)))})"
     module = f"leakbound.{folder(entry.kind)}"
     if getattr(registry.PACKAGES[entry.kind], entry.build.__name__, None) is not entry.build:
         module = entry.build.__module__
@@ -323,4 +231,4 @@ def _read_on(entry: Entry, texts: Mapping[str, str]) -> Iterator[str]:
         if word(text) and (title := re.search(r"^# (.+)$", text, re.MULTILINE))
     ]
     if rows:
-        yield "## Pages that speak of it\n\n" + "\n".join(rows)
+        yield "## Pages about it\n\n" + "\n".join(rows)

@@ -110,8 +110,8 @@ def _generated(written: dict[str, str]) -> dict[str, str]:
 
 
 _LEADS = {
-    "decisions": "Why things are as they are, one page a decision.",
-    "sharp_edges": "Where a defense, a seed or a number is easily taken for more than it is.",
+    "decisions": "One page for each decision: context, decision, consequences.",
+    "sharp_edges": "Cases in which a defense, a seed or a number protects less than it seems.",
 }
 
 

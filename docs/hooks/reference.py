@@ -1,18 +1,21 @@
-"""The reference: one page a public module, from its docstrings by mkdocstrings."""
+"""The reference: a page for each public module, by mkdocstrings, and one for the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
 
+from leakbound.cli import usage
+from leakbound.cli.options import VERBS
+
 MODULES: Mapping[str, str] = {
     "leakbound": "The names that most programs need",
-    "leakbound.types": "What flows: tasks, updates, observations, release laws",
+    "leakbound.types": "Tasks, updates, observations, noise distributions",
     "leakbound.random": "Named streams of randomness, and a secure source",
-    "leakbound.client": "What a client computes, also for the attacker who simulates it",
+    "leakbound.client": "What a client computes, also for attackers who simulate it",
     "leakbound.protocol": "One round: clients, defense, server",
-    "leakbound.pairing": "Where truth meets guess",
-    "leakbound.metrics": "How near a reconstruction is",
+    "leakbound.pairing": "Pairs of truth and reconstruction",
+    "leakbound.metrics": "How close a reconstruction is",
     "leakbound.attacks": "Attacks",
     "leakbound.defenses": "Defenses",
     "leakbound.pruning": "Pruned models",
@@ -20,16 +23,16 @@ MODULES: Mapping[str, str] = {
     "leakbound.data": "Images, and their splits",
     "leakbound.bounds": "Bounds on errors and on probabilities",
     "leakbound.channel": "What an update leaks: Fisher information, overlaps, priors by class",
-    "leakbound.engines.sensitivity": "How much every coordinate tells",
+    "leakbound.engines.sensitivity": "How much every coordinate leaks",
     "leakbound.domains": "What one example is: images, rows of a table",
     "leakbound.assess": "Records: what was reconstructed, what bounds it, the verdict",
-    "leakbound.risk": "What a statement about risk rests on: corridors, calibration",
+    "leakbound.risk": "Statements about risk, and calibration",
     "leakbound.audit": "Plans, experiments, results",
     "leakbound.report": "The report of a run",
-    "leakbound.captured": "Updates of your own run",
+    "leakbound.captured": "Updates from your own run",
     "leakbound.cluster": "Audits on many machines",
-    "leakbound.lpips": "A perceptual distance, from a weight file of yours",
-    "leakbound.inspection": "Signs of a planted model",
+    "leakbound.lpips": "A perceptual distance, from your weight file",
+    "leakbound.inspection": "Marks of malicious models",
     "leakbound.meter": "The leak meter",
     "leakbound.federation": "Training of pruned models",
     "leakbound.flower": "With Flower",
@@ -49,13 +52,31 @@ def pages() -> dict[str, str]:
         rows.append(f"| [`{name}`]({short}.md) | {title} |")
         found[f"reference/{short}.md"] = _page(name)
     head = (
-        "# Reference\n\nFrom the docstrings. What `__all__` names is public; the rest may change. "
-        "Attacks and defenses have [pages of](../attacks/index.md) [their own](../defenses/"
-        "index.md), the command line `leakbound COMMAND --help`. Records have a JSON schema: "
-        "[records.jsonl and utility.jsonl](records.schema.json), "
-        "[report.json](report.schema.json).\n\n"
+        "# Reference\n\n"
+        "| | |\n|---|---|\n"
+        "| Command line | [every command and option](command_line.md) |\n"
+        "| Plans | [every key](plan_keys.md) |\n"
+        "| Attacks and defenses | [each attack](../attacks/index.md), "
+        "[each defense](../defenses/index.md) |\n"
+        "| Schemas | [records.jsonl and utility.jsonl](records.schema.json), "
+        "[report.json](report.schema.json) |\n\n"
+        "## Python\n\nThese pages come from the docstrings. Names in a module's `__all__` are "
+        "public; the rest may change.\n\n"
     )
+    found["reference/command_line.md"] = _command_line()
     return {"reference/index.md": head + "\n".join(rows) + "\n"} | found
+
+
+def _command_line() -> str:
+    """Every command with all its options, as its own help prints them."""
+    blocks = [
+        "# Command line",
+        "`leakbound COMMAND --help` prints the usual options, `--help-all` all of them, as here.",
+    ]
+    for verb, (options, _) in VERBS.items():
+        text = usage.help_of(verb, options, all_options=True).strip("\n")
+        blocks.append(f"## `leakbound {verb}`\n\n```text\n{text}\n```")
+    return "\n\n".join(blocks) + "\n"
 
 
 def _home(place: str) -> str:

@@ -1,4 +1,4 @@
-"""Small validators for arguments: each error names the argument, its value and the mend."""
+"""Small validators for arguments: each error names the argument, its value and the fix."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_NEAREST, _SHORT = 3, 8
+"""How many near words an error names, and how many words are still a short list."""
 
 
 def positive(**values: float) -> None:
@@ -66,17 +69,32 @@ def one_of(allowed: Iterable[str], **values: str) -> None:
             raise ValueError(f"{name} is {value!r}; {closest(str(value), words)}")
 
 
-def closest(word: str, words: Iterable[str]) -> str:
-    """'did you mean ...?' with the nearest word, else the list of all.
+def closest(word: str, words: Iterable[str], see: str | None = None) -> str:
+    """'did you mean ...?' with the nearest words (three at most), and where all of them are shown.
+
+    Args:
+        word: what was given.
+        words: what could have been given.
+        see: a command that shows all words; without it a short list follows, and "" adds nothing.
 
     Example:
         >>> closest("dgl", ["dlg", "idlg"])
-        "did you mean 'dlg'? (known: dlg, idlg)"
+        "did you mean 'dlg' or 'idlg'? (known: dlg, idlg)"
+        >>> closest("dgl", ["dlg", "mean_image"], "leakbound list attacks")
+        "did you mean 'dlg'? `leakbound list attacks` shows all 2"
     """
     known = sorted(words)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
-    listing = ", ".join(known)
-    return f"did you mean {near[0]!r}? (known: {listing})" if near else f"known: {listing}"
+    near = difflib.get_close_matches(word, known, n=_NEAREST, cutoff=0.4)
+    *first, last = map(repr, near or [""])
+    asked = f"did you mean {', '.join(first)}{' or ' if first else ''}{last}?" if near else ""
+    if see:
+        more = f"`{see}` shows all {len(known)}"
+    elif see == "" or (near and len(known) > _SHORT):
+        more = ""
+    else:
+        more = f"known: {', '.join(known)}"
+        more = f"({more})" if near else more
+    return " ".join(filter(None, [asked, more]))
 
 
 def finite(name: str, value: Tensor) -> None:
@@ -84,7 +102,7 @@ def finite(name: str, value: Tensor) -> None:
     import torch  # late: the bounds check numbers without it
 
     if value.is_floating_point() and math.isfinite(float(value.detach().sum())):
-        return  # one entry that is not finite would have made the sum so
+        return  # one entry that is not finite would make the sum not finite
     bad = int((~torch.isfinite(value)).sum())
     if bad:
         raise ValueError(
@@ -107,7 +125,7 @@ def within(name: str, value: Tensor, bounds: tuple[float, float]) -> None:
 
 
 def labels(values: Tensor, classes: int | None) -> None:
-    """Class labels (B,) are whole numbers in 0..classes-1; anything where `classes` is None."""
+    """Class labels (B,) are whole numbers in 0..classes-1; any values if `classes` is None."""
     import torch
 
     if classes is None or len(values) == 0:
@@ -115,7 +133,7 @@ def labels(values: Tensor, classes: int | None) -> None:
     if values.ndim != 1 or values.dtype != torch.int64:
         raise ValueError(
             f"labels has shape {tuple(values.shape)} and type {values.dtype}; "
-            "give one class number an example, (B,) of torch.int64"
+            "give one class number per example, (B,) of torch.int64"
         )
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >= classes:

@@ -1,7 +1,7 @@
-"""Names to things: every attack, defense, model and pruning scheme, with its parameters.
+"""Find every attack, defense, model and pruning scheme by name, with its parameters.
 
-A built-in is what its package exports, under its snake_case name; third parties add to it through
-the entry points `leakbound.attacks`, `leakbound.defenses`, `leakbound.models` and
+A built-in entry is what its package exports, under its snake_case name. Third parties add to it
+through the entry points `leakbound.attacks`, `leakbound.defenses`, `leakbound.models` and
 `leakbound.prunings`.
 """
 
@@ -66,7 +66,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Entry:
-    """A named thing and how to build it."""
+    """A named object and how to build it."""
 
     kind: str
     name: str
@@ -79,7 +79,7 @@ class Entry:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Its settings, without what the audit itself gives."""
+        """Its settings, without those that the audit itself provides."""
         rows = []
         for own in _signature(self.build).values():
             if own.name not in GIVEN.get(self.kind, ()) and own.kind is not own.VAR_KEYWORD:
@@ -91,7 +91,7 @@ class Entry:
 
 
 def snake(name: str) -> str:
-    """`GaussianNoise` as `gaussian_noise`; `NoDefense` is "none", as plans say it."""
+    """`GaussianNoise` as `gaussian_noise`; `NoDefense` is "none", as in plans."""
     if name == "NoDefense":
         return "none"
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
@@ -128,12 +128,13 @@ def find(kind: str, name: str) -> Entry:
     """The entry of that name; the error offers the closest."""
     known = entries(kind)
     if name not in known:
-        raise ValueError(f"{kind} {name!r} is not known; {check.closest(name, known)}")
+        see = f"leakbound list {kind}s"
+        raise ValueError(f"{kind} {name!r} is not known; {check.closest(name, known, see)}")
     return known[name]
 
 
 def settle(entry: Entry, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check settings by name and type against an entry; whole numbers become floats where due.
+    """Check settings by name and type against an entry; convert whole numbers to floats if needed.
 
     Raises:
         ValueError: an unknown setting (the closest is offered), a missing one, or a wrong type.
@@ -148,8 +149,10 @@ def settle(entry: Entry, given: Mapping[str, Any]) -> dict[str, Any]:
     settled = {}
     for name, value in given.items():
         if name not in names:
+            see = f"leakbound list {entry.name}" if entry.kind in PACKAGES else None
             raise ValueError(
-                f"{entry.kind} {entry.name!r} has no setting {name!r}; {check.closest(name, names)}"
+                f"{entry.kind} {entry.name!r} has no setting {name!r}; "
+                f"{check.closest(name, names, see)}"
             )
         settled[name] = _coerce(f"{entry.name}.{name}", value, hints.get(name, Any))
     for name in names:
@@ -159,7 +162,7 @@ def settle(entry: Entry, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def takes_list(entry: Entry, name: str) -> bool:
-    """Whether a list is one value of that setting, not several values to go through.
+    """Whether a list is one value of the setting, not several values to try in turn.
 
     Example:
         >>> takes_list(find("model", "mlp"), "hidden"), takes_list(find("attack", "dlg"), "steps")
@@ -169,7 +172,7 @@ def takes_list(entry: Entry, name: str) -> bool:
 
 
 def build(kind: str, name: str, settings: Mapping[str, Any], **given: Any) -> Any:
-    """Make the thing; `given` is what the audit itself provides (a model's shape and generator)."""
+    """Build the object; `given` is what the audit provides (a model's shape and generator)."""
     entry = find(kind, name)
     return entry.build(**settle(entry, settings), **given)
 
@@ -185,7 +188,7 @@ def _hints(thing: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _kinds(hint: Any) -> dict[Any, Any]:
-    """What a hint allows: plain type -> type of its items (Any where that is not said)."""
+    """The types that a hint allows: plain type -> type of its items (Any if not stated)."""
     union = isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union
     each = typing.get_args(hint) if union else (hint,)
     return {typing.get_origin(k) or k: (typing.get_args(k) or (Any,))[0] for k in each}
@@ -194,7 +197,7 @@ def _kinds(hint: Any) -> dict[Any, Any]:
 def _coerce(name: str, value: Any, hint: Any) -> Any:
     kinds = _kinds(hint)
     if Any in kinds or not all(isinstance(kind, type) for kind in kinds):
-        return value  # Any, Literal and the like: the thing itself checks
+        return value  # Any, Literal and similar: the object itself checks
     items = [item for kind, item in kinds.items() if kind in LISTS]
     plain = tuple(kind for kind in kinds if kind not in LISTS)
     if items and isinstance(value, list | tuple):

@@ -36,7 +36,7 @@ HEAVY = (
     *("torch", "torch.distributed", "torchmetrics.functional.image", "numpy", "scipy.stats"),
     *("scipy.optimize", "scipy.linalg", "scipy.special", "scipy.integrate", "scipy.signal"),
     *("matplotlib.pyplot", "hypothesis", "jinja2", "opacus", "sklearn.datasets", "mpmath"),
-    *("dp_accounting", "flwr.app", "flwr.clientapp", "rich.console", "tyro", "PIL.Image"),
+    *("dp_accounting", "flwr.app", "flwr.clientapp", "rich.console", "PIL.Image"),
 )
 """What every child would import anew."""
 COMMON = (

@@ -7,13 +7,13 @@ import shlex
 import tomllib
 
 import pytest
-import tyro
 from msgspec.structs import replace
 
 from leakbound.audit import plan_file
 from leakbound.audit.plan import Experiment, Plan, defense_name, plain
 from leakbound.audit.plan_file import parse
 from leakbound.cli.options import AttackOptions
+from leakbound.cli.parser import parse as parse_options
 from leakbound.report import write
 from leakbound.report.rerun import ERROR_BOUND, PSNR, RISK, digest, reruns
 
@@ -78,7 +78,7 @@ def named(command: str) -> Plan:
     """The plan of a `leakbound attack` command, made as the command makes it."""
     words = shlex.split(command)
     assert words[:2] == ["leakbound", "attack"]
-    given = tyro.cli(AttackOptions, args=words[2:], config=(tyro.conf.FlagCreatePairsOff,))
+    given = parse_options(AttackOptions, words[2:], "attack")
     path = given.lpips_weights
     return parse(
         {

@@ -1,4 +1,4 @@
-"""What the experiments of one plan share in one process: data, splits, models at their weights."""
+"""Data, splits and models that the experiments of one plan share in one process."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from leakbound.types import Batch, NotApplicable, Task
 SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
 DISTRACTORS = 100
 SMALLEST = 50
-"""Images of a split that are compared with others at least."""
+"""Minimum number of a split's images that are compared with others."""
 FEW = 10
 T = TypeVar("T")
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread for a while: sums depend on the number of threads."""
+    """Use one torch thread: sums depend on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -46,11 +46,11 @@ def one_thread() -> Iterator[None]:
 
 
 class PlanContext:
-    """Loads each thing once; everything it hands out depends on names and seeds only.
+    """Loads each object once; everything it returns depends only on names and seeds.
 
     Args:
-        spec: which data.
-        device: where models and batches live. Every draw is made on the CPU, so a GPU computes from
+        spec: the data.
+        device: device of models and batches. Every draw is made on the CPU, so a GPU computes from
             the same weights, batches and noise.
     """
 
@@ -72,18 +72,18 @@ class PlanContext:
     def splits(self) -> dict[str, Tensor]:
         """Disjoint indices: private (the clients'), public (the attacker's) and test.
 
-        Fewer than 10 images are all private. Copies of an image stand in the first split only;
-        equal records of a table may be different people's and stay.
+        With fewer than 10 images, all are private. Copies of an image are only in the first split;
+        equal rows of a table may belong to different people and stay.
         """
         once = self.dataset.domain.copies_count_once and len(self.drawn["public"])
         return data.without_copies(self.drawn, self.dataset.inputs) if once else self.drawn
 
     @cached_property
     def drawn(self) -> dict[str, Tensor]:
-        """The splits with all copies: each is a draw of the same distribution.
+        """The splits with all copies: each is a draw from the same distribution.
 
-        What bounds count has to be such a draw: without copies of private images the public part
-        would lack just what a guess matches best.
+        The bounds count on such draws. Without copies of private images, the public part would lack
+        exactly the images that a candidate matches best.
         """
         count = len(self.dataset.labels)
         if count < FEW:
@@ -93,35 +93,35 @@ class PlanContext:
 
     @cached_property
     def counted(self) -> Batch | None:
-        """The public draw, of which bounds count: attacks get `public`."""
+        """The public draw on which bounds count; attacks get `public`."""
         indices = self.drawn["public"]
         return self.batch(indices) if len(indices) else None
 
     @property
     def copies(self) -> int:
-        """How many images are left out because another split holds the same."""
+        """Number of images left out because another split holds a copy."""
         return len(self.dataset.labels) - sum(map(len, self.splits.values()))
 
     @cached_property
     def public(self) -> Batch | None:
-        """Public images: what the attacker may know of the kind of data; None if there are none."""
+        """Public images: what the attacker may know about this kind of data; None if none exist."""
         indices = self.splits["public"]
         return self.batch(indices) if len(indices) else None
 
     @cached_property
     def private(self) -> Batch:
-        """Private images: the clients'."""
+        """Private images of the clients."""
         return self.batch(self.drawn["private"])
 
     @cached_property
     def origins(self) -> Tensor | None:
-        """What each image of `counted` comes from, where several come from one."""
+        """The source of each image of `counted`, if several images share one."""
         own = self.dataset.origins
         return None if own is None else own[self.drawn["public"]]
 
     @cached_property
     def same_law(self) -> float | None:
-        """The p-value of a test that private images are drawn like public ones; None: too few."""
+        """p-value of a test that private and public images have one distribution; None: too few."""
         parts = [self.drawn[name] for name in ("public", "private")]
         if min(map(len, parts)) < SMALLEST:
             return None
@@ -130,7 +130,7 @@ class PlanContext:
 
     @cached_property
     def distractors(self) -> Tensor | None:
-        """Public images among which a reconstruction has to name its own."""
+        """Public images among which a reconstruction must identify its own original."""
         return None if self.public is None else self.public.inputs[:DISTRACTORS]
 
     @property
@@ -145,12 +145,12 @@ class PlanContext:
         return Batch(own.inputs.to(self.device), own.labels.to(self.device))
 
     def batches(self, size: int, clients: int, seed: int) -> list[Batch]:
-        """Private batches, the same for every defense and attack of that size and seed."""
+        """Private batches, the same for every defense and attack with that size and seed."""
         private = self.splits["private"]
         if size * clients > len(private):
             raise ValueError(
                 f"batch size {size} times {clients} clients makes {size * clients} images, but the "
-                f"data has {len(private)} private ones of {len(self.dataset.labels)}; take smaller "
+                f"data has {len(private)} private ones of {len(self.dataset.labels)}; give smaller "
                 "batches or more data"
             )
         order = permutation(len(private), stream(seed, "batch", size))[: size * clients]
@@ -158,7 +158,7 @@ class PlanContext:
         return [self.batch(private[order[a : a + size]]) for a in starts]
 
     def task(self, spec: ModelSpec, seed: int) -> Task:
-        """The model at its weights: fresh from the seed, from a file, or trained for some steps."""
+        """The model at its weights: new from the seed, from a file, or trained for some steps."""
         with one_thread():
             return self.once(("task", spec, seed), lambda: self._make_task(spec, seed))
 
@@ -178,7 +178,7 @@ class PlanContext:
         except Exception as error:
             raise ValueError(
                 f"model {spec.name!r} cannot take an input of shape {tuple(image.shape)} "
-                f"({one_line(error)}); take another model, or set size and channels of the data"
+                f"({one_line(error)}); give another model, or set size and channels of the data"
             ) from None
         shape = tuple(output.shape)
         if len(shape) != 2 or shape[1] < self.dataset.classes:
@@ -200,7 +200,7 @@ class PlanContext:
         return model
 
     def _trained(self, task: Task, steps: int, seed: int) -> Task:
-        """Adam (rate 1e-3, batches of 64) on public images: not the clients', not the test set."""
+        """Adam (rate 1e-3, batches of 64) on public images, never on private or test images."""
         pool = self.splits["public"]
         source = stream(seed, "pretrain")
         weights = nn.Parameter(task.parameters.clone())
@@ -214,7 +214,7 @@ class PlanContext:
         return task.with_parameters(weights.detach().clone())
 
     def size(self, spec: ModelSpec) -> int | None:
-        """The number of the model's trained parameters; None if it cannot be built."""
+        """Number of the model's trained parameters; None if it cannot be built."""
 
         def count() -> int | None:
             try:
@@ -225,18 +225,18 @@ class PlanContext:
         return self.once(("size", spec), count)
 
     def lpips(self, path: str) -> Lpips:
-        """The metric LPIPS with the weights of that file."""
+        """The LPIPS metric with the weights of that file."""
         return self.once(("lpips", path), lambda: Lpips.load(Path(path)))
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
-        """What `make` gives, made at the first call with that key."""
+        """The result of `make`, computed at the first call with that key."""
         if key not in self._kept:
             self._kept[key] = make()
         return cast(T, self._kept[key])
 
 
 def random_weights(name: str) -> bool:
-    """Whether a model of this name has weights that no example chose: what users build may not."""
+    """Whether no example chose the weights of a model of this name; unknown for user code."""
     return ":" not in name
 
 
@@ -247,9 +247,16 @@ def module_of(name: str, settings: dict[str, Any], **given: Any) -> nn.Module:
 
 
 def usable(device: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        ValueError: torch cannot use it here.
+    """
     mend = 'give "cpu", or "cuda" on a machine with a GPU and a torch build for it'
     try:
         found = torch.device(device)
+        if found.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device is {device!r}, but torch finds no GPU here; {mend}")
         torch.zeros(1, device=found).sum().item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"device is {device!r} ({one_line(error)[:120]}); {mend}") from None
@@ -333,7 +340,7 @@ def check_plan(plan: Plan, context: PlanContext) -> None:
             raise ValueError(
                 f"lpips_weights is {plan.lpips_weights!r}, of the network {network.name!r}, which "
                 f"takes images of 1 or 3 channels and at least {network.smallest} x "
-                f"{network.smallest} pixels; the data has {shape}: set size of the data, take a "
+                f"{network.smallest} pixels; the data has {shape}: set size of the data, give a "
                 "file of another network, or leave lpips_weights out"
             )
     for spec in plan.models:

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Annotated, Union, cast
-
-import tyro
-from tyro.conf import FlagCreatePairsOff, subcommand
+from typing import cast
 
 from leakbound._util.text import printable
+from leakbound.check import closest
+from leakbound.cli import usage
 from leakbound.cli.options import VERBS
+from leakbound.cli.parser import parse
 
 USAGE, STOPPED, CLOSED, TERMINATED = 2, 130, 141, 143
 TOO_LARGE = re.compile(r"not enough memory|can't allocate|out of memory|calculation overflowed")
@@ -30,6 +30,8 @@ the function ("package.module:function") that takes them and returns the exit co
 
 APART = {"reproduce": "pip install ./reproductions"}
 """Verbs of our other distributions, and how to install them."""
+
+HELP, HELP_ALL = ("--help", "-h"), "--help-all"
 
 Verb = tuple[type, str]
 
@@ -95,16 +97,17 @@ def _ended(arguments: list[str]) -> int:
             print(f"leakbound {version('leakbound')}")
             return 0
         known = verbs(arguments)
-        if arguments and arguments[0] in APART.keys() - known:
-            name = arguments[0]
-            _say(f'"{name}" is a distribution of its own; install it with: {APART[name]}')
-            return USAGE
-        command = _parsed(arguments, known)
+        if not arguments or arguments[0] in (*HELP, HELP_ALL):
+            print(usage.overview(known))
+            return 0 if arguments else USAGE
+        verb, rest = _verb(arguments[0], known), arguments[1:]
+        if asked := [word for word in rest if word in (*HELP, HELP_ALL)]:
+            print(usage.help_of(verb, known[verb][0], all_options=HELP_ALL in asked))
+            return 0
+        command = parse(known[verb][0], rest, verb)
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             return _run(command, known)
-    except SystemExit as end:  # of the parser, after --help or a mistake
-        return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt as stop:
         on = "; nothing is lost: run the same command again to go on"
         _say("stopped" + (on if getattr(command, "RESUMES", False) else ""))
@@ -124,16 +127,20 @@ def _ended(arguments: list[str]) -> int:
         return USAGE
 
 
-def _parsed(arguments: list[str], known: Mapping[str, Verb]) -> object:
-    kinds = [Annotated[kind, subcommand(name)] for name, (kind, _) in known.items()]
-    return tyro.cli(
-        cast(type[object], Union[tuple(kinds)]),  # noqa: UP007 - made at run time
-        prog="leakbound",
-        description="How much training data do federated updates leak, and what bounds it? "
-        "(leakbound --version shows the version.)",
-        args=arguments,
-        config=(FlagCreatePairsOff,),
-    )
+def _verb(word: str, known: Mapping[str, Verb]) -> str:
+    """The command that a word names.
+
+    Raises:
+        ValueError: there is no such command; the message suggests one.
+    """
+    if word in known:
+        return word
+    if word in APART:
+        raise ValueError(f"{word} is a separate package; install it: {APART[word]}")
+    shown = printable(word)
+    if word.startswith("-"):
+        raise ValueError(f"{shown} comes before the command; see `leakbound --help`")
+    raise ValueError(f"there is no command {shown!r}; {closest(word, known, 'leakbound --help')}")
 
 
 def _run(command: object, known: Mapping[str, Verb]) -> int:
@@ -152,7 +159,10 @@ def verbs(arguments: list[str]) -> dict[str, Verb]:
             kind, where = point.load()
             found.setdefault(point.name, (kind, where))
         except Exception as error:
-            _say(f"warning: the verb {point.name!r} does not load: {error}; uninstall or mend it")
+            _say(
+                f"warning: the command {point.name!r} does not load: {error}; repair or uninstall "
+                "its package"
+            )
     return found
 
 

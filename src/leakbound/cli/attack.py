@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
+from rich.table import Table
 
 from leakbound import audit as audits
 from leakbound import check
-from leakbound.assess.record import Assessment, ColumnResult
+from leakbound._util.rounding import percent, short
+from leakbound.assess.record import ESTIMATE, Assessment, Bound, ColumnResult
+from leakbound.attacks import Attack
 from leakbound.attacks.pace import Pace, planned
 from leakbound.audit.context import check_plan
-from leakbound.audit.plan import build_attack
+from leakbound.audit.plan import Plan, build_attack
 from leakbound.audit.plan_file import spec_of
 from leakbound.cli import captured, options
 from leakbound.cli.shared import Bar, announce_code, check_files, write_files
-from leakbound.cli.terminal import brief, console, errors, table
+from leakbound.cli.terminal import brief, console, errors, safe, table
 from leakbound.risk.statement import of_assessment, of_guarantee
+
+DEFAULT = "inverting_gradients"
+"""The attack where none is named."""
 
 _OF_UPDATES = (
     *("before", "kind", "input_shape", "classes", "labels", "local_steps", "learning_rate"),
@@ -30,16 +37,45 @@ def attack(command: options.AttackOptions) -> int:
         return captured.attack(command)
     idle = [n for n in _OF_UPDATES if getattr(command, n) not in (None, "", False, "auto")]
     if idle:
-        raise ValueError(f"{idle[0]} goes with a captured update; give --update FILE too")
+        option = f"--{idle[0].replace('_', '-')}"
+        raise ValueError(f"{option} describes a captured update; give --update FILE too")
     if len(command.attack) > 1:
-        raise ValueError(f"attack names {len(command.attack)}; name one, or give an --update")
-    name = command.attack[0] if command.attack else "inverting_gradients"
+        raise ValueError(
+            f"--attack has {len(command.attack)} names; give one (several go with --update)"
+        )
+    name = command.attack[0] if command.attack else DEFAULT
     batch_size = 1 if command.batch_size is None else command.batch_size
     check.count(batch_size=batch_size)
     if command.seed < 0:
         raise ValueError(f"seed is {command.seed}; give a whole number of at least 0")
+    plan = _plan(command, name, batch_size)
+    units = plan.experiments()
+    if command.out is not None:
+        check_files(command.out, ("truth.png", "reconstruction.png", "leak_map.png"))
+    if len(units) != 1:
+        raise ValueError(
+            f"the settings name {len(units)} experiments; give one value for each setting"
+        )
+    announce_code(plan)
+    context = audits.PlanContext(plan.data)
+    check_plan(plan, context)
+    with _progress(command, build_attack(units[0].attack)):
+        result = audits.run_experiment(units[0], context)
+    record = result.record
+    assert isinstance(record, Assessment)  # a plan without [utility] has no trainings
+    if command.out is not None:
+        named = record.pictures.items()
+        write_files(command.out, {f"{name}.png": result.pictures[file] for name, file in named})
+    if command.json:
+        print(json.dumps(msgspec.to_builtins(record), indent=1, sort_keys=True))
+    else:
+        _show(record, command, name)
+    return {"ok": 0, "failed": 1, "not_applicable": 2}[record.status]
+
+
+def _plan(command: options.AttackOptions, name: str, batch_size: int) -> Plan:
     path = command.lpips_weights
-    plan = audits.parse(
+    return audits.parse(
         {
             "data": {"source": command.data},
             "models": [spec_of("model", command.model)],
@@ -57,41 +93,48 @@ def attack(command: options.AttackOptions) -> int:
             "metrics": {} if path is None else {"lpips_weights": str(path)},
         }
     )
-    units = plan.experiments()
-    if command.out is not None:
-        check_files(command.out, ("truth.png", "reconstruction.png", "leak_map.png"))
-    if len(units) != 1:
-        raise ValueError(
-            f"the settings name {len(units)} experiments; give one value for each setting"
-        )
-    announce_code(plan)
-    context = audits.PlanContext(plan.data)
-    check_plan(plan, context)
-    steps, bar = planned(build_attack(units[0].attack)), Bar(errors)
-    with bar, Pace(command.time, lambda step: bar(step, steps, name)):
-        result = audits.run_experiment(units[0], context)
-    record = result.record
-    assert isinstance(record, Assessment)  # a plan without [utility] has no trainings
-    if command.out is not None:
-        named = record.pictures.items()
-        write_files(command.out, {f"{name}.png": result.pictures[file] for name, file in named})
-    if command.json:
-        print(json.dumps(msgspec.to_builtins(record), indent=1, sort_keys=True))
-    else:
-        _show(record)
-    return {"ok": 0, "failed": 1, "not_applicable": 2}[record.status]
 
 
-def _show(record: Assessment) -> None:
-    console.print(
-        f"{brief(record.attack.settings)}\non {brief(record.model.name)} under "
-        f"{brief(record.defense.settings)} (guarantee: {of_guarantee(record.defense)})"
-    )
+@contextmanager
+def _progress(command: options.AttackOptions, attack: Attack) -> Iterator[None]:
+    """Show the steps of a search, of all its restarts together, and keep to the time limit."""
+    name, steps = command.attack[0] if command.attack else DEFAULT, planned(attack)
+    restarts = getattr(attack, "restarts", 1)
+    text = f"{name} ({restarts} restarts)" if restarts > 1 else name
+
+    def show(step: int) -> None:
+        bar(step, max(step, steps), text if step < steps else "measuring")
+
+    with Bar(errors, "steps") as bar, Pace(command.time, show):
+        if steps:
+            bar(0, steps, text)
+        yield
+
+
+def _show(record: Assessment, command: options.AttackOptions, name: str) -> None:
+    console.print(f"attack:  {brief(name)}")
+    size = record.batch_size
+    console.print(f"model:   {brief(command.model)} on {brief(command.data)}, batch size {size}")
+    promise = of_guarantee(record.defense)
+    console.print(f"defense: {brief(command.defense)} (guarantee: {promise})")
     if record.status != "ok":
         console.print(f"{record.status.replace('_', ' ')}: {brief(record.reason or '')}")
         if record.threat.server == "honest" and "plants no" in (record.reason or ""):
-            console.print("(--malicious-server gives the attack such a server)")
+            console.print("This attack needs a malicious server: add --malicious-server.")
         return
+    console.print(_measured(record))
+    _show_columns(record.columns or ())
+    if record.problem:
+        console.print(f"the attack reports a problem: {brief(record.problem)}")
+    for said in of_assessment(record, reasons=False):
+        console.print(brief(said))
+    _show_scope(record.bounds, explain=command.explain)
+    console.print(
+        f"verdict: [bold]{record.verdict}[/bold] (threshold {record.criterion.value:g} dB)"
+    )
+
+
+def _measured(record: Assessment) -> Table:
     learned = record.metrics.get("lpips")
     last = [] if learned is None else ["LPIPS"]
     found = table(right=["example", "PSNR dB", "baseline", "SSIM", "identified", *last])
@@ -102,15 +145,33 @@ def _show(record: Assessment) -> None:
         more = [] if learned is None else [_number(learned[i], 3)]
         values = (_number(psnr, 1), _number(baseline, 1), _number(ssim, 3), same)
         found.add_row(str(i), *values, *more)
-    console.print(found)
-    _show_columns(record.columns or ())
-    if record.problem:
-        console.print(f"the attack says that it failed: {brief(record.problem)}")
-    for said in of_assessment(record):
-        console.print(brief(said))
-    console.print(
-        f"verdict: [bold]{record.verdict}[/bold] (threshold {record.criterion.value:g} dB)"
-    )
+    return found
+
+
+def _show_scope(bounds: Sequence[Bound], *, explain: bool) -> None:
+    """What the bounds rest on; without `explain` only where to find it."""
+    if not bounds:
+        return
+    if not explain:
+        covers = ", ".join(dict.fromkeys(map(_covered, bounds)))
+        priors = "; ".join(dict.fromkeys(bound.prior for bound in bounds))
+        console.print(
+            f"[dim]bounds cover: {covers}; prior: {brief(priors)}; unit: one update of this batch. "
+            "Assumptions: --explain[/dim]"
+        )
+        return
+    for bound in bounds:
+        source = f" \\[{safe(bound.equation)}]" if bound.equation else ""
+        console.print(
+            f"[bold]{safe(bound.name)}[/bold]: covers {_covered(bound)}; prior: "
+            f"{safe(bound.prior)}; unit: one update of this batch{source}"
+        )
+        for assumption in bound.assumptions:
+            console.print(f"  - {safe(assumption)}")
+
+
+def _covered(bound: Bound) -> str:
+    return "no attackers (an estimate)" if bound.covers == ESTIMATE else f"{bound.covers} attackers"
 
 
 def _show_columns(columns: Sequence[ColumnResult]) -> None:
@@ -118,7 +179,7 @@ def _show_columns(columns: Sequence[ColumnResult]) -> None:
         return
     found = table("column", right=["mean error", "worst", "known"])
     for column in sorted(columns, key=lambda c: (-c.matched, c.name)):
-        values = (f"{column.mean:.3g}", f"{column.worst:.3g}", f"{column.matched:.0%}")
+        values = (short(column.mean), short(column.worst), percent(column.matched))
         found.add_row(brief(column.name), *values)
     console.print(found)
 

@@ -1,4 +1,4 @@
-"""`leakbound audit` and `leakbound train`: a plan into a folder, and what came out of it."""
+"""`leakbound audit` and `leakbound train`: run a plan into a folder, and show the results."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -16,7 +17,8 @@ import msgspec
 from rich.markup import escape
 
 from leakbound import audit as audits
-from leakbound.assess.record import Training, decode
+from leakbound.assess.record import VERDICTS, Training, decode
+from leakbound.audit.context import usable
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan
 from leakbound.cli import options, shared, terminal
@@ -28,6 +30,7 @@ def audit(command: options.Audit) -> int:
     from leakbound.report.page import FILE
 
     reports.check_installed()
+    usable(command.device)
     plan, out = _plan(command)
     shared.check_files(out, [FILE])
     run, workers = _engine(command)
@@ -36,7 +39,8 @@ def audit(command: options.Audit) -> int:
     console.say(
         f"audit [bold]{brief(plan.name)}[/bold]: "
         f"{shared.plural(len(plan.experiments()), 'experiment')}{also}, "
-        f"{shared.plural(workers, 'worker') if workers else 'one worker a CPU'}, into {brief(out)}"
+        f"{shared.plural(workers, 'worker') if workers else 'one worker per CPU'}, "
+        f"into {brief(out)}"
     )
     shared.announce_code(plan)
     with shared.Bar(console) as bar:
@@ -50,8 +54,7 @@ def audit(command: options.Audit) -> int:
             run=run,
         )
     page = reports.write(out, images=not command.no_images)
-    ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
-    console.print(f"{shared.plural(outcome.experiments, 'experiment')}: {ends}")
+    console.print(_counted(out))
     console.say(f"report: {brief(page)}")
     if outcome.failed:
         what = "experiments or trainings" if plan.utility.rounds else "experiments"
@@ -60,13 +63,29 @@ def audit(command: options.Audit) -> int:
     return 0
 
 
+def _counted(out: Path) -> str:
+    """The configurations of a run by verdict, counted as in its report."""
+    from leakbound.report import folder, tables
+
+    run = folder.read(out)
+    names = tables.Names(run.assessments, run.trainings)
+    rows = tables.configurations(run.assessments, names)
+    counts = Counter(row.verdict for row in rows)
+    ends = ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word])
+    many = shared.plural(len(rows), "configuration")
+    return f"{many} (model, batch size, defense): {ends}"
+
+
 def _plan(command: options.Audit) -> tuple[Plan, Path]:
     if command.plan is not None and command.quick:
-        raise ValueError("quick runs a built-in plan; give a plan or --quick, not both")
+        raise ValueError(
+            f"quick runs a built-in plan, but plan is {str(command.plan)!r}; give a plan or "
+            "--quick, not both"
+        )
     if command.plan is not None:
         plan = audits.load(command.plan)
         if command.out is None:
-            raise ValueError("out is not given; name the folder for the results: --out DIR")
+            raise ValueError("out is not given; a plan of your own needs a folder: --out DIR")
         return plan, command.out
     name = "quick" if command.quick else "demo"
     text = resources.files("leakbound.audit").joinpath(f"plans/{name}.toml").read_text("utf-8")
@@ -74,7 +93,7 @@ def _plan(command: options.Audit) -> tuple[Plan, Path]:
 
 
 def _engine(command: options.Audit) -> tuple[Runner, int]:
-    """What runs the experiments, and with how many workers; 0 for as many as a cluster has CPUs."""
+    """What runs the experiments, and the number of workers; 0 means one per CPU of a cluster."""
     if command.engine == "local":
         if command.address is not None:
             raise ValueError(
@@ -96,7 +115,7 @@ PAGE = "training.html"
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """What one defense's trainings came to; a `diverged` one is left out of `loss` alone."""
+    """The results of one defense's trainings; `loss` leaves out those that `diverged`."""
 
     model: str
     defense: str
@@ -113,8 +132,8 @@ def train(command: options.Train) -> int:
     plan = audits.load(command.plan)
     if not plan.trainings():
         raise ValueError(
-            f"plan {str(command.plan)!r} trains nothing: it has no [utility], or one with rounds = "
-            "0; add a table [utility] with rounds = 40 and repeats = 3"
+            f"plan is {str(command.plan)!r}, which trains nothing: it has no table [utility], or "
+            "its rounds are 0; add [utility] with rounds = 40 and repeats = 3"
         )
     name = re.sub(r"[^A-Za-z0-9_]+", "-", plan.name)[:60].strip("-") or "plan"
     out = command.out or Path("runs") / f"{name}-training"
@@ -143,7 +162,7 @@ def _runner(engine: str) -> Runner:
         from leakbound.flower import training
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"engine is 'flower', which needs {error.name!r}: install leakbound[flower,ray]"
+            f"engine is 'flower', which needs {error.name!r}; pip install 'leakbound[flower,ray]'"
         ) from None
     return training.run
 
@@ -168,7 +187,7 @@ def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
 
 
 def table(units: Iterable[Training]) -> list[TrainingRow]:
-    """One row a model and defense, in the order of the records of `utility.jsonl`."""
+    """One row per model and defense, in the order of the records of `utility.jsonl`."""
     from leakbound.report import tables
 
     units = list(units)

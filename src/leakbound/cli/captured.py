@@ -298,7 +298,7 @@ def _remarks(records: Sequence[Assessment]) -> None:
             words = record.status.replace("_", " ")
             console.say(f"{name} {words}: {brief(record.reason or '')}")
         if record.problem:
-            console.print(f"{name} says that it failed: {brief(record.problem)}")
+            console.print(f"{name} reports a problem: {brief(record.problem)}")
     first = next((r for r in records if r.status == "ok"), None)
     if first is None:
         return

@@ -1,4 +1,8 @@
-"""The options of every command: one dataclass each, from which the command line is made."""
+"""The options of every command: one dataclass each, from which the command line is made.
+
+`--help` shows the first sentence of each docstring under the titles in `GROUPS`, without the fields
+named in `RARE`; `--help-all` shows everything.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +10,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from tyro.conf import Positional, arg
+from leakbound.cli.parser import Option
 
-Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
-Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
-Text = Annotated[str | None, arg(metavar="STR", help_behavior_hint="")]
-Norm = Annotated[tuple[float, ...] | None, arg(metavar="LEAST [MOST]", help_behavior_hint="")]
-Priors = Literal["sample", "these", "sphere", "gaussian", "mixture", "gallery"] | None
-Prior = Annotated[Priors, arg(metavar="PRIOR", help_behavior_hint="")]
-"""Options that may be left out, whose default their help tells."""
+Directory = Annotated[Path | None, Option("DIR")]
+File = Annotated[Path | None, Option("FILE")]
+Source = Annotated[str | None, Option("DATA")]
+Prior = Literal["sample", "these", "sphere", "gaussian", "mixture", "gallery"]
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Attack real batches under defenses and write a report.
+    """Attack real batches under each defense, and write a report.
 
-    Without a plan the built-in one runs on MNIST. Run the same command again to go on after a stop.
+    Without a plan, a built-in plan runs on MNIST. To continue after a stop, run the same
+    command again.
+
+      leakbound audit --quick
+      leakbound audit my_plan.toml --out runs/mine
     """
 
     RESUMES: ClassVar = True
+    GROUPS: ClassVar = {
+        "What to run": "plan quick",
+        "Output": "out no_images",
+        "Machine": "workers device engine address",
+    }
 
-    plan: Annotated[Positional[Path | None], arg(metavar="[PLAN]", help_behavior_hint="")] = None
-    """A plan in TOML (see docs); it may name Python code to import."""
-    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """Output folder; runs/demo or runs/quick for the built-in plans, required for your own."""
+    plan: Annotated[Path | None, Option("PLAN", positional=True)] = None
+    """A plan in TOML (docs/plans.md). It can name Python code to import."""
+    out: Directory = None
+    """Folder for the results. Built-in plans write to runs/demo or runs/quick by default; your own
+    plan needs a folder."""
     quick: bool = False
-    """Run the small built-in plan instead (under a minute)."""
+    """Run the small built-in plan (under a minute)."""
     workers: int = 0
-    """Processes; 0 takes one a core. The records are the same for any number."""
+    """Processes; 0 uses one per core. The number does not change the records."""
     engine: Literal["local", "ray"] = "local"
-    """Run the experiments in processes here, or on a Ray cluster. The records are the same."""
-    address: Text = None
-    """Of a Ray cluster that runs: "auto" or HOST:PORT; without it Ray is started here."""
+    """Where experiments run: in local processes, or on Ray. The records are the same."""
+    address: Annotated[str | None, Option("ADDRESS")] = None
+    """A running Ray cluster: "auto" or HOST:PORT. Without it Ray starts on this machine."""
     device: str = "cpu"
     """Where models and batches live: "cpu", or "cuda" for a GPU."""
     no_images: bool = False
@@ -46,273 +57,319 @@ class Audit:
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """Run one experiment: one attack on one batch under one defense. Or attack a captured --update.
+    """Run one attack on one batch under one defense, or on a captured update.
 
-    Settings follow a name after commas, as in --defense gaussian_noise,noise_std=0.01
+    Settings follow a name after a comma. See `leakbound list attacks`.
+
+      leakbound attack --attack inverting_gradients,steps=200 --data digits
+      leakbound attack --update FILE --model my.module:build --input-shape 1,28,28
     """
 
-    attack: Annotated[tuple[str, ...], arg(help_behavior_hint="")] = ()
-    """Which attack (see `leakbound list`); inverting_gradients by default. Of an --update several
-    may be named; by default those that fit, cheap to strong."""
-    model: str = "mlp"
-    """Which model, or package.module:build."""
-    data: str = "mnist5k"
-    """Which data source."""
-    defense: str = "none"
-    """Which defense."""
-    batch_size: Whole = None
-    """Examples a client, 1 by default; of an --update inferred where it shows them."""
+    GROUPS: ClassVar = {
+        "Experiment": "attack model data batch_size defense seed time",
+        "Attacker": "labels_unknown defense_unknown malicious_server statistics_known",
+        "Captured update": "update before kind input_shape input_range classes labels local_steps "
+        "learning_rate local_batch_size steps_search truth public round",
+        "Output": "error_bound explain lpips_weights out no_images json",
+    }
+    RARE: ClassVar = (
+        "time statistics_known kind input_range classes labels local_steps learning_rate "
+        "local_batch_size steps_search round lpips_weights no_images"
+    )
+
+    attack: Annotated[tuple[str, ...], Option("NAME")] = ()
+    """The attack; by default inverting_gradients. With --update you can name several; by default
+    all that fit run, cheapest first."""
+    model: Annotated[str, Option("NAME")] = "mlp"
+    """A name, or package.module:build."""
+    data: Annotated[str, Option("DATA")] = "mnist5k"
+    """The data source."""
+    defense: Annotated[str, Option("NAME")] = "none"
+    """The defense."""
+    batch_size: int | None = None
+    """Examples per client; by default 1. With --update, inferred where the update shows it."""
     seed: int = 0
-    """Names the weights, the batch and the noise."""
+    """Seed of weights, batch and noise."""
     labels_unknown: bool = False
     """The attacker does not know the labels."""
     defense_unknown: bool = False
-    """The attacker does not know the defense (a weaker attacker than the default)."""
+    """The attacker does not know the defense. This attacker is weaker than the default."""
     malicious_server: bool = False
-    """The server may change the model that it sends, as some attacks need."""
+    """The server may change the model it sends. Some attacks need this."""
     statistics_known: bool = False
     """The attacker knows the batch's statistics in every batch norm."""
-    error_bound: Literal["none", "trace", "full", "weiss_weinstein"] = "trace"
-    """Lower bound on the mean error: "trace" estimates it, "full" too (tighter, slower, draws a
-    leak map); "weiss_weinstein" proves it, also for non-smooth activations (ReLU, max pools)."""
-    lpips_weights: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """Measure LPIPS too, with the weights of this .safetensors file (see docs/how_to/lpips.md)."""
-    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """Write the true and the reconstructed images here as PNG; of an --update records and a
-    report."""
+    error_bound: Annotated[Literal["none", "trace", "full", "weiss_weinstein"], Option("KIND")] = (
+        "trace"
+    )
+    """Lower bound: none, trace, full or weiss_weinstein. "trace" estimates it. "full" estimates a
+    tighter one, takes longer and draws a leak map. "weiss_weinstein" proves one, also for
+    non-smooth activations (ReLU, max pooling)."""
+    explain: bool = False
+    """Print the scope and the assumptions of the bounds."""
+    lpips_weights: File = None
+    """Also measure LPIPS, with the weights of this .safetensors file (docs/how_to/lpips.md)."""
+    out: Directory = None
+    """Write pictures (PNG) to this folder. With --update: records and a report."""
     json: bool = False
     """Print the record as JSON."""
-    update: Annotated[Path | None, arg(metavar="FILE|DIR", help_behavior_hint="")] = None
-    """A captured update (.safetensors, .npz), or a folder that `leakbound capture` wrote."""
-    before: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """The weights that the client was sent; found beside a file of `leakbound capture`."""
+    update: Annotated[Path | None, Option("PATH")] = None
+    """Update file, or a folder of `leakbound capture`. The file is .safetensors or .npz."""
+    before: File = None
+    """Weights sent to the client. With a file of `leakbound capture` they are found beside it."""
     kind: Literal["auto", "gradient", "delta", "weights"] = "auto"
-    """What the update holds: a gradient, after - before, or the weights after."""
-    input_shape: str = ""
-    """Shape of one input, such as 1,28,28; with --update, where the file does not say it."""
-    input_range: tuple[float, float] = (0.0, 1.0)
-    """Lowest and highest value of an input, as the model is fed (with --update)."""
-    classes: Whole = None
-    """Classes of the model; its outputs by default (with --update)."""
-    labels: str = ""
-    """Labels of the update's examples, such as 3,5, or a file that holds `labels`."""
-    local_steps: Whole = None
-    """Local steps behind the update; searched for where the rate is known."""
-    steps_search: Number = None
-    """Seconds that the search for one update's local steps may take (30); 0 skips it."""
-    learning_rate: Number = None
-    """Of the client's SGD; without it the update's direction counts alone."""
-    local_batch_size: Whole = None
-    """Examples a local step; all of them by default."""
-    truth: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """The true batch (`inputs`, `labels`), to measure what was reconstructed; no attack sees it."""
-    public: Text = None
-    """Public examples of the same kind, a data source: for attacks, and for bounds."""
-    round: Whole = None
-    """Of a folder of updates only this round."""
+    """What the update holds. A gradient, a delta (after - before), or the weights after."""
+    input_shape: Annotated[str, Option("SHAPE")] = ""
+    """Shape of one input, such as 1,28,28. Needed where the update's file does not state it."""
+    input_range: Annotated[tuple[float, float], Option("LOW HIGH")] = (0.0, 1.0)
+    """Range of the model's inputs."""
+    classes: int | None = None
+    """Classes of the model; by default its number of outputs."""
+    labels: Annotated[str, Option("LABELS")] = ""
+    """Labels of the examples, such as 3,5, or a file that holds `labels`."""
+    local_steps: int | None = None
+    """Local steps behind the update. Without it, a search runs if the learning rate is known."""
+    steps_search: float | None = None
+    """Seconds for the search of one update's local steps (30); 0 skips the search."""
+    learning_rate: float | None = None
+    """Learning rate of the client's SGD. Without it, only the update's direction counts."""
+    local_batch_size: int | None = None
+    """Examples per local step; by default all of them."""
+    truth: File = None
+    """The true batch, to measure results. It holds `inputs` and `labels`. No attack sees it."""
+    public: Source = None
+    """Public examples, for attacks and bounds. They should be of the same kind."""
+    round: int | None = None
+    """Attack only this round of a folder of updates."""
     no_images: bool = False
-    """Keep no picture of what was reconstructed from the --update."""
-    time: Number = None
-    """Seconds for all attacks, cheapest first; a search that is cut keeps its best candidate."""
+    """Keep no picture of what was reconstructed from the update."""
+    time: Annotated[float | None, Option("SECONDS")] = None
+    """Time limit for all attacks. A search that is stopped keeps its best candidate."""
 
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """Run a Flower app in this process and keep what its server sees of some rounds.
+    """Run a Flower app in this process, and keep what its server sees in some rounds.
 
-    This runs the app's code. What is kept can be attacked: leakbound attack --update DIR
+    This command runs the app's code. Then attack what it kept:
+
+      leakbound capture my_app --out captured
+      leakbound attack --update captured --model my.module:build
     """
 
-    app: Annotated[Positional[Path], arg(metavar="APP_DIR")]
+    GROUPS: ClassVar = {"App": "app run_config clients", "Output": "out rounds"}
+
+    app: Annotated[Path, Option("APP_DIR", positional=True)]
     """Folder of the app, with pyproject.toml and [tool.flwr.app]."""
-    out: Annotated[Path, arg(metavar="DIR")]
+    out: Annotated[Path, Option("DIR")]
     """Folder for the captured updates."""
     rounds: tuple[int, ...] = (1,)
-    """Which rounds, from 1."""
+    """Rounds to keep, counted from 1."""
     clients: int = 4
-    """How many clients there are."""
-    run_config: str = ""
-    """Values over those of [tool.flwr.app.config], such as "learning-rate=0.1 epochs=1"."""
+    """The number of clients."""
+    run_config: Annotated[str, Option("KEY=VALUE")] = ""
+    """Replaces values of [tool.flwr.app.config]. Example: "learning-rate=0.1 epochs=1"."""
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train under each defense of a plan and show what the defenses cost.
+    """Train under each defense of a plan, and show what the defenses cost.
 
-    Only the plan's [utility] is run. Run the same command again to go on after a stop.
+    Only the plan's [utility] table runs. To continue after a stop, run the same command again.
+
+      leakbound train my_plan.toml
     """
 
     RESUMES: ClassVar = True
+    GROUPS: ClassVar = {"What to run": "plan", "Output": "out json", "Machine": "workers engine"}
 
-    plan: Positional[Path]
-    """A plan in TOML with a [utility] table; it may name Python code to import."""
-    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """Output folder; runs/NAME-training if not given. A later audit of the plan can go on in it."""
+    plan: Annotated[Path, Option("PLAN", positional=True)]
+    """A plan in TOML with a [utility] table. It can name Python code to import."""
+    out: Directory = None
+    """Folder for the results; by default runs/NAME-training. A later audit of the plan can continue
+    in it."""
     engine: Literal["local", "flower"] = "local"
-    """Train in processes here, or through messages in Flower's simulation. The numbers are the
-    same."""
+    """Train in local processes, or in Flower's simulation. The numbers are the same."""
     workers: int = 0
-    """Processes; 0 takes one a core."""
+    """Processes; 0 uses one per core."""
     json: bool = False
     """Print the table as JSON."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Write report.html again from a run's records."""
+    """Write report.html again from the records of a run.
 
-    folder: Positional[Path]
-    """The run's output folder."""
+    leakbound report runs/demo
+    """
+
+    folder: Annotated[Path, Option("RUN", positional=True)]
+    """Output folder of the run."""
     no_images: bool = False
-    """Leave all pictures out."""
+    """Leave out all pictures."""
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare two runs: which verdicts changed, and which differences can be seen.
+    """Compare two runs: which verdicts changed, and which differences are visible.
 
-    Example: leakbound compare runs/before runs/after
+    leakbound compare runs/before runs/after
     """
 
-    first: Annotated[Positional[Path], arg(metavar="RUN_A")]
+    GROUPS: ClassVar = {"Runs": "first second", "Output": "out"}
+
+    first: Annotated[Path, Option("RUN_A", positional=True)]
     """Output folder of the first run."""
-    second: Annotated[Positional[Path], arg(metavar="RUN_B")]
+    second: Annotated[Path, Option("RUN_B", positional=True)]
     """Output folder of the second run."""
-    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """Where the page goes, a name that ends in .html; RUN_B/compare.html by default. It holds no
-    pictures."""
+    out: File = None
+    """The page, a name that ends in .html; by default RUN_B/compare.html. It holds no pictures."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence for people who must sign: measured, bounded and declared risk, kept apart.
+    """Write a sign-off page for approvers: measured, bounded and declared risk, kept apart.
 
-    Example: leakbound evidence runs/demo --declare accepted_by="A. Reader, 1 March"
+    leakbound evidence runs/demo --declare accepted_by="A. Reader, 1 March"
     """
 
-    runs: Annotated[Positional[tuple[Path, ...]], arg(help_behavior_hint="")] = ()
+    GROUPS: ClassVar = {
+        "What to cover": "runs training declare delta",
+        "Output": "out no_images",
+    }
+
+    runs: Annotated[tuple[Path, ...], Option("RUN ...", positional=True)] = ()
     """Output folders of runs."""
-    training: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE", help_behavior_hint="")] = ()
-    """A training configuration to bound, as in noise_multiplier=1.1 data=mnist5k"""
-    declare: Annotated[tuple[str, ...], arg(metavar="NAME=TEXT", help_behavior_hint="")] = ()
-    """What you state and nothing here can check (names: docs/evidence.md)."""
-    out: Annotated[Path | None, arg(metavar="FILE|DIR", help_behavior_hint="")] = None
-    """Where the page goes, with report.json and the plan beside it; the run's folder by default."""
+    training: Annotated[tuple[str, ...], Option("NAME=VALUE ...")] = ()
+    """A training configuration to bound. Example: noise_multiplier=1.1 data=mnist5k"""
+    declare: Annotated[tuple[str, ...], Option("NAME=TEXT ...")] = ()
+    """Statements of yours that leakbound cannot check. For the names see docs/evidence.md."""
+    out: Annotated[Path | None, Option("PATH")] = None
+    """The page, or a folder for it; by default the run's folder. report.json and the plan go to the
+    same folder."""
     delta: float = 1e-5
-    """At which the epsilon of one release is stated."""
+    """Delta at which the epsilon of one release is stated."""
     no_images: bool = False
-    """Leave all pictures of the data out."""
+    """Leave out all pictures of the data."""
 
 
 @dataclass(frozen=True)
 class List:
-    """Every attack, defense, metric, model and data source, with its settings."""
+    """List attacks, defenses, models and other names; or describe one of them.
 
-    json: bool = False
-    """Print JSON instead of tables."""
-
-
-@dataclass(frozen=True)
-class BoundOptions:
-    """How likely is a reconstruction with this noise: what is attained, and what none exceeds.
-
-    The lower edge is attained by the best attack on a linear trap, the upper one exceeded by none.
+    leakbound list
+    leakbound list attacks
+    leakbound list inverting_gradients
     """
+
+    what: Annotated[str | None, Option("NAME", positional=True)] = None
+    """A kind (attacks, defenses, models, prunings, metrics, data), or one name."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """What `bound` and `calibrate` need to know about the data and the training."""
+
+    data: Source = None
+    """Examples like yours: a data source. It gives the number of values and the norms."""
+    dim: int | None = None
+    """Values per example. Needed without --data."""
+    norm: Annotated[tuple[float, ...] | None, Option("LEAST [MOST]")] = None
+    """Norm of the examples, the least first. Needed without --data."""
+    steps: int = 1
+    """Training steps."""
+    sampling_rate: float = 1.0
+    """Probability that a step holds an example."""
+    participation: Annotated[Literal["visible", "hidden"], Option("WORD")] = "visible"
+    """Are the example's steps visible or hidden? A server that selects clients sees them."""
+    prior: Annotated[Prior | None, Option("PRIOR")] = None
+    """What the bound assumes about the data; by default "sample". "sample" uses no model,
+    only --data as public examples. "these": --data are the private examples themselves. "mixture",
+    "gaussian" and "gallery" are models fitted to --data (protected under a model). "sphere" is a
+    uniform direction that needs no --data; under it nothing is called protected."""
+    labels_known: bool = False
+    """The attacker knows the label. They choose a candidate per class."""
+    input_range: Annotated[tuple[float, float], Option("LOW HIGH")] = (0.0, 1.0)
+    """Range of the inputs."""
+    delta: float = 1e-5
+    """Delta at which epsilon is shown."""
+    size: int | None = None
+    """Resize images to this many pixels per side."""
+    channels: int | None = None
+    """1 for gray, 3 for color."""
+    exclude: Annotated[tuple[str, ...], Option("EXAMPLE ...")] = ()
+    """Leave out these examples of --data. Give numbers from 0, or names of image files."""
+    explain: bool = False
+    """Print the scope and the assumptions of the bounds."""
+    json: bool = False
+    """Print JSON."""
+
+
+_DATA = "data dim norm size channels exclude input_range"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundOptions(TrainingOptions):
+    """With this noise, how likely is a reconstruction?
+
+    Prints the success that an attack attains and the upper bound for all attackers.
+
+      leakbound bound --noise-multiplier 1 --data mnist5k --psnr 25 30
+    """
+
+    GROUPS: ClassVar = {
+        "Training": "noise_multiplier steps sampling_rate participation",
+        "Data": _DATA,
+        "Risk": "psnr eta accept prior labels_known",
+        "Output": "explain delta out json",
+    }
+    RARE: ClassVar = "dim norm size channels exclude eta delta"
 
     noise_multiplier: float
     """Noise standard deviation / clip norm."""
-    data: Text = None
-    """Take the number of values and the norms from this data source."""
-    dim: Whole = None
-    """Values of one example; needed without --data."""
-    norm: Norm = None
-    """Norm of the examples, the least first; needed without --data."""
-    steps: int = 1
-    """Steps of the training."""
-    sampling_rate: float = 1.0
-    """Chance that a step holds a given example."""
-    participation: Literal["visible", "hidden"] = "visible"
-    """Whether the attacker sees which steps hold the example (a server that picks clients does)."""
-    psnr: tuple[float, ...] = (10.0, 15.0, 20.0, 25.0, 30.0)
+    psnr: Annotated[tuple[float, ...], Option("DB ...")] = (10.0, 15.0, 20.0, 25.0, 30.0)
     """Thresholds in dB."""
-    eta: Annotated[tuple[float, ...], arg(help_behavior_hint="")] = ()
+    eta: Annotated[tuple[float, ...], Option("MSE ...")] = ()
     """More thresholds, as mean squared errors."""
     accept: float = 0.001
     """The probability that you accept."""
-    prior: Prior = None
-    """What the upper bound rests on: "sample" (default with --data), no model, only what --data
-    shows as public examples; "these", --data are the private examples themselves; "mixture",
-    "gaussian" or "gallery", models fitted to --data (protected under a model); "sphere" (default
-    without), which protects nothing."""
-    labels_known: bool = False
-    """The attacker knows the label and guesses by class."""
-    input_range: tuple[float, float] = (0.0, 1.0)
-    """Lowest and highest value of an input."""
-    delta: float = 1e-5
-    """At which epsilon is shown."""
-    size: Whole = None
-    """Resize the data's images."""
-    channels: Whole = None
-    """1 for gray, 3 for color."""
-    exclude: Annotated[tuple[str, ...], arg(metavar="EXAMPLE", help_behavior_hint="")] = ()
-    """Leave these examples of --data out: numbers from 0, or names of image files."""
-    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """Write bound.json and plots here."""
-    json: bool = False
-    """Print JSON."""
+    out: Directory = None
+    """Write bound.json and plots to this folder."""
 
 
-@dataclass(frozen=True)
-class Calibrate:
-    """Which noise (clip norm, steps, sampling rate) makes a risk acceptable?
+@dataclass(frozen=True, kw_only=True)
+class Calibrate(TrainingOptions):
+    """Find the noise, clip norm, steps or sampling rate for a risk that you accept.
 
-    Example: leakbound calibrate --target "psnr>=30 with probability<=0.01" --data mnist5k
+    leakbound calibrate --target "psnr>=30 with probability<=0.01" --data mnist5k
     """
 
-    target: str
-    """The accepted risk, as in "psnr>=20 with probability<=0.001" (or "mse<=0.01 with ...")."""
-    data: Text = None
-    """Take the number of values and the norms from this data source."""
-    dim: Whole = None
-    """Values of one example; needed without --data."""
-    norm: Norm = None
-    """Norm of the examples, the least first; needed without --data."""
-    steps: int = 1
-    """Steps of the training."""
-    sampling_rate: float = 1.0
-    """Chance that a step holds a given example."""
-    participation: Literal["visible", "hidden"] = "visible"
-    """Whether the attacker sees which steps hold the example (a server that picks clients does)."""
-    solve: Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"] = "noise_multiplier"
-    """What to solve for."""
-    noise_multiplier: Number = None
-    """Noise standard deviation / clip norm, where steps or sampling_rate are solved for."""
-    noise_std: Number = None
-    """Noise standard deviation on the sum, where the clip norm is solved for."""
+    GROUPS: ClassVar = {
+        "Target": "target solve",
+        "Training": "steps sampling_rate participation noise_multiplier noise_std clip_norm model",
+        "Data": _DATA,
+        "Risk": "prior labels_known",
+        "Output": "explain delta json",
+    }
+    RARE: ClassVar = "dim norm size channels exclude delta"
+
+    target: Annotated[str, Option("TARGET")]
+    """The risk that you accept. Write "psnr>=20 with probability<=0.001", or "mse<=0.01 with ..."
+    instead."""
+    solve: Annotated[
+        Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"], Option("NAME")
+    ] = "noise_multiplier"
+    """The quantity to find: noise_multiplier, clip_norm, steps or sampling_rate."""
+    noise_multiplier: float | None = None
+    """Noise standard deviation / clip norm. Needed with --solve steps or sampling_rate."""
+    noise_std: float | None = None
+    """Noise standard deviation on the sum. Needed with --solve clip_norm."""
     clip_norm: float = 1.0
-    """Bound on the norm of an example's gradient."""
-    model: Text = None
-    """Also ask which noise is enough if the server is honest and sends this model with random
-    weights: a built-in one, or package.module:build. For one full-batch step."""
-    prior: Prior = None
-    """What the upper bound rests on: "sample" (default with --data), no model, only what --data
-    shows as public examples; "these", --data are the private examples themselves; "mixture",
-    "gaussian" or "gallery", models fitted to --data (protected under a model); "sphere" (default
-    without), which protects nothing."""
-    labels_known: bool = False
-    """The attacker knows the label and guesses by class."""
-    input_range: tuple[float, float] = (0.0, 1.0)
-    """Lowest and highest value of an input."""
-    delta: float = 1e-5
-    """At which epsilon is shown."""
-    size: Whole = None
-    """Resize the data's images."""
-    channels: Whole = None
-    """1 for gray, 3 for color."""
-    exclude: Annotated[tuple[str, ...], arg(metavar="EXAMPLE", help_behavior_hint="")] = ()
-    """Leave these examples of --data out: numbers from 0, or names of image files."""
-    json: bool = False
-    """Print JSON."""
+    """Bound on an example's gradient norm."""
+    model: Annotated[str | None, Option("NAME")] = None
+    """Also find the noise for an honest server. The server sends this model with random weights: a
+    built-in model, or package.module:build. Only for one full-batch step."""
 
 
 VERBS: dict[str, tuple[type, str]] = {

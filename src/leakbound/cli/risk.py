@@ -15,13 +15,13 @@ from rich.table import Table
 
 from leakbound import data
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
-from leakbound._util.rounding import least, most, of_log
+from leakbound._util.rounding import BELOW, least, most, of_log, percent, short
 from leakbound.assess.record import HONEST, UNDECIDED
 from leakbound.audit.context import module_of, random_weights
 from leakbound.bounds.counting import PublicSample
-from leakbound.bounds.law import positive, probability
+from leakbound.bounds.law import Scope, positive, probability
 from leakbound.cli import options
-from leakbound.cli.shared import check_files, write_files
+from leakbound.cli.shared import check_files, plural, write_files
 from leakbound.cli.terminal import console, errors, safe
 from leakbound.random import stream
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
@@ -39,6 +39,7 @@ COLUMNS = ("PSNR dB", "MSE", "baseline", "attained", "bound", "matched", "verdic
 
 
 def bound(command: options.BoundOptions) -> int:
+    _check_prior(command)
     probability("accept", command.accept)
     probability("delta", command.delta)
     if command.out is not None:
@@ -59,7 +60,7 @@ def bound(command: options.BoundOptions) -> int:
     if command.json:
         print(json.dumps(found, indent=1, sort_keys=True, allow_nan=False))
     else:
-        _show_bound(found, edges, examples)
+        _show_bound(found, edges, examples, explain=command.explain)
     if command.out is not None:
         content = json.dumps(found, indent=1, sort_keys=True, allow_nan=False).encode()
         plots = _plots(found, edges, command)
@@ -71,8 +72,11 @@ def bound(command: options.BoundOptions) -> int:
 
 
 def calibration(command: options.Calibrate) -> int:
+    _check_prior(command)
     given = asdict(command)
-    as_json, target, model = (given.pop(name) for name in ("json", "target", "model"))
+    as_json, target, model, explain = (
+        given.pop(name) for name in ("json", "target", "model", "explain")
+    )
     with errors.status("calibrating ..."):
         found = calibrate(target, **given)
         honest = None if model is None else _honest(found, command, model)
@@ -80,21 +84,34 @@ def calibration(command: options.Calibrate) -> int:
         plain = found.plain() | {"honest_server": honest}
         print(json.dumps(plain, indent=1, sort_keys=True, allow_nan=False))
     else:
-        _show_calibration(found)
+        _show_calibration(found, explain=explain)
         if honest is not None:
             _show_honest(found, honest)
     return 0
 
 
+def _check_prior(command: options.TrainingOptions) -> None:
+    """Without examples the only prior knows nothing about the data: it must be asked for."""
+    if command.data is None and command.prior is None:
+        raise ValueError(
+            "prior is not given; give --data DATA with examples like yours (the bound then needs "
+            "no model), or --prior sphere with --dim and --norm (a uniform direction, under which "
+            "nothing is called protected)"
+        )
+
+
 def _honest(found: Calibration, command: options.Calibrate, model: str) -> dict[str, Any]:
-    """The noise that is enough against an honest server that sends a model with random weights."""
+    """The noise that protects from an honest server that sends a model with random weights."""
     if found.solved != "noise_multiplier" or (found.setting.steps, command.sampling_rate) != (1, 1):
         raise ValueError(
-            f"model is {model!r}, but the bound for one model is on the noise of one full-batch "
-            "step; leave out model, or solve, steps and sampling_rate"
+            f"model is {model!r}, but the bound for one model is for the noise of one full-batch "
+            "step; leave out --model, or leave out --solve, --steps and --sampling-rate"
         )
     if command.data is None or command.exclude:
-        raise ValueError(f"model is {model!r}, which takes all examples of data; give data alone")
+        raise ValueError(
+            f"model is {model!r}, which needs all examples of a data source; give --data, without "
+            "--exclude"
+        )
     known = data.load(command.data, size=command.size, channels=command.channels)
     public = known.batch(torch.arange(len(known.labels)))
     given = {"input_shape": tuple(public.inputs.shape[1:]), "classes": known.classes}
@@ -127,11 +144,11 @@ def _show_honest(found: Calibration, honest: dict[str, Any]) -> None:
     share = 1 - noise / found.noise_multiplier
     weights = "with these random weights (seed 0)" if honest["reason"] is None else "as built"
     more = "" if honest["reason"] is None else f"; {honest['reason']}"
-    less = f"{share:.0%} less" if share > 0 else "no less than against any server"
+    less = f"{share:.0%} less" if share > 0 else "not less than for any server"
     console.print(
         f"[bold]{HONEST}[/bold] that sends {name} {weights}: noise multiplier {most(noise, 4)} "
-        f"({less}), by {honest['prior']}{more}. Another model, trained weights and further rounds "
-        "are not covered"
+        f"({less}), by {honest['prior']}{more}. Other models, trained weights and further rounds "
+        "are not covered."
     )
 
 
@@ -193,11 +210,13 @@ def _thresholds(command: options.BoundOptions) -> list[tuple[float, float]]:
             raise ValueError(f"eta is {eta:g}, {psnr:.0f} dB; give a mean squared error like 0.01")
         pairs.append((psnr, eta))
     if not pairs:
-        raise ValueError("psnr and eta are empty; give at least one threshold")
+        raise ValueError("psnr and eta are empty; give at least one threshold, such as --psnr 20")
     return sorted(set(pairs))
 
 
-def _show_bound(found: dict[str, Any], edges: Corridor, examples: Examples) -> None:
+def _show_bound(
+    found: dict[str, Any], edges: Corridor, examples: Examples, *, explain: bool
+) -> None:
     console.print(_setting_line(edges.setting, found["epsilon"], found["delta"], examples.source))
     table = Table(show_edge=False)
     for column in COLUMNS:
@@ -205,90 +224,105 @@ def _show_bound(found: dict[str, Any], edges: Corridor, examples: Examples) -> N
     for row in found["thresholds"]:
         table.add_row(
             f"{row['psnr']:.1f}",
-            f"{row['mse']:.3g}",
+            short(row["mse"]),
             "0" if row["log10_baseline"] is None else of_log(row["log10_baseline"] * math.log(10)),
             least(row["attained"]),
-            most(row["bound"]),
-            "" if row["matched"] is None else f"{row['matched']:.2%}",
+            _upper(row),
+            "" if row["matched"] is None else percent(row["matched"]),
             row["verdict"],
         )
     console.print(table)
-    console.print(
-        f"accepted probability: {found['accepted']:g}; bounded on average over the prior: "
-        f"{escape(found['prior'])}"
-    )
+    console.print(f"accepted probability: {found['accepted']:g}")
     attacks = dict.fromkeys(row["attack"] for row in found["thresholds"] if row["attained"])
     console.print(f"attained by: {', '.join(attacks) or 'no attack'}")
-    _show_membership(found["epsilon"], found["delta"], found["thresholds"])
     if examples.images is not None:
         console.print(
             "bound: no attacker exceeds it; matched: the share of the data that one fixed image "
             "matches without any update"
         )
+    _show_membership(found["epsilon"], found["delta"], found["thresholds"])
     _show_prior(found["prior"])
-    _show_scopes(edges)
+    _show_scopes(edges, found["prior"], explain=explain)
+
+
+def _upper(row: dict[str, Any]) -> str:
+    """The upper bound as text; a bound that underflows is small, but it is not 0."""
+    return BELOW if row["bound"] == 0 and row["log10_baseline"] is not None else most(row["bound"])
 
 
 def _show_membership(epsilon: float | None, delta: float, rows: list[dict[str, Any]]) -> None:
-    """Where protected stands beside a large epsilon: what it does not say."""
+    """What "protected" does not cover if epsilon is large: whether an example took part."""
     if any(row["verdict"].startswith("protected") for row in rows):
         said = of_membership(math.inf if epsilon is None else epsilon, delta)
         if said:
             console.print(said)
 
 
-def _show_calibration(found: Calibration) -> None:
+def _show_calibration(found: Calibration, *, explain: bool) -> None:
     answer = {**asdict(found.setting), "clip_norm": found.clip_norm}[found.solved]
-    if (public := found.public) is not None:
-        console.print(
-            f"public examples: {public['needed']} are needed for this probability at least; here "
-            f"are {public['examples']}, of which one guess may match {public['largest_ball']}. The "
-            f"answer holds with {public['confidence']:.0%} confidence and no model of the data, "
-            "if private examples are drawn like them (at most "
-            f"{least(public['density_margin'])} times as densely)"
-        )
-    console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
     edges, private = found.corridor, _finite(found.epsilon)
+    _show_public(found)
+    console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
     console.print(_setting_line(found.setting, private, found.delta, found.source))
-    table = Table(show_edge=False, show_header=False)
+    console.print(_calibrated(found))
+    if found.solved == "steps" and found.setting.steps == MOST_STEPS:
+        console.print(f"more than {MOST_STEPS} steps were not tried")
+    _show_left_out(found)
+    if found.matches is not None and found.matches.example > found.target.gamma:
+        console.print(
+            "[bold]These examples look alike[/bold]: an attacker who has one of them matches "
+            "others without any update. The answer holds for the prior named, not for such an "
+            "attacker (--prior gallery)."
+        )
+    _show_prior(found.prior)
+    console.print(f"verdict of `leakbound bound` on this answer: [bold]{found.verdict}[/bold]")
+    _show_membership(private, found.delta, [{"verdict": found.verdict}])
+    _show_scopes(edges, found.prior, explain=explain)
+
+
+def _calibrated(found: Calibration) -> Table:
+    edges, table = found.corridor, Table(show_edge=False, show_header=False)
     table.add_row("upper bound: no attacker exceeds", most(float(edges.bound[0]), 6))
     table.add_row(f"attained by a {edges.attack[0]}", least(float(edges.attained[0])))
     table.add_row("prior-only baseline", of_log(float(edges.log_kappa[0])))
     table.add_row("noise standard deviation on the sum", f"{found.noise_std:.6g}")
     table.add_row("clip norm", f"{found.clip_norm:.6g}")
     if (blind := found.matches) is not None:
-        share = f"{max(blind.constant, blind.mean):.2%}"
+        share = percent(max(blind.constant, blind.mean))
         table.add_row("examples that a constant or the mean image matches", share)
-        table.add_row("examples that one other example matches", f"{blind.example:.2%}")
+        table.add_row("examples that one other example matches", percent(blind.example))
     if found.examples is not None:
         table.add_row(f"noise against naming 1 of {found.examples} examples", _less(found))
-    console.print(table)
-    if found.solved == "steps" and found.setting.steps == MOST_STEPS:
-        console.print("more steps were not tried")
-    console.print(f"prior: {escape(found.prior)}")
-    if found.left_out:
-        one = len(found.left_out) == 1
-        console.print(
-            f"[bold]{len(found.left_out)} example{' is' if one else 's are'} left out[/bold]: a "
-            f"constant image matches {'it' if one else 'each of them'} within the threshold, and "
-            "no amount of noise protects such an example. The answer is for the other "
-            f"{found.examples}. Left out: "
-            f"{safe(listed(found.left_out))}"
-        )
-    if blind is not None and blind.example > found.target.gamma:
-        console.print(
-            "[bold]These examples are alike[/bold]: whoever has one matches others without any "
-            "update. The answer holds for the prior named, not for such an attacker (--prior "
-            "gallery)."
-        )
-    _show_prior(found.prior)
-    console.print(f"verdict of `leakbound bound` on this answer: [bold]{found.verdict}[/bold]")
-    _show_membership(private, found.delta, [{"verdict": found.verdict}])
-    _show_scopes(edges)
+    return table
+
+
+def _show_public(found: Calibration) -> None:
+    """What the answer rests on without a model: how many public examples."""
+    if (public := found.public) is None:
+        return
+    console.print(
+        f"public examples: {public['needed']} are needed for this probability at least; here are "
+        f"{public['examples']}, of which one candidate may match {public['largest_ball']}. The "
+        f"answer holds with {public['confidence']:.0%} confidence and no model of the data, if "
+        "private examples are drawn like them (at most "
+        f"{least(public['density_margin'])} times as densely)."
+    )
+
+
+def _show_left_out(found: Calibration) -> None:
+    if not found.left_out:
+        return
+    one = len(found.left_out) == 1
+    console.print(
+        f"[bold]{plural(len(found.left_out), 'example')} {'is' if one else 'are'} left out[/bold]: "
+        f"a constant image matches {'it' if one else 'each of them'} within the threshold, and no "
+        "amount of noise protects such an example. The answer is for the other "
+        f"{found.examples}. Left out: {safe(listed(found.left_out))}"
+    )
 
 
 def _show_prior(prior: str) -> None:
-    """Say that a prior which knows nothing about the data bounds no attacker who does."""
+    """A prior that knows nothing about the data bounds no attacker who knows similar data."""
     if prior == UNIFORM:
         console.print(f"[bold]{UNINFORMED}[/bold]. Give --data.")
 
@@ -300,9 +334,28 @@ def _less(found: Calibration) -> str:
     return f"{noise:.6g} (this answer: {abs(share):.1%} {'less' if share >= 0 else 'more'})"
 
 
-def _show_scopes(edges: Corridor) -> None:
-    for name, scope in (("upper bound", edges.bound_scope), ("attained", edges.attained_scope)):
-        console.print(f"[dim]{name}: {escape(str(scope))}[/dim]")
+def _show_scopes(edges: Corridor, prior: str, *, explain: bool) -> None:
+    """Which attackers and examples the numbers are for; all of it with `explain`."""
+    if explain:
+        _show_scope("upper bound", edges.bound_scope)
+        _show_scope("attained", edges.attained_scope)
+        return
+    see = "see" if edges.setting.participation == "visible" else "do not see"
+    console.print(
+        f"[dim]covers: {edges.bound_scope.covers} attackers, who {see} which steps hold the "
+        f"example; prior: {escape(prior)}; unit: one example. Scopes: --explain[/dim]"
+    )
+
+
+def _show_scope(name: str, scope: Scope) -> None:
+    console.print(f"[bold]{name}[/bold] ({escape(scope.equation)})")
+    for word, text in (
+        ("covers", scope.attackers),
+        ("examples", scope.prior),
+        ("known to the attacker", scope.known),
+        ("it does not say", scope.not_said),
+    ):
+        console.print(f"  {word}: {escape(text)}")
 
 
 def _setting_line(
@@ -313,7 +366,7 @@ def _setting_line(
     return (
         f"noise multiplier {setting.noise_multiplier:.6g}, {setting.steps} "
         f"step{'' if setting.steps == 1 else 's'} at rate {setting.sampling_rate:g} "
-        f"({setting.participation} participation), {setting.dim} values an example, least norm "
+        f"({setting.participation} participation), {setting.dim} values per example, least norm "
         f"{setting.norm:.4g}{known}: epsilon {private} at delta {delta:g}"
     )
 

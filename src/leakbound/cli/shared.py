@@ -1,4 +1,4 @@
-"""What several verbs need: output files, how many processes, and how far a command is."""
+"""What several commands need: output files, the number of processes, and progress."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from leakbound.audit.plan import Experiment, Plan, defense_name
 from leakbound.cli.terminal import brief, errors
 
 EVERY = 10.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines if there is no terminal."""
 
 
 def duration(seconds: float) -> str:
@@ -38,13 +38,18 @@ def duration(seconds: float) -> str:
 
 
 class Bar:
-    """Units done, what runs now, and the time left; without a terminal as lines on stderr."""
+    """Progress: what is done (counted in `unit`), what runs now, and the estimated time left.
 
-    def __init__(self, console: Console) -> None:
+    On a terminal it is a bar. Elsewhere it is a line on stderr every `EVERY` seconds.
+    """
+
+    def __init__(self, console: Console, unit: str = "") -> None:
+        self._unit = f" {unit}" if unit else ""
         current = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self._progress = Progress(
             BarColumn(20),
             MofNCompleteColumn(),
+            TextColumn(unit),
             _Left(self),
             TextColumn("{task.description}", table_column=current),
             console=console,
@@ -67,7 +72,7 @@ class Bar:
 
     @property
     def left(self) -> float | None:
-        """The seconds left; by the units done so far where nobody said it, None without any."""
+        """The estimated seconds left: as given, else from the pace so far; None before that."""
         now = time.monotonic()
         if self._left is not None:
             return self._left - (now - self._at)
@@ -102,7 +107,8 @@ class Bar:
 
     def _line(self, rest: str) -> None:
         passed = duration(time.monotonic() - self._began)
-        print(f"{self.done} of {self.total} done after {passed}{rest}", file=sys.stderr, flush=True)
+        done = f"{self.done} of {self.total}{self._unit}"
+        print(f"{done} done after {passed}{rest}", file=sys.stderr, flush=True)
 
 
 class _Left(ProgressColumn):
@@ -116,13 +122,13 @@ class _Left(ProgressColumn):
 
 
 LONG = 600.0
-"""Seconds from which an audit says before it starts how long it takes."""
+"""Seconds. A longer audit shows its estimated time before it starts."""
 
 
 def workers_of(asked: int) -> int:
-    """How many processes: as many as asked, or one for each core that is ours."""
+    """How many processes: as many as asked, or one for each available core."""
     if asked < 0:
-        raise ValueError(f"workers is {asked}; give 0 for one a core, or a number of processes")
+        raise ValueError(f"workers is {asked}; give 0 for one per core, or a number of processes")
     if asked:
         return asked
     ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
@@ -138,11 +144,11 @@ def check_files(folder: Path, names: Iterable[str]) -> None:
     with files.writing(folder):
         files.check(*(folder / name for name in names))
         if os.path.lexists(folder) and not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "it is no folder")
+            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write all, or nothing where the folder holds a file of one of the names that is not ours."""
+    """Write all files, or none if the folder holds a file of a name that is not leakbound's."""
     check_files(folder, contents)
     with files.writing(folder):
         files.folder(folder)
@@ -155,16 +161,16 @@ def plural(count: int, noun: str) -> str:
 
 
 def showing(bar: Bar) -> Callable[[audits.Progress], None]:
-    """What shows an audit's progress on a bar; before a long one it says so."""
+    """A function that shows an audit's progress on a bar, and warns before a long audit."""
     warned = False
 
     def show(now: audits.Progress) -> None:
         nonlocal warned
         if not warned and now.left is not None and now.left > LONG:
             errors.say(
-                f"this takes about {duration(now.left)} by an estimate ({brief(now.basis)}); it "
-                "can be stopped and started again at any time, and fewer steps, experiments or a "
-                "smaller model make it shorter"
+                f"this takes about {duration(now.left)} by an estimate ({brief(now.basis)}). You "
+                "can stop it and start it again at any time. Fewer steps, fewer experiments or a "
+                "smaller model take less time."
             )
         warned = True
         text, unit = "starting", now.current

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from leakbound._util.rounding import least, most
+from leakbound._util.rounding import FAINT, least, most, rounded
 from leakbound.assess.record import DELTA, ESTIMATE, Assessment, Attained, Bound, DefenseInfo
 
 STRONG: Final = 1.0
@@ -19,10 +19,10 @@ UNINFORMED: Final = (
 )
 
 
-def of_assessment(found: Assessment) -> list[str]:
-    """All that is known about attackers on one update, one sentence each."""
+def of_assessment(found: Assessment, *, reasons: bool = True) -> list[str]:
+    """All that is known of attackers on one update, a sentence each; `reasons` as in `of_bound`."""
     psnr = found.criterion.value
-    said = [of_attack(found), *of_bounds(found.bounds, psnr)]
+    said = [of_attack(found), *of_bounds(found.bounds, psnr, reasons=reasons)]
     if found.attained is not None:
         said.append(of_attained(found.attained, psnr))
     return [*said, f"no bound: {found.bounds_note}"] if found.bounds_note else said
@@ -47,23 +47,34 @@ def of_attack(found: Assessment) -> str:
     )
 
 
-def of_bounds(bounds: Iterable[Bound], psnr: float | None = None) -> list[str]:
+def of_bounds(
+    bounds: Iterable[Bound], psnr: float | None = None, *, reasons: bool = True
+) -> list[str]:
     """A sentence for each bound, and one sentence on what they leave open about membership."""
     found = list(bounds)
     open_ = (of_membership(b.epsilon, DELTA) for b in found if b.epsilon is not None)
-    return [*(of_bound(bound, psnr) for bound in found), *dict.fromkeys(filter(None, open_))]
+    return [
+        *(of_bound(bound, psnr, reasons=reasons) for bound in found),
+        *dict.fromkeys(filter(None, open_)),
+    ]
 
 
-def of_bound(bound: Bound, psnr: float | None = None) -> str:
-    """A bound in one sentence: what it says, about which attackers, and why it may be unproven."""
+def of_bound(bound: Bound, psnr: float | None = None, *, reasons: bool = True) -> str:
+    """A bound in one sentence: what it says, about which attackers, and why it may be unproven.
+
+    Without `reasons`, an estimate is still called not proved, but the reason is left out.
+    """
     if bound.probability is not None:
         return f"{bound.name}: {_of_probability(bound, psnr)}"
-    error = least(bound.value) + ("" if bound.psnr is None else f" ({_up(bound.psnr)} dB)")
+    error = f"{rounded(bound.value, 3, up=False):.3g}" + (
+        "" if bound.psnr is None else f" ({_up(bound.psnr)} dB)"
+    )
     name = f"lower bound on the error ({bound.name})"
     if bound.covers == ESTIMATE:
+        why = f"; {bound.assumptions[0]}" if reasons else ""
         return (
             f"estimate of a {name}, not proved: a mean squared error of {error} on average over "
-            f"the prior {bound.prior}; {bound.assumptions[0]}"
+            f"the prior {bound.prior}{why}"
         )
     sampled = bound.confidence is not None and bound.basis == "fitted model"
     if bound.covers == "unbiased":
@@ -86,7 +97,7 @@ def _of_probability(bound: Bound, psnr: float | None) -> str:
 
 def _claimed(bound: Bound, psnr: float | None) -> str:
     what = "meets the criterion" if psnr is None else f"reaches {psnr:g} dB"
-    above = f"with a probability above {most(bound.probability or 0.0)}"
+    above = f"with a probability above {most(max(bound.probability or 0.0, FAINT))}"
     if bound.basis == "examples":
         return (
             f"whatever the model is, no attacker {what} from one update {above}, averaged over "
@@ -103,7 +114,7 @@ def _claimed(bound: Bound, psnr: float | None) -> str:
         return f"from one update of this model, no attacker {what} {above}: {sure}, {like}"
     return (
         f"whatever the model is, no attacker {what} from one update {above}: {sure}, of which one "
-        f"guess (or one a class, with labels known) may match {bound.largest_ball}, {like}"
+        f"candidate (or one per class, with labels known) may match {bound.largest_ball}, {like}"
     )
 
 

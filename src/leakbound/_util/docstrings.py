@@ -1,0 +1,76 @@
+"""Splits a docstring into summary, text, and the entries under each heading."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+HEADINGS = (
+    *("Args", "Assumptions", "Cost", "Example", "Guarantees", "Raises", "Returns", "Shapes"),
+    *("Source", "Units"),
+)
+_HEADING = re.compile(rf"^({'|'.join(HEADINGS)}):(?: +|$)(.*)$")
+_NAMED = re.compile(r"^(\w[\w, .]*?): +(.*)$")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a docstring; `sections` is the text under each heading, without its indent."""
+
+    summary: str = ""
+    body: str = ""
+    sections: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self, heading: str) -> dict[str, str]:
+        """The entries `name: text` under a heading; several names before one colon share it."""
+        found: dict[str, str] = {}
+        for item in _items(self.sections.get(heading, "")):
+            match = _NAMED.match(item)
+            if match:
+                found |= {name.strip(): match[2] for name in match[1].split(",")}
+        return found
+
+
+def parts(documentation: str) -> Parts:
+    r"""Split a docstring (as `inspect.getdoc` gives it).
+
+    Example:
+        >>> parts("Adds noise.\n\nOf one law.\n\nSource: a paper.").sections
+        {'Source': 'a paper.'}
+    """
+    summary, _, rest = documentation.strip().partition("\n")
+    lines: dict[str, list[str]] = {"": []}
+    heading, blank = "", False
+    for line in rest.split("\n"):
+        found = _HEADING.match(line)
+        if found:
+            heading, line = found[1], found[2]
+        elif blank and line and not line.startswith(" "):
+            heading = ""  # text without indent after a blank line is body again
+        blank = not line.strip()
+        lines.setdefault(heading, []).append(line)
+    texts = {name: dedented(text) for name, text in lines.items()}
+    return Parts(summary, texts.pop(""), texts)
+
+
+def _items(text: str) -> Iterator[str]:
+    """Entries of a section: an entry starts without indent, its other lines are indented."""
+    item: list[str] = []
+    for line in text.split("\n"):
+        if line and not line.startswith(" ") and item:
+            yield " ".join(item)
+            item = []
+        if line.strip():
+            item.append(line.strip())
+    if item:
+        yield " ".join(item)
+
+
+def dedented(lines: str | list[str]) -> str:
+    """Without the indent that all lines but the first have (the first may follow its heading)."""
+    rows = lines.split("\n") if isinstance(lines, str) else lines
+    rest = [row for row in (rows if isinstance(lines, str) else rows[1:]) if row.strip()]
+    width = min((len(row) - len(row.lstrip()) for row in rest), default=0)
+    cut = [row[width:] if not row[:width].strip() else row.strip() for row in rows]
+    return "\n".join(cut).strip("\n")
