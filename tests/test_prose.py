@@ -118,6 +118,22 @@ def test_code_is_no_prose() -> None:
         assert found(source, suffix) == [], source
 
 
+def test_notebooks_of_either_form_are_read() -> None:
+    cells = [{"cell_type": "markdown", "source": '# Ä\n"he" knows'}, cell("x = 'he'", "code")]
+    for ascii_only in (True, False):
+        source = json.dumps({"cells": cells}, indent=1, ensure_ascii=ascii_only)
+        assert found(source, ".ipynb") == ["he"]
+
+
+def test_a_file_that_cannot_be_read_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.py").write_text("def f(:\n")
+    assert prose.check_words(tmp_path, []) == 1
+    assert "src/a.py:1: cannot be read: invalid syntax" in capsys.readouterr().out
+
+
 def test_the_rest_keeps_its_place() -> None:
     page = "# A\n\n```\nx\n```\nü `code` and he\n"
     text = prose_text.prose(page, ".md")

@@ -60,7 +60,7 @@ def read_glossary(path: Path = GLOSSARY) -> Glossary:
     data = tomllib.loads(path.read_text(encoding="utf-8"))
 
     def compiled(pattern: str, space: str) -> re.Pattern[str]:
-        return re.compile(rf"(?<![\w-])(?:{pattern.replace(' ', space)})(?![\w])", re.IGNORECASE)
+        return re.compile(rf"\b(?:{pattern.replace(' ', space)})\b", re.IGNORECASE)
 
     rules = tuple(Rule(r["not"], compiled(r["pattern"], r"\s+"), r["use"]) for r in data["rule"])
     # The context is looked up in the raw text, where comments and strings break lines with marks.
@@ -88,21 +88,23 @@ def files(root: Path, only: list[Path]) -> list[Path]:
     found += sorted((root / "examples").rglob("*.md")) + sorted((root / "src").rglob("*.toml"))
     found += sorted((root / "src").rglob("*.j2"))
     found += [file for folder in PYTHON for file in sorted((root / folder).rglob("*.py"))]
-    found = [f for f in found if f.is_file() and not {"tests", "node_modules"} & set(f.parts[-4:])]
+    found = [f for f in found if f.is_file() and "tests" not in f.relative_to(root).parts]
     only = [path.resolve() for path in only]
     return [f for f in found if not only or any(f == p or p in f.parents for p in only)]
 
 
 def glossary_findings(name: str, raw: str, prose: str, glossary: Glossary) -> Iterator[str]:
     """Yield a line for each word of the left column in ``prose``, which is ``raw`` with blanks."""
+    fired = [rule for rule in glossary.rules if rule.pattern.search(prose)]
+    names = {rule.name for rule in fired}
     allowed = [
         (exception.words, match.span())
         for exception in glossary.exceptions
-        if exception.path.search(name)
+        if names.intersection(exception.words) and exception.path.search(name)
         for match in exception.pattern.finditer(raw)
     ]
     found = []
-    for rule in glossary.rules:
+    for rule in fired:
         for match in rule.pattern.finditer(prose):
             if not any(
                 rule.name in words and start < match.end() and match.start() < end
@@ -144,7 +146,11 @@ def check_words(root: Path, only: list[Path]) -> int:
     for path in files(root, only):
         name = path.relative_to(root).as_posix()
         raw = path.read_text(encoding="utf-8")
-        proses[name] = prose_text.prose(raw, path.suffix)
+        try:
+            proses[name] = prose_text.prose(raw, path.suffix)
+        except (SyntaxError, ValueError) as error:
+            findings.append(f"{name}:1: cannot be read: {error}")
+            continue
         findings += list(glossary_findings(name, raw, proses[name], glossary))
     findings += spelling_findings(proses, glossary.spelling)
     print("".join(f"{line}\n" for line in findings), end="")

@@ -78,9 +78,11 @@ def notebook(raw: str) -> str:
     """Keep the Markdown cells of a notebook, whose lines are strings of the file."""
     spans, end = [], 0
     for cell in json.loads(raw)["cells"]:
-        for line in cell["source"]:
-            quoted = json.dumps(line, ensure_ascii=False)
-            end = raw.index(quoted, end) + len(quoted)
+        source = cell["source"]
+        for line in [source] if isinstance(source, str) else source:
+            forms = (json.dumps(line, ensure_ascii=False), json.dumps(line))
+            start, quoted = min((raw.index(form, end), form) for form in forms if form in raw[end:])
+            end = start + len(quoted)
             if cell["cell_type"] == "markdown":
                 spans.append((end - len(quoted) + 1, end - 1))
     kept = re.sub(r'\\n|\\"', "  ", keep(raw, spans))

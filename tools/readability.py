@@ -62,7 +62,7 @@ def counts(name: str) -> bool:
 
 
 def how_to(name: str, markdown: str, prose: str) -> list[str]:
-    """Return what a how-to lacks of its form: it is short, and it shows what its reader will see."""
+    """Return what a how-to lacks: it is short, and it shows what its reader will see."""
     if not name.startswith("docs/how_to/"):
         return []
     words = len(re.findall(r"\S*\w\S*", prose))
