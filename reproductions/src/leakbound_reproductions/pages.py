@@ -139,7 +139,12 @@ def pictures(results: Results, base: str = "", level: int = 2) -> list[str]:
     lines = [f"{'#' * level} Figures", ""] if results.outcome.figures else []
     for figure in results.outcome.figures:
         redrawn = f" Redrawn in the form of {figure.paper}." if figure.paper else ""
-        lines += [f"![{figure.caption}]({base}{figure.file})", "", f"{ended(figure.caption)}{redrawn}", ""]
+        lines += [
+            f"![{figure.caption}]({base}{figure.file})",
+            "",
+            f"{ended(figure.caption)}{redrawn}",
+            "",
+        ]
     return lines
 
 
@@ -198,8 +203,8 @@ overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 {% if loop.first %}<th scope="row">{{ cell }}</th>{% else %}<td>{{ cell }}</td>{% endif %}
 {% endfor %}</tr>{% endfor %}</tbody></table></div>{% endif %}</section>{% endfor %}
 {% for figure, data in figures %}<figure><img alt="{{ figure.caption }}" src="{{ data }}">
-<figcaption>{{ ended(figure.caption) }}{% if figure.paper %} Redrawn in the form of {{ figure.paper }}.
-{% endif %}</figcaption></figure>{% endfor %}
+<figcaption>{{ ended(figure.caption) }}{% if figure.paper %}
+Redrawn in the form of {{ figure.paper }}.{% endif %}</figcaption></figure>{% endfor %}
 <p>{{ known }}</p></main></body></html>
 """
 

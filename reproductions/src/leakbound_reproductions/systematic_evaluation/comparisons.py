@@ -71,7 +71,7 @@ def pruning_is_best(found: Measured, data: str, batch: int, server: str) -> list
             continue
         values = at_equal_loss(curves[PRUNE], curve)
         more = gain(values) if values else None
-        told = "their losses do not meet" if more is None else spoken(more)
+        told = "their losses do not overlap" if more is None else spoken(more)
         rows.append(
             Comparison(
                 "2-8",
@@ -137,11 +137,11 @@ def floors_hold(floors: Iterable[Floor]) -> Comparison:
     told = f"{compared} comparisons, {len(beaten)} below"
     told += f" ({', '.join(beaten)})" if beaten else ""
     if compared:
-        told += f"; the closest error has {math.sqrt(closest):.3g} times the floor's root"
-    told += f"; {near} whose interval reaches the floor" if near else ""
+        told += f"; the closest error is {math.sqrt(closest):.3g} times the root of the bound"
+    told += f"; {near} intervals include the bound" if near else ""
     word = FAILS if beaten else UNDECIDED if near or not compared else HOLDS
-    statement = "no attack beats the estimated floor (for images of the prior)"
-    return Comparison("floors", statement, told, word)
+    statement = "no attack is better than the estimated lower bound (for images of the prior)"
+    return Comparison("bounds", statement, told, word)
 
 
 def spoken(found: Gain) -> str:

@@ -38,30 +38,31 @@ def page(found: Measured, color: str) -> list[str]:
     more = any(found.features(data, METHODS[0]) for data in found.data)
     longer = _longer(found)
     short = (
-        " Searches in the tables have the plan's steps, but for rows 2-7, which take longer ones; "
-        'so do claims where these could turn a comparison ("How far the searches had come").'
+        " Searches in the tables have the plan's steps, except in rows 2-7, which use longer "
+        'ones. Claims also use longer ones if they could change a comparison ("How far the '
+        'searches came").'
     )
     return [
         "# Systematic evaluation of defenses: all comparisons and tables",
         "",
-        f"Digits are mnist5k, color images {named(color)}, 32 x 32. Errors are RMSE on "
-        "[0, 1] over a batch, means over rounds, each with its own random weights, batch and "
-        "noise. S_D is the smallest of the attacks' mean errors (the guess without an update is "
-        "one of them); its interval of 95 % allows for the choice. The oracle takes the best "
-        "attack image by image, which nobody can without the truth."
+        f"Digits are mnist5k, color images {named(color)}, 32 x 32. Errors are RMSE on [0, 1] "
+        "over a batch, means over rounds, each with its own random weights, batch and noise. S_D "
+        "is the smallest of the attacks' mean errors, with the prior-only baseline among them; "
+        "its 95 % interval allows for the choice. The oracle takes the best attack for each "
+        "image, which needs the truth."
         + (f" What no claim rests on (further defenses and variants) has {FEW} rounds." * more)
         + (short if longer else ""),
         "",
-        *_heads(("claim", "comparison", "measured", "word"), "---"),
+        *_heads(("claim", "comparison", "measured", "verdict"), "---"),
         *(_line((c.number, c.statement, c.measured, c.word)) for c in comparisons(found)),
         "",
-        "Each word is that of one interval of 95 %: of many, some are wrong by chance; the claims "
-        "themselves are judged elsewhere, each by a few comparisons that the paper names. At equal "
-        "loss a family counts with its largest error for that cost; families of one level "
-        "(clip, mixup, Soteria) have no such curve. Rows 2-8 and 2-10 are not the claims' own "
+        "Each verdict rests on one 95 % interval; of many, some are wrong by chance. The claims "
+        "are judged elsewhere, each by a few comparisons that the paper names. At equal loss, a "
+        "family counts with its largest error at that cost; families with one level (clip, "
+        "mixup, Soteria) have no such curve. Rows 2-8 and 2-10 differ from the claims' own "
         "comparisons: here Robbing the Fed knows mask and noise, and searches have the plan's "
-        "steps; there it reads as published, against longer searches. Attacks and trainings that "
-        f"crashed: {failed(found)}.",
+        "steps. There it runs as published, against longer searches. Attacks and training runs "
+        f"that crashed: {failed(found)}.",
         *_best(found),
         *_costs(found),
         *_preferred(found),
@@ -78,11 +79,11 @@ def _best(found: Measured) -> list[str]:
         "",
         "## The best attack (table 4)",
         "",
-        "Bold: the smallest mean error of an honest server's attacks, and of all. The last three "
-        "change the model first: only a malicious server runs them. Every attack knows the "
-        "defense: it simulates local steps and rounding, leaves out what a mask withholds, and "
-        "expects mixed examples; draws that stay with the client are not told. The oracle is over "
-        "all attacks.",
+        "Bold: the smallest mean error of an honest server's attacks, and of all attacks. The "
+        "last three attacks change the model first, so only a malicious server runs them. Every "
+        "attack knows the defense: it simulates local steps and rounding, leaves out what a mask "
+        "withholds, and expects mixed examples. It does not know random draws that stay with the "
+        "client. The oracle is over all attacks.",
     ]
     for data in found.data:
         for batch in found.batches(data):
@@ -94,7 +95,7 @@ def _best(found: Measured) -> list[str]:
             blind = fmean(own.baseline for own in honest.values())
             lines += [
                 "",
-                f"**{data}, B = {batch}**, n = {n} rounds; without an update {blind:.3f}",
+                f"**{data}, B = {batch}**, n = {n} rounds; prior-only baseline {blind:.3f}",
                 "",
                 *_heads(
                     ("defense", *ATTACKS, "S_D, honest server", *MALICIOUS, "S_D, any", "oracle")
@@ -122,8 +123,8 @@ def _costs(found: Measured) -> list[str]:
     heads = [f"{data}: {what}" for data in found.data for what in ("loss", "accuracy")]
     lines += [
         f"Training loss and test accuracy after {rounds} rounds of four clients with 16 images "
-        "each (Adam), means with t intervals of 95 %; seeds pair the draws. Far from trained out, "
-        "unlike the paper's models.",
+        "each (Adam), means with 95 % t intervals; seeds pair the draws. Unlike the paper's "
+        "models, these are far from convergence.",
         "",
         *_heads(("defense", *heads)),
     ]
@@ -143,10 +144,11 @@ def _preferred(found: Measured) -> list[str]:
         "",
         "## Which defense, at which cost (figure 3)",
         "",
-        "![Error that the strongest attack leaves, against training loss](evaluation.png)",
+        "![Error of the strongest attack, against training loss](evaluation.png)",
         "",
-        "The defense with the largest S_D among those whose mean training loss is at most so many "
-        "times the undefended one: a reading of the tables above, whose intervals often overlap.",
+        "The defense with the largest S_D among those whose mean training loss is at most this "
+        "many times the undefended loss. It summarizes the tables above, whose intervals often "
+        "overlap.",
         "",
         *_heads(("data", "B", "server", *(f"{budget:g} times" for budget in BUDGETS)), "---"),
     ]
@@ -170,10 +172,10 @@ def _features(found: Measured) -> list[str]:
         "",
         "## Features (table 2)",
         "",
-        f"Share of the true features outside the span of those found, means of {FEW} rounds: "
-        "cocktail party reads the first linear layer of an honest server's model, the tensor "
-        "methods read a head that a malicious server has initialized. Of n numbers a random span "
-        "of B misses a share of sqrt(1 - B/n).",
+        f"Share of the true features outside the span of those found, means of {FEW} rounds: the "
+        "cocktail party attack uses the first linear layer of an honest server's model; the "
+        "tensor methods use a head that a malicious server has initialized. A random span of B "
+        "in n dimensions misses a share of sqrt(1 - B/n).",
     ]
     for data in found.data:
         tables = {method: found.features(data, method) for method in METHODS}
@@ -196,7 +198,7 @@ def _pruned(found: Measured) -> list[str]:
         "",
         "The tensor method on a head that a malicious server has initialized, in every round: "
         "share of the true features outside the span of those found, means over the rounds that "
-        "can be read.",
+        "can be evaluated.",
         "",
         *_heads(("data", "B", "defense", "share", "n"), "---"),
     ]
@@ -210,10 +212,10 @@ def _pruned(found: Measured) -> list[str]:
 def _apart(found: Measured) -> list[str]:
     lines = [
         "",
-        "## Deep prior + features, taken apart (table 6)",
+        "## Deep prior + features, without its parts (table 6)",
         "",
-        "B = 4. RMSE, and in parentheses how many dB of squared error worse than all parts "
-        "together, paired, with intervals of 95 %.",
+        "B = 4. RMSE; in parentheses, by how many dB the squared error is worse than with all "
+        "parts, paired, with 95 % intervals.",
     ]
     for data in found.data:
         tables = found.ablation(data)
@@ -253,10 +255,10 @@ def _longer(found: Measured) -> list[str]:
         return []
     return [
         "",
-        "## How far the searches had come",
+        "## How far the searches came",
         "",
-        f"RMSE after the plan's steps and after {TIMES} times as many, same rounds, and by how "
-        "many dB of squared error that is lower, with intervals of 95 %.",
+        f"RMSE after the plan's steps and after {TIMES} times as many, same rounds. Last column: "
+        "by how many dB the squared error is lower, with 95 % intervals.",
         "",
         *_heads(("images", "defense", "attack", "steps", f"{TIMES} x steps", "lower by"), "---"),
         *rows,
@@ -282,13 +284,13 @@ def _squared(rounds: Mapping[int, Sequence[float]]) -> dict[int, float]:
 def _floors(found: Measured) -> list[str]:
     lines = [
         "",
-        "## Errors over floors (tightness)",
+        "## Errors and lower bounds (tightness)",
         "",
-        "Single images under noise: floors of Cramér and Rao with the Gaussian prior of public "
-        "images, estimated from sampled images and so not proved. Tightness is the attack's RMSE "
-        "over the floor's root.",
+        "Single images under noise: Cramér-Rao lower bounds with the Gaussian prior of public "
+        "images. They are estimated from sampled images, so they are not proved. Tightness is "
+        "the attack's RMSE divided by the root of the lower bound.",
         "",
-        *_heads(("data", "noise", "attack", "RMSE", "floor", "tightness"), "---"),
+        *_heads(("data", "noise", "attack", "RMSE", "lower bound", "tightness"), "---"),
     ]
     for data in found.data:
         for floor in found.floors(data):
@@ -305,8 +307,8 @@ def _floors(found: Measured) -> list[str]:
     if told:
         lines += [
             "",
-            "With what probability any attacker reaches the plan's threshold where the release "
-            "is private, for images of the prior (Gaussians fitted to public images): "
+            "Probability that any attacker reaches the plan's threshold under a differentially "
+            "private release, for images of the prior (Gaussians fitted to public images): "
             + "; ".join(told)
             + ".",
         ]
@@ -321,7 +323,7 @@ def _mean(own: BestAttackError, name: str, best: str) -> str:
 
 
 def _interval(own: BestAttackError) -> str:
-    blind = ", no update" if own.attack == BASELINE else ""
+    blind = ", baseline" if own.attack == BASELINE else ""
     return f"{own.rmse:.3f} [{own.low:.3f}, {own.high:.3f}]{blind}"
 
 

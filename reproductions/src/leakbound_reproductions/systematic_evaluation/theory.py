@@ -136,14 +136,14 @@ def _number(value: float | bool | None) -> object:
 def _page(found: Theory) -> list[str]:
     rows = found.rows.all
     return [
-        "# The two-layer network: all cells",
+        "# Two-layer network: all experiments",
         "",
-        f"{found.rows.seeds}, from {sweep.FIRST} on. R is the root mean squared "
-        "distance of unit inputs and matched guesses (a random unit guess: 1.41; where signs "
-        "cannot be known, and for the printed attack, whose theorem leaves them open, the better "
-        "sign counts). Medians with intervals of at least 95 %; slopes are means over seeds with "
-        "t intervals of 95 %. "
-        '"printed" is the attack as the paper has it, "library" takes lower moments out first.',
+        f"{found.rows.seeds}, from {sweep.FIRST} on. R is the root mean squared distance between "
+        "unit inputs and matched estimates; a random unit vector has 1.41. The better sign "
+        "counts if signs cannot be known, and for the printed attack, whose theorem leaves them "
+        "open. R is a median with an interval of at least 95 %. Slopes are means over seeds with "
+        '95 % t intervals. "printed" is the attack as in the paper; "library" removes lower '
+        "moments first.",
         "",
         "## Slopes of log error in log M",
         "",
@@ -153,16 +153,16 @@ def _page(found: Theory) -> list[str]:
         "|---|---|",
         *(_line(pair) for pair in over_width(found.rows).items()),
         "",
-        "## Does an attack beat a floor?",
+        "## Is an attack better than a lower bound?",
         "",
         *_floors(rows, found.everyone),
         "",
-        "## All cells",
+        "## All experiments",
         "",
-        "Orders leave out their constants and bound nothing. The floor is Cramer-Rao's for "
-        "estimators that know all norms and are unbiased near these inputs, as a root of the mean "
-        'over seeds; it is capped at the zero guess\'s error, 1. "met": both conditions of the '
-        "upper order (B <= n^(1/4), M >= n B^2 / (nu pi_min)^2), with constants of one.",
+        "Orders omit their constants and bound nothing. The lower bound is Cramér-Rao's, for "
+        "estimators that know all norms and are unbiased near these inputs. It is the root of a "
+        'mean over seeds, capped at the error of the zero estimate, 1. "met": both conditions '
+        "of the upper order (B <= n^(1/4), M >= n B^2 / (nu pi_min)^2), with constants of one.",
         "",
         *_table(rows),
     ]
@@ -173,25 +173,26 @@ def _floors(rows: Sequence[Row], everyone: Sequence[Compared]) -> list[str]:
     least, where = min(ratios, key=lambda pair: pair[0] or 0.0)
     below = sum(1 for ratio, _ in ratios if ratio is not None and ratio < 1)
     lines = [
-        f"Unbiased estimators' floor, {len(ratios)} cells with noise: root mean squared error "
-        f"below it in {below}; the least error over floor is {least:.2f} "
-        f"({_name(where.cell)}, B = {where.cell.batch}, noise_std {where.cell.noise_std:g}).",
+        f"Lower bound for unbiased estimators, {len(ratios)} experiments with noise: the root "
+        f"mean squared error is below it in {below}; the smallest ratio of error to lower bound "
+        f"is {least:.2f} ({_name(where.cell)}, B = {where.cell.batch}, noise_std "
+        f"{where.cell.noise_std:g}).",
         "",
-        "All attackers' floor, estimated (van Trees; one Gaussian input of 10 numbers, M = 2048, "
-        "softplus):",
+        "Lower bound for all attackers, estimated (van Trees; one Gaussian input of 10 numbers, "
+        "M = 2048, softplus):",
         "",
-        "| noise_std | attack | floor | mean squared error less squared floor |",
+        "| noise_std | attack | lower bound | mean squared error minus squared lower bound |",
         "|---|---|---|---|",
     ]
     lines += [f"| {c.noise_std:g} | {c.error:.3f} | {c.floor:.3f} | {c.gap} |" for c in everyone]
     beaten = sum(c.gap.high < 0 for c in everyone)
-    return [*lines, "", f"Beaten in {beaten} of {len(everyone)}."]
+    return [*lines, "", f"The attack is better in {beaten} of {len(everyone)}."]
 
 
 def _table(rows: Iterable[Row]) -> list[str]:
     lines = [
-        "| defense | s | n | M | B | attack | R | outside the span | upper order (met) | "
-        "lower order | floor | R / floor |",
+        "| defense | activation | n | M | B | attack | R | outside the span | upper order (met) "
+        "| lower order | lower bound | R / lower bound |",
         "|" + "---|" * 12,
     ]
     for row in rows:
