@@ -235,7 +235,7 @@ def test_a_truth_that_contradicts_a_certificate_is_no_verdict(digits):
     other = Batch(digits.inputs[20:21], digits.labels[20:21])
     (record,) = attacked(after, before, truth=other).records
     assert record.status == "failed"
-    assert "a certificate says that the reconstruction is the input, and the" in record.reason
+    assert "a certificate says that the reconstruction is the input, but the" in record.reason
 
 
 def test_several_steps_are_certified_where_their_replay_explains_them(digits):

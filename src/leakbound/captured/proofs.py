@@ -41,7 +41,7 @@ OUTSIDE = 1e-3
 BALANCED = 1e-3
 """The largest share of their absolute sum to which the last bias's gradients may sum."""
 RARE = 1e-6
-"""Noise of the declared law has less energy than this bound allows with this probability."""
+"""The declared noise has less energy than this bound allows with this probability."""
 
 
 def certificate(

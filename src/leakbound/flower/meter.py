@@ -152,7 +152,7 @@ class LeakMeter:
             defense = made[1]
         if defense is None and self.defense is not None:
             defense = resolve(self.defense, task, batch.size)
-            law = Unknown("the train function makes the noise, and the meter does not know its law")
+            law = Unknown("the train function adds noise of a distribution unknown to the meter")
         defense = defense or NoDefense()
         after = self._read(only_arrays(reply.content, REPLY)[1], REPLY)
         # the learning rate is public: it does not depend on this stream

@@ -109,7 +109,7 @@ def _places(
 
 
 def _chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
-    """Some coordinates of an update, each times a public factor, with their part of the law."""
+    """Some coordinates of an update, each times a public factor, with their distribution."""
     law: Law = update.law
 
     def chosen(values: float | Tensor) -> Tensor:

@@ -337,7 +337,7 @@ def _check_noise(
         for seed in range(MANY)
     ]
     law = draws[0].law
-    require(isinstance(law, Gaussian | Laplace), f"{name} the law of its noise is {law}")
+    require(isinstance(law, Gaussian | Laplace), f"{name} its declared noise is {law}")
     check_law(draws, link.imitate(given.rows), repr(link))
     wanted = float(getattr(link, "noise_multiplier", 0.0)) * bound
     least = float(spread(draws[0]).min())
@@ -380,7 +380,7 @@ def check_law(
     """
     law = draws[0].law
     for draw in draws:
-        require(type(draw.law) is type(law), f"{name} declares another law for another stream")
+        require(type(draw.law) is type(law), f"{name} declares other noise for another stream")
     if promise is Guarantee.KNOWN_NOISE:
         noisy = isinstance(law, Gaussian | Laplace)
         require(noisy, f"{name} promises a known noise distribution, but its update declares {law}")
