@@ -1,17 +1,17 @@
-"""leakbound: how much training data do federated updates leak, and what bounds it?
+"""leakbound measures how much training data federated updates leak, and what bounds it.
 
-Five verbs, each of which returns an object with `.verdict`, its numbers, `.plot()`,
-`.to_html(path)` and a form for notebooks:
+It has five verbs. Each returns an object with `.verdict`, its numbers, `.plot()`, `.to_html(path)`
+and a display for notebooks:
 
     simulate(model, batch, defense=..., attack=...)     attack one simulated update
     run_audit(model, data, attacks=..., defenses=...)   compare defenses under many attacks
-    calibrate("psnr>=30 with probability<=0.01", ...)  the noise that meets a stated risk
-    attack_update("after.safetensors", model, ...)      attack an update that was captured
+    calibrate("psnr>=30 with probability<=0.01", ...)  the noise that meets an accepted risk
+    attack_update("after.safetensors", model, ...)      attack a captured update
     error_bound(model, batch, defense, public=...)      what bounds every attacker
 
-Below them stand the core types (`Batch`, `Task`, `Update`, `Observation`, ...), the functions of
-one round (`play`, `send`, `pair`, `evaluate`) and the packages (`leakbound.attacks`,
-`leakbound.defenses`, ...). All are imported when they are first used: `import leakbound` is fast.
+The verbs use the core types (`Batch`, `Task`, `Update`, `Observation`, ...), the functions of one
+round (`play`, `send`, `pair`, `evaluate`) and the packages (`leakbound.attacks`,
+`leakbound.defenses`, ...). All are imported on first use, so `import leakbound` is fast.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a client computes from its batch, as pure functions.
 
-The client and the attacker who simulates it call the same code: two copies would drift apart.
+The client and the attacker who simulates it call the same code: two copies could differ over time.
 All functions are differentiable in the inputs (and in soft labels), to any order.
 """
 
@@ -67,13 +67,13 @@ def call(
 ) -> Tensor:
     """The output of the task's model with these tensors, by name, for inputs (B, *S).
 
-    An output with `logits`, as transformers' models return, counts as its logits. Tensors that are
-    missing are as in the module. `twice`: the output may be differentiated twice, or in forward
-    mode; PyTorch's fused attention kernels cannot, and the plain ones are then taken.
+    An output with `logits`, as from transformers' models, counts as its logits. Missing tensors are
+    those of the module. `twice`: the output may be differentiated twice, or in forward mode.
+    PyTorch's fused attention kernels do not support this, so plain ones are used.
 
     Raises:
-        NotApplicable: the model looks its inputs up in a table, and these are no valid codes.
-        WrongOutput: the output is no tensor and has no logits.
+        NotApplicable: the model looks its inputs up in a table, and these are not valid codes.
+        WrongOutput: the output is not a tensor and has no logits.
     """
     traced = torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
     try:
@@ -103,14 +103,14 @@ _CODED: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], bool]] = WeakKeyDicti
 
 
 def refuse_codes(task: Task, input_shape: Sequence[int]) -> None:
-    """Refuse a model that takes inputs (*S), or a part of them, for integer codes.
+    """Reject a model that uses inputs (*S), or a part of them, as integer codes.
 
-    Its output jumps as they move, so that neither a search nor a bound that rests on slopes says
-    anything. Such a model makes whole numbers of floats, others for other inputs. The answer is
-    kept for as long as the model lives.
+    Its output is discontinuous in them, so searches and derivative-based bounds do not apply. The
+    check detects models that convert floats to whole numbers, and models that reject other inputs.
+    The result is kept as long as the model exists.
 
     Raises:
-        NotApplicable: such a model.
+        NotApplicable: the model does this.
 
     Example:
         >>> refuse_codes(Task.of(nn.Linear(4, 2)), (4,))
@@ -131,14 +131,14 @@ def _coded(task: Task, shape: tuple[int, ...]) -> bool:
                 forward(task, inputs)
         except NotApplicable:
             return True
-        except Exception:  # inputs of another shape, which who calls the model next will say
+        except Exception:  # inputs of another shape; the next caller of the model reports this
             return False
         found.append(rounded.found)
     return len(found[0]) != len(found[1]) or not all(map(torch.equal, *found))
 
 
 class _Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps the whole numbers that are made of floats."""
+    """Records the whole numbers that are made from floats."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -177,17 +177,17 @@ _SWITCHES: tuple[tuple[Callable[[], bool], Callable[[bool], None], bool], ...] =
     (_KERNELS.cudnn_sdp_enabled, _KERNELS.enable_cudnn_sdp, False),
     (_LAYERS.get_fastpath_enabled, _LAYERS.set_fastpath_enabled, False),
 )
-"""What asks for a switch of PyTorch's, what sets it, and how plain attention has it."""
+"""For each PyTorch switch: its getter, its setter, and its value for plain attention."""
 _LOCK = Lock()
 _INSIDE: list[list[bool]] = []
-"""The switches as they were before the first who is inside, once for each."""
+"""The state of each switch before the first thread entered."""
 
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """While active, attention is computed by kernels that can be differentiated to any order.
+    """While active, attention uses kernels that can be differentiated to any order.
 
-    PyTorch's fused ones have no second derivative, no forward mode and no `vmap` of a gradient.
+    PyTorch's fused kernels have no second derivative, no forward mode and no `vmap` of a gradient.
 
     Example:
         >>> x = torch.ones(1, 2, 4)
@@ -195,9 +195,9 @@ def plain_attention() -> Iterator[None]:
         ...     nn.functional.scaled_dot_product_attention(x, x, x).shape
         torch.Size([1, 2, 4])
     """
-    # The switches are the process's, and clients may run in threads: the first to come sets them,
-    # the last to go sets them back. (`sdpa_kernel` does as much for attention, in 28 us; these
-    # calls take 8, and a small network's attack step 830.)
+    # The switches are global and clients may run in threads: the first thread to enter sets them,
+    # the last one to leave restores them. (`sdpa_kernel` does the same for attention in 28 us;
+    # these calls take 8, and a small network's attack step 830.)
     with _LOCK:
         _INSIDE.append(_INSIDE[0] if _INSIDE else [ask() for ask, *_ in _SWITCHES])
         if len(_INSIDE) == 1:
@@ -216,7 +216,7 @@ def plain_attention() -> Iterator[None]:
 def layer_inputs(
     task: Task, inputs: Tensor, names: Sequence[str], parameters: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """What enters the named layers for inputs (B, *S), as tensors (B, ...), differentiable.
+    """The inputs of the named layers for inputs (B, *S), as tensors (B, ...), differentiable.
 
     Raises:
         ValueError: the model has no such layer, or did not call it once with one tensor.
@@ -250,9 +250,9 @@ def layer_inputs(
 def clients_layer_inputs(
     task: Task, inputs: Tensor, names: Sequence[str], cohort: Sequence[int]
 ) -> dict[str, Tensor]:
-    """As `layer_inputs` where consecutive slices of the inputs are different clients'.
+    """As `layer_inputs`, if consecutive slices of the inputs belong to different clients.
 
-    Only in a model whose examples see each other this differs from one call on all.
+    This differs from one call on all inputs only for a model that couples the examples.
     """
     if not task.coupled or len(cohort) == 1:
         return layer_inputs(task, inputs, names)
@@ -267,9 +267,9 @@ def batch_norms(task: Task) -> tuple[str, ...]:
 
 
 def batch_statistics(task: Task, inputs: Tensor) -> dict[str, Statistics]:
-    """Mean and variance (C,) of what enters every batch norm, over the batch and all positions.
+    """Mean and variance (C,) of each batch norm's input, over the batch and all positions.
 
-    The variance is the biased one, which a norm in training mode divides by. Differentiable.
+    The variance is the biased one, by which a norm in training mode divides. Differentiable.
     """
     inside = layer_inputs(task, inputs, batch_norms(task))
     return {name: statistics_of(value) for name, value in inside.items()}
@@ -311,7 +311,7 @@ def gradient(
 
 
 def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Gradient of every example's own loss, (B, P); their mean is `gradient`."""
+    """Gradient of every example's loss, (B, P); their mean is `gradient`."""
 
     def one(flat: Tensor, image: Tensor, label: Tensor) -> Tensor:
         return task.loss(forward(task, image[None], flat), label[None])
@@ -325,9 +325,9 @@ def local_update(
 ) -> Tensor:
     """The update (P,) after the task's local plan, in gradient units.
 
-    The sum of the gradients along the local steps, (theta_before - theta_after) / learning_rate.
-    One step gives `gradient` itself. Minibatches are consecutive slices, in turn and again from the
-    first, the same for client and attacker. `slope` computes a step's gradient.
+    It is the sum of the gradients along the local steps, (theta_before - theta_after) /
+    learning_rate. One step gives `gradient` itself. Minibatches are consecutive slices, in turn and
+    again from the first, the same for client and attacker. `slope` computes a step's gradient.
     """
     plan = task.plan
     size = plan.batch_size or len(inputs)
@@ -341,7 +341,7 @@ def local_update(
 
 
 Each = Callable[[Task, Tensor, Tensor], Tensor]
-"""What computes every example's own gradient: `example_gradients`, or as it without slopes."""
+"""Computes every example's gradient: `example_gradients`, or a variant without derivatives."""
 
 
 def rows(
@@ -350,8 +350,8 @@ def rows(
     """One client's rows before any defense: (B, P) for EXAMPLE, (1, P) for CLIENT.
 
     Raises:
-        ValueError: per-example rows of a local plan with several steps or with minibatches, or of
-            a model whose examples see each other.
+        ValueError: per-example rows for a local plan with several steps or with minibatches, or for
+            a model that couples the examples.
     """
     if unit is Unit.EXAMPLE and task.coupled:
         raise ValueError(
@@ -376,10 +376,10 @@ def simulate(
     cohort: tuple[int, ...],
     defense: DefenseProtocol | None,
 ) -> Tensor:
-    """The rows (R, P) that an attacker expects to see for a guess of all clients' data.
+    """The rows (R, P) that an attacker expects for a candidate of all clients' data.
 
-    The guess is split among the clients in order; the known defense's deterministic part is
-    applied. With no known defense, what is expected is each client's plain update, summed.
+    The candidate is split among the clients in order, and the known defense's deterministic part is
+    applied. Without a known defense, the result is the sum of the clients' plain updates.
     """
     unit = Unit.CLIENT if defense is None else defense.starts
     places = pairwise(accumulate(cohort, initial=0))
@@ -387,10 +387,10 @@ def simulate(
 
 
 def shown(observation: Observation, plain: Tensor) -> Tensor:
-    """What an attacker expects to see of clients' rows (R, P) before any defense, in order.
+    """The view that an attacker expects of clients' rows (R, P) before any defense, in order.
 
-    Rows are examples' where the known defense starts from them, or where examples' were seen and no
-    defense is known; else one a client.
+    It has one row per example if the known defense starts from examples, or if examples were seen
+    and no defense is known. Otherwise it has one row per client.
     """
     defense, cohort = observation.defense, observation.cohort
     if defense is None and observation.update.unit is Unit.EXAMPLE:
@@ -418,21 +418,22 @@ def respond(
     state: Any = None,
     each: Each = example_gradients,
 ) -> tuple[Update, Any]:
-    """One client's defended update before any aggregation, and what the client keeps.
+    """One client's defended update before any aggregation, and the client's state.
 
-    The client's round; also an attacker's, who replays it on a guess. `state` is what this function
-    returned in the round before, None in the first; `each` computes examples' gradients.
+    This is the client's round, and the round of an attacker who simulates it on a candidate.
+    `state` is the result of the previous round, None in the first. `each` computes examples'
+    gradients.
     """
     alone, _ = defense.sides
     state = alone.init(task) if state is None else state
     own, state = alone.begin(alone.prepare(task, source), state, source)
     plain = rows(own, batch.inputs, batch.labels, defense.starts, each).detach()
-    if not alone.gives_bound:  # else no error may tell whose gradient is not finite
+    if not alone.gives_bound:  # otherwise an error would reveal whose gradient is not finite
         check.finite("the client's gradient", plain)
     examples = (1,) * batch.size if defense.starts is Unit.EXAMPLE else (batch.size,)
     update = Update(plain, defense.starts, examples)
     update, state = alone.transform(update, state, ClientContext(own, batch), source)
-    if task.kept is not None:  # what the model does not have is not sent, noise on it neither
+    if task.kept is not None:  # pruned weights are not sent, and neither is noise on them
         update = update.masked(task.kept.expand_as(update.rows), by_value=False)
     return update, state
 
@@ -440,10 +441,10 @@ def respond(
 def pure_simulate(
     task: Task, inputs: Tensor, labels: Tensor, defense: DefenseProtocol | None
 ) -> Tensor:
-    """As `simulate` for one client, but free of autograd calls, so that `torch.func` can see it.
+    """As `simulate` for one client, but without autograd calls, so that `torch.func` can trace it.
 
     Raises:
-        ValueError: a local plan with minibatches.
+        ValueError: the local plan has minibatches.
     """
     size = task.plan.batch_size
     if defense is not None and defense.starts is Unit.EXAMPLE:
@@ -467,7 +468,7 @@ def input_jvp(task: Task, inputs: Tensor, labels: Tensor, tangent: Tensor) -> Te
 def pure_gradient(
     task: Task, inputs: Tensor, labels: Tensor, parameters: Tensor | None = None
 ) -> Tensor:
-    """As `gradient`, but free of autograd calls, so that `torch.func` transforms can see it."""
+    """As `gradient`, but without autograd calls, so that `torch.func` transforms can trace it."""
     of = grad(lambda flat: task.loss(forward(task, inputs, flat), labels))
     result: Tensor = of(task.parameters if parameters is None else parameters)
     return _of_kept(task, result)

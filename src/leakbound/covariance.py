@@ -1,4 +1,4 @@
-"""Covariances with structure, by the square root that colors and whitens with them."""
+"""Structured covariances, stored as the square root that colors and whitens with them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LowRank:
 
 @dataclass(frozen=True, eq=False)
 class Kronecker:
-    """A matrix of coordinates (a, b), row by row, whose rows and columns are correlated.
+    """A matrix of coordinates (a, b), row by row, with correlated rows and columns.
 
     The root is left ⊗ right, both symmetric and positive definite; a vector is a diagonal.
     """
@@ -93,8 +93,8 @@ class Kronecker:
 class Structured:
     """The covariance S Sᵀ over P coordinates with S = diag(scale) · (root of every block).
 
-    `scale` (P,) is above zero; blocks do not overlap and stand in order: one over all coordinates,
-    or one a layer; outside of blocks the root is the identity.
+    `scale` (P,) is above zero. Blocks do not overlap and are in order: one over all coordinates, or
+    one per layer. Outside of blocks the root is the identity.
     """
 
     scale: Tensor
@@ -164,7 +164,7 @@ class Structured:
     def __mul__(self, factor: float) -> Structured:
         """The covariance times a number above zero."""
         if not factor > 0:
-            raise ValueError(f"factor is {factor}; a covariance can be scaled by what is above 0")
+            raise ValueError(f"factor is {factor}; give a number above 0")
         return replace(self, scale=self.scale * factor**0.5)
 
 

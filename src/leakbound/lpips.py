@@ -1,6 +1,6 @@
-"""LPIPS, a learned perceptual distance between images, from a weight file of the user's own.
+"""LPIPS, a learned perceptual distance between images, from the user's weight file.
 
-Nothing is bundled, downloaded or imitated: without a file there is no such number.
+leakbound does not bundle, download or imitate it: without a file there is no such number.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ _HEAD_NAMES = tuple((f"lin{i}.model.1.weight", f"lins.{i}.model.1.weight") for i
 class Lpips:
     """The distance of one weight file, version 0.1: AlexNet ("alex") or VGG-16 ("vgg").
 
-    Values of different files do not compare. Computed in float64 on the CPU, one image at a time:
-    a value does not depend on the rest of its batch.
+    Values from different files are not comparable. It is computed in float64 on the CPU, one image
+    at a time, so a value does not depend on the rest of its batch.
 
     Source: Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric",
         CVPR 2018.
@@ -93,8 +93,8 @@ class Lpips:
     def load(cls, path: Path) -> Lpips:
         """Read the state dict of the package `lpips`, `LPIPS(net="alex")` or `LPIPS(net="vgg")`.
 
-        The last layers may be stored as `lin0...`, as `lins.0...` or as both. No such file, or
-        values that no trained LPIPS has, are a `ValueError`.
+        The last layers may be stored as `lin0...`, as `lins.0...` or as both. A missing file, or
+        values that no trained LPIPS has, raise a `ValueError`.
         """
         both = {name for names in _HEAD_NAMES for name in names}
         state = read_weights(path, partial(_wanted, path), name="lpips_weights", ignored=both)
@@ -116,7 +116,7 @@ class Lpips:
 
     @property
     def smallest(self) -> int:
-        """Pixels a side that an image needs."""
+        """Minimum side of an image in pixels."""
         return {"alex": 31, "vgg": 16}[self.name]  # leaves one position to the last slice
 
     def takes(self, shape: tuple[int, ...]) -> bool:
@@ -124,12 +124,12 @@ class Lpips:
         return has_neighbors(shape) and shape[0] in (1, _RGB) and min(shape[1:]) >= self.smallest
 
     def metric(self, low: float = 0.0) -> Metric:
-        """It as a metric of images whose least value is `low`."""
+        """The metric for images with lowest value `low`."""
         about = f"learned perceptual distance ({self.name})"
         return Metric("lpips", partial(self.distances, low=low), False, "", about)
 
     def distances(self, paired: Paired, *, data_range: float, low: float = 0.0) -> Values:
-        """The distance of each reconstruction, 0 or more; None where `takes` says no.
+        """The distance of each reconstruction, 0 or more; None if `takes` is False.
 
         Images are mapped from [low, low + data_range] to [-1, 1]; gray ones are repeated to RGB.
         """
@@ -150,7 +150,7 @@ class Lpips:
         return values
 
     def _features(self, image: Tensor) -> list[Tensor]:
-        """What each slice makes of one image in [-1, 1]: (C, H, W), of length 1 at each place."""
+        """Each slice's output for one image in [-1, 1]: (C, H, W), of length 1 at each place."""
         x = image.expand(_RGB, -1, -1)[None]
         x = (x - self.state["scaling_layer.shift"]) / self.state["scaling_layer.scale"]
         found = []
@@ -164,7 +164,7 @@ class Lpips:
 
 
 def _wanted(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The tensors, without memory, that a file of these names and shapes should hold."""
+    """The tensors, without memory, that a file with these names and shapes should hold."""
     first = shapes.get("net.slice1.0.weight")
     if first not in _FIRST:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""How near a reconstruction is to the truth: one number for each image and metric.
+"""Distances between reconstruction and truth: one number for each image and metric.
 
-A metric takes `Paired` images and the `data_range` that they live in (high - low, in the units of
-the inputs; never guessed from the pixels) and returns one number an image, None where it is not
-defined. All is computed in float64 on the CPU.
+A metric takes `Paired` images and their `data_range` (high - low, in input units, never estimated
+from the pixels). It returns one number per image, or None if it is not defined. Everything is
+computed in float64 on the CPU.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _MS_SSIM_SMALLEST = 176
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric with what a report needs to show it.
+    """A metric and what a report needs to show it.
 
     Attributes:
-        unit: "" where the number has none.
+        unit: "" if the number has none.
         needs_distractors: `function` also takes `distractors`, other images of the same kind.
     """
 
@@ -83,9 +83,10 @@ def psnr(paired: Paired, *, data_range: float) -> Values:
 def ssim(paired: Paired, *, data_range: float) -> Values:
     """Structural similarity: Gaussian window, standard deviation 1.5, 11 pixels wide.
 
-    The mean over all places where the window lies inside the image. In an image with a side under
-    11 pixels, the window has the largest odd width that fits and its standard deviation shrinks
-    alike: such values do not compare with those of larger images. None below 3 pixels.
+    It is the mean over all places where the window lies inside the image. In an image with a side
+    under 11 pixels, the window has the largest odd width that fits, and its standard deviation
+    shrinks in proportion. Such values are not comparable with those of larger images. None below 3
+    pixels.
 
     Source: Wang et al., "Image Quality Assessment", IEEE TIP 2004.
     """
@@ -124,9 +125,9 @@ def ms_ssim(paired: Paired, *, data_range: float) -> Values:
 
 
 def ncc(paired: Paired, *, data_range: float) -> Values:
-    """Normalized cross-correlation in [-1, 1]: blind to brightness and contrast.
+    """Normalized cross-correlation in [-1, 1]: it ignores brightness and contrast.
 
-    None where the guess or the true image is constant.
+    None if the reconstruction or the true image is constant.
     """
     guess, truth = (images.flatten(1) for images in _images(paired))
     constant = (guess.amax(1) == guess.amin(1)) | (truth.amax(1) == truth.amin(1))
@@ -137,7 +138,7 @@ def ncc(paired: Paired, *, data_range: float) -> Values:
 
 
 def label_accuracy(paired: Paired, *, data_range: float) -> Values:
-    """1 where the guessed label is the true one, else 0; None where the attack has no labels."""
+    """1 if the reconstructed label is the true one, else 0; None if the attack has no labels."""
     if paired.labels is None:
         return [None] * len(paired.inputs)
     return _listed((paired.labels.cpu() == paired.truth.labels.cpu()).double())
@@ -146,7 +147,7 @@ def label_accuracy(paired: Paired, *, data_range: float) -> Values:
 def identification(
     paired: Paired, *, data_range: float, distractors: Tensor | None = None
 ) -> Values:
-    """1 where the guess is nearer (MSE) to its own image than to any other image, else 0.
+    """1 if the reconstruction is closer (MSE) to its true image than to any other, else 0.
 
     The other images are the distractors (D, *S) and the rest of the true batch; a tie counts as 0.
     None without distractors. By chance alone it is 1 with probability 1 / (D + B).

@@ -1,4 +1,4 @@
-"""The only place where the truth meets a reconstruction: which belongs to which true image."""
+"""The only place where truth meets reconstruction: it matches each with a true image."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Paired:
     """A reconstruction in the order of the truth.
 
     Attributes:
-        truth: what the clients held.
+        truth: the clients' examples.
         inputs: (B, *S) the reconstruction of each true image.
-        labels: (B,) the guessed labels in the same order; None if the attack has none.
+        labels: (B,) the reconstructed labels in the same order; None if the attack has none.
         order: for each true image, the position of its reconstruction among the attack's.
     """
 
@@ -33,7 +33,7 @@ class Paired:
     order: tuple[int, ...]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: every true image above its reconstruction, and their distance."""
+        """The notebook display: every true image above its reconstruction, and their distance."""
         scale = float(self.truth.inputs.min()), float(self.truth.inputs.max())
         unit = scale[0] >= 0 and scale[1] <= 1
         truth, guess = (x[: pictures.MOST].double() for x in (self.truth.inputs, self.inputs))
@@ -52,13 +52,13 @@ class Paired:
 
 
 def pair(truth: Batch, reconstruction: Reconstruction) -> Paired:
-    """Give every true image one reconstruction, at the least total mean squared error.
+    """Assign one reconstruction to every true image, with the least total mean squared error.
 
-    An update does not say in which order the examples were, so an attack cannot either. Labels
-    move with their images. Of more guesses (N, *S) than images (B, *S), the best subset is taken.
+    An update does not reveal the order of the examples, so an attack does not know it. Labels move
+    with their images. With more candidates (N, *S) than images (B, *S), the best subset is used.
 
     Raises:
-        ValueError: fewer guesses than images, other shapes, or entries that are not finite.
+        ValueError: fewer candidates than images, other shapes, or entries that are not finite.
 
     Example:
         >>> black, white = torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2)

@@ -1,4 +1,4 @@
-"""One federated round: plant, prepare, client, defense, aggregate, observe."""
+"""One federated round: malicious change, prepare, client, defense, aggregate, observe."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = ["Round", "observed", "play", "resolve", "send", "step"]
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What a round leaves: the attacker's view, and what only the audit knows.
+    """The result of a round: the attacker's view, and what only the audit knows.
 
-    `truth` meets the reconstruction in `pairing` alone. `update` is the release with its true law
-    and mask, and `defense` is resolved, for records and bounds; where the defense is not known,
-    `observation` shows none of these.
+    `truth` meets the reconstruction only in `pairing`. `update` is the release with its true noise
+    distribution and mask, and `defense` is resolved, for records and bounds. If the defense is not
+    known, `observation` shows none of these.
     """
 
     observation: Observation
@@ -60,9 +60,9 @@ def send(task: Task, batch: Batch, defense: Defense, source: Source) -> Update:
 def step(
     task: Task, batch: Batch, defense: Chain, source: Source, state: State = None
 ) -> tuple[Update, State]:
-    """One of several rounds of a client: as `send`, by a resolved defense.
+    """One of several rounds of a client: as `send`, with a resolved defense.
 
-    `state` is what the round before returned, None in the first.
+    `state` is the result of the previous round, None in the first.
     """
     check.finite("inputs", batch.inputs)
     check.within("inputs", batch.inputs, task.input_range)
@@ -71,7 +71,7 @@ def step(
 
 
 def resolve(defense: Defense, task: Task, examples: int, previous: Chain | None = None) -> Chain:
-    """The defense as a chain, with what it takes from public knowledge filled in."""
+    """The defense as a chain, with all values from public knowledge filled in."""
     return _as_chain(defense).resolve(task, examples, previous)
 
 
@@ -85,11 +85,11 @@ def play(
     attack: Attack | None = None,
     auxiliary: Batch | None = None,
 ) -> Round:
-    """Run one round and return what the server sees beside what it must not see.
+    """Run one round; return what the server sees, and separately what it must not see.
 
-    `clients` holds one batch a client, as many as the defense's cohort asks for; `sources` one
-    source of randomness a client, and one more for the cohort's links. `threat` is what attackers
-    know, by default labels and defense; a malicious server's `attack` may change the model;
+    `clients` holds one batch per client, as many as the defense's cohort needs. `sources` holds one
+    source of randomness per client, and one more for the cohort's links. `threat` is what attackers
+    know, by default labels and defense. A malicious server's `attack` may change the model.
     `auxiliary` is public data that the attacker has.
 
     Example:
@@ -136,10 +136,10 @@ def observed(
     defense: Chain,
     **more: Any,
 ) -> tuple[Observation, Batch]:
-    """What an attacker sees of a release under a threat model, and apart from it the truth.
+    """What an attacker sees of a release under a threat model, and separately the truth.
 
-    `update` has its true law and mask, `clients` are the batches whose examples it holds, `defense`
-    is resolved, and `more` are other fields of the observation.
+    `update` has its true noise distribution and mask. `clients` are the batches behind it.
+    `defense` is resolved. `more` are other fields of the observation.
     """
     inputs, labels = [b.inputs for b in clients], [b.labels for b in clients]
     truth = Batch(torch.cat(inputs), torch.cat(labels))

@@ -1,7 +1,8 @@
-"""Every random draw: named streams for experiments, the system's entropy for releases.
+"""All random draws: named streams for experiments, the system's entropy for releases.
 
-Two sources, one set of functions. `stream(seed, *path)` names a draw, so that order, resuming and
-parallelism cannot move it. `secure()` is for noise on a real client's update: no replay.
+There are two sources and one set of functions. `stream(seed, *path)` names a draw, so that order,
+resuming and parallelism do not change it. `secure()` is for noise on a real client's update: it
+cannot be replayed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class SecureSource:
 
 
 Source = torch.Generator | SecureSource
-"""Where draws come from: a seeded stream (experiments only) or the operating system."""
+"""The source of draws: a seeded stream (experiments only) or the operating system."""
 
 
 def stream(seed: int, *path: str | int) -> torch.Generator:
@@ -66,7 +67,7 @@ def secure() -> SecureSource:
 
 
 def uniform(shape: Sequence[int], source: Source, *, like: Tensor | None = None) -> Tensor:
-    """Uniform draws in [0, 1), of the given shape, in the type and on the device of `like`."""
+    """Uniform draws in [0, 1) of the given shape, in the type and on the device of `like`."""
     cast = _cast(_drawn(shape, source, _wide(like)), like)
     return cast.clamp_max_(1 - torch.finfo(cast.dtype).eps / 2)  # the cast may round up to 1
 
@@ -96,15 +97,16 @@ def bernoulli(
 
 
 GRID = -24
-"""What is released with secure noise lies on a grid of this power of two below the noise."""
+"""Releases with secure noise lie on a grid of this power of two below the noise."""
 
 
 def on_grid(values: Tensor, spread: float | Tensor) -> Tensor:
-    """Noisy values rounded to a grid of 2^-24 to 2^-25 of the noise's spread; 0 spread: as given.
+    """Round noisy values to a grid of 2^-24 to 2^-25 of the noise's spread; spread 0: unchanged.
 
-    A float that was scaled and added cannot take every value, and which ones it can leaks the
-    number underneath. On a grid that is wide beside the spacing of the draws every number has many
-    draws behind it; all that follows is post-processing. `spread` broadcasts against `values`.
+    A float that was scaled and added cannot take every value, and the possible values leak the
+    number underneath. On a grid that is wide compared with the spacing of the draws, many draws
+    lead to each number; everything after it is post-processing. `spread` broadcasts against
+    `values`.
 
     Source: Mironov 2012; Holohan and Braghin 2021; docs/sharp_edges/floating_point_noise.md.
 

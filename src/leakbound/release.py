@@ -1,4 +1,4 @@
-"""Release laws and updates: what leaves a client, and what is known of it given the data."""
+"""Updates and release distributions: what leaves a client, and its noise given the data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Unit(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """The release is a deterministic function of the data (given the mask, where there is one)."""
+    """The release is a deterministic function of the data (given the mask, if there is one)."""
 
     private: bool = False
 
@@ -39,7 +39,7 @@ class Exact:
 class Gaussian:
     """Gaussian noise on the release.
 
-    `covariance` is a scalar, a diagonal (P,) or (R, P), or of diagonal plus low rank.
+    `covariance` is a scalar, a diagonal (P,) or (R, P), or diagonal plus low rank.
     """
 
     covariance: Covariance
@@ -54,7 +54,7 @@ class Gaussian:
 
 @dataclass(frozen=True, eq=False)
 class Laplace:
-    """Laplace noise on the release; `scale` is a scalar or one number a coordinate (P,)."""
+    """Laplace noise on the release; `scale` is a scalar or one number per coordinate (P,)."""
 
     scale: float | Tensor
     private: bool = False
@@ -62,32 +62,32 @@ class Laplace:
 
 @dataclass(frozen=True, eq=False)
 class Unknown:
-    """No law is known of the release given the data, for the stated reason."""
+    """The release distribution given the data is not known, for the stated reason."""
 
     reason: str
     private: bool = True
 
 
 Law = Exact | Gaussian | Laplace | Unknown
-"""What is known of a release given the data. `private`: the law itself depends on the batch."""
+"""The release distribution given the data. `private`: the noise itself depends on the batch."""
 
 
 @dataclass(frozen=True, eq=False)
 class Update:
     """What leaves a client, in gradient units: (theta_before - theta_after) / learning_rate.
 
-    Defenses change an update only through `scaled`, `noised`, `masked`, `summed` and `opaque`,
-    which keep the declared law true, so that attacks and bounds can trust it.
+    Defenses change an update only through `scaled`, `noised`, `masked`, `summed` and `opaque`.
+    These keep the declared distribution true, so that attacks and bounds can trust it.
 
     Attributes:
-        rows: (R, P), one row a unit.
-        examples: how many examples each row holds, R numbers.
+        rows: (R, P), one row per unit.
+        examples: number of examples in each row, R numbers.
         law: the noise of each row, independent between rows.
-        mask: (R, P) bool, False where a coordinate is withheld (sent as zero); None: all are sent.
-        bound: the L2 bound on what one example can add to a row; None where nothing bounds it.
-        drawn: the mask was drawn at random: once it is covered, no law is known given the data.
-        mask_private: the mask that is seen was chosen from the rows, and tells of them.
-        spread_public: the variances of the law do not depend on the batch, even where the law does
+        mask: (R, P) bool, False if a coordinate is withheld (sent as zero); None: all are sent.
+        bound: the L2 bound on what one example can add to a row; None if nothing bounds it.
+        drawn: the mask was drawn at random; once it is covered, the distribution is not known.
+        mask_private: the visible mask was chosen from the rows, and leaks information about them.
+        spread_public: the variances do not depend on the batch, even if the distribution does
             (noise of public variances covered a mask that was chosen by value).
     """
 
@@ -109,7 +109,7 @@ class Update:
             )
 
     def scaled(self, factor: float) -> Update:
-        """Every row times a number that does not depend on the data."""
+        """Multiply every row by a number that does not depend on the data."""
         law: Law = self.law
         if isinstance(law, Gaussian):
             law = replace(law, covariance=law.covariance * factor**2)
@@ -121,11 +121,12 @@ class Update:
     def noised(
         self, noise: Gaussian | Laplace, source: Source, *, keep_mask: bool = False
     ) -> Update:
-        """Add independent noise of the given law to every coordinate, masked ones too.
+        """Add independent noise of the given distribution to every coordinate, also masked ones.
 
         Noise covers the zeros of a mask, so the mask is no longer visible: it is dropped. With
-        `keep_mask` what is withheld stays withheld, and noise falls on the rest only. Noise of the
-        system's entropy is added in float64, and the sum is put on a grid (`random.on_grid`).
+        `keep_mask` withheld coordinates stay withheld, and noise is added only to the rest. Noise
+        from the system's entropy is added in float64, and the sum is put on a grid
+        (`random.on_grid`).
         """
         _check_representable(noise, self.rows)
         public = not noise.private and (isinstance(self.law, Exact) or self.spread_public)
@@ -134,7 +135,7 @@ class Update:
         if keep_mask and self.mask is not None:
             before = self.law
             if self.mask_private and isinstance(before, Exact):
-                before = Exact()  # all that is private is the mask, which stays seen
+                before = Exact()  # only the mask is private, and it stays visible
             law = _sum_of(before, _restricted(noise, self.mask))
             return replace(self, rows=rows, law=law, spread_public=public)
         law = _sum_of(self.law, noise)
@@ -146,7 +147,7 @@ class Update:
         return replace(bare, rows=rows, law=law)
 
     def mapped(self, root: Structured, *, whiten: bool = False) -> Update:
-        """Every row y becomes S y, S the root of a public covariance, or S⁻¹ y to `whiten`."""
+        """Map every row y to S y, S the root of a public covariance, or to S⁻¹ y to `whiten`."""
         law: Law = self.law
         white = isinstance(law, Gaussian) and isinstance(law.covariance, float | int)
         if isinstance(law, Gaussian) and white and not whiten:
@@ -163,8 +164,8 @@ class Update:
     def masked(self, mask: Tensor, *, by_value: bool, drawn: bool = False) -> Update:
         """Withhold the coordinates where `mask` (R, P) is False.
 
-        A mask chosen `by_value` of the rows is an observation of its own (the law is private), and
-        after noise no law is known any more; one that was `drawn` is independent of the rows.
+        A mask chosen `by_value` of the rows is itself a release (the law is private), and after
+        noise the distribution is not known. A mask that was `drawn` is independent of the rows.
         """
         law: Law = self.law
         covered = isinstance(law, Exact) and law.private and not self.mask_private
@@ -180,9 +181,9 @@ class Update:
         return replace(sent, mask_private=private)
 
     def summed(self, unit: Unit) -> Update:
-        """All rows added into one row of a coarser unit.
+        """Add all rows into one row of a coarser unit.
 
-        Of several rows' masks only the union is seen: where they were chosen by value, the law of
+        Only the union of several rows' masks is visible: if they were chosen by value, the law of
         the sum is private.
         """
         law: Law = self.law
@@ -212,14 +213,14 @@ class Update:
         return replace(law, covariance=total)
 
     def opaque(self, rows: Tensor, reason: str, *, bound: float | None = None) -> Update:
-        """Rows changed by any other function of the rows alone: noise laws do not survive it."""
+        """Rows changed by any other function of the rows: the noise distribution is then lost."""
         law: Law = self.law
         if isinstance(law, Gaussian | Laplace):
             law = Unknown(reason)
         return replace(self, rows=rows, law=law, bound=bound)
 
     def seen(self, *, defense_known: bool = True) -> Update:
-        """The update as a server sees it, who knows the defense or nothing of it.
+        """The update as a server sees it, which knows the defense or nothing about it.
 
         Variances that depend on the batch are not sent and not known: the law is hidden. Noise of
         public variances over a private mask, or on what it leaves, has no such variances.
@@ -229,13 +230,13 @@ class Update:
             return Update(self.rows, self.unit, self.examples, law)
         hidden = self.law.private and not self.spread_public
         if not isinstance(_spread(self.law), float | int | None) and hidden:
-            reason = "the noise depends on the private batch: its law is not sent"
+            reason = "the noise depends on the private batch: its distribution is not sent"
             return replace(self, law=Unknown(reason))
         return self
 
     @staticmethod
     def stack(updates: list[Update]) -> Update:
-        """One-row updates of several clients as one update with a row for each."""
+        """Stack one-row updates of several clients into one update with a row for each."""
         first = updates[0]
         mask = None
         if any(u.mask is not None for u in updates):
@@ -263,7 +264,7 @@ class Update:
 
 
 def _noisy(rows: Tensor, noise: Gaussian | Laplace, source: Source, mask: Tensor | None) -> Tensor:
-    """Rows plus noise on a mask; of the system's entropy in float64, and on a grid where white."""
+    """Add noise on a mask to rows; from system entropy in float64, and on a grid if white."""
     if not isinstance(source, SecureSource):
         draw = _draw(rows, noise, source)
         return rows + (draw if mask is None else draw * mask)
@@ -288,14 +289,14 @@ def _draw(like: Tensor, noise: Gaussian | Laplace, source: Source) -> Tensor:
 
 
 def _law_of_rows(updates: list[Update]) -> Law:
-    """One law for the rows of all: the common one, or Gaussian with a covariance for each row."""
+    """One law for all rows: the common one, or Gaussian with a covariance for each row."""
     laws = [u.law for u in updates]
     if all(_same_law(laws[0], law) for law in laws):
         return laws[0]
     parts = []
     for update, law in zip(updates, laws, strict=True):
         if not isinstance(law, Gaussian) or isinstance(law.covariance, Structured):
-            return Unknown("the clients' release laws differ")
+            return Unknown("the clients' release distributions differ")
         own = torch.as_tensor(law.covariance, dtype=torch.float64, device=update.rows.device)
         parts.append(own.expand(update.rows.shape))
     return Gaussian(torch.cat(parts), any(law.private for law in laws))
@@ -308,11 +309,11 @@ def _sum_of(law: Law, noise: Gaussian | Laplace) -> Law:
         if isinstance(law.covariance, Structured) or isinstance(noise.covariance, Structured):
             return Unknown("correlated noise was added to other noise")
         return Gaussian(law.covariance + noise.covariance, law.private or noise.private)
-    return law if isinstance(law, Unknown) else Unknown("noise of two different laws was added")
+    return law if isinstance(law, Unknown) else Unknown("noise of two distributions was added")
 
 
 def _restricted(noise: Gaussian | Laplace, mask: Tensor) -> Gaussian | Laplace:
-    """The law of noise on the coordinates of a mask (R, P) alone; refuses correlated noise."""
+    """Noise on the coordinates of a mask (R, P) only; rejects correlated noise."""
     if isinstance(noise, Laplace):
         return replace(noise, scale=mask * torch.as_tensor(noise.scale, device=mask.device))
     if isinstance(noise.covariance, Structured):
@@ -321,7 +322,7 @@ def _restricted(noise: Gaussian | Laplace, mask: Tensor) -> Gaussian | Laplace:
 
 
 def _spread(law: Law) -> Any:
-    """The covariance of Gaussian noise, the scale of Laplace noise; None where there is none."""
+    """The covariance of Gaussian noise, the scale of Laplace noise; None if there is no noise."""
     return getattr(law, "covariance", getattr(law, "scale", None))
 
 
@@ -337,13 +338,13 @@ def _same_law(a: Law, b: Law) -> bool:
 
 
 def _check_representable(noise: Gaussian | Laplace, rows: Tensor) -> None:
-    """No variance (of Laplace noise, scale) above 0 may become 0 or infinite in the rows' type."""
+    """No variance (scale for Laplace noise) above 0 may become 0 or infinite in the rows' type."""
     spread = _spread(noise)
     name = "variance" if isinstance(noise, Gaussian) else "scale"
     if isinstance(spread, Structured):
         given = spread.scale
         lost = given.to(rows).square()
-        wrong = (lost == 0) | ~lost.isfinite()  # a structured covariance has no zeros of its own
+        wrong = (lost == 0) | ~lost.isfinite()  # a structured covariance has no zeros itself
         given = given.double().square()
     else:
         given = torch.as_tensor(spread, dtype=None if isinstance(spread, Tensor) else torch.float64)

@@ -1,4 +1,4 @@
-"""What a client holds and what all agree on: batches, local plans, the model at its weights."""
+"""A client's batch and the public setting: local plans, and the model at its weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _ORDER = "_leakbound_weights"
-"""The attribute under which a module with frozen weights keeps the names of all of them."""
+"""The attribute in which a module with frozen weights keeps the names of all weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Inputs (B, *S) and their class labels (B,): what a client holds and wants to keep.
+    """Inputs (B, *S) and their class labels (B,): a client's private examples.
 
     Example:
         >>> Batch(torch.zeros(2, 1, 8, 8), torch.tensor([3, 5])).size
@@ -34,7 +34,7 @@ class Batch:
                 f"inputs has shape {tuple(self.inputs.shape)}; give a batch of images (B, C, H, W)"
             )
         if len(self.inputs) == 0:
-            raise ValueError("inputs holds no example; a batch needs at least one")
+            raise ValueError("inputs holds no example; give at least one")
         if len(self.inputs) != len(self.labels):
             raise ValueError(
                 f"inputs holds {len(self.inputs)} examples and labels {len(self.labels)}; "
@@ -57,30 +57,30 @@ class LocalPlan:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise ValueError(f"steps is {self.steps}; a client takes at least 1 local step")
+            raise ValueError(f"steps is {self.steps}; give at least 1 local step")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate is {self.learning_rate}; give a finite one above 0")
         if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}; it must be at least 1")
+            raise ValueError(f"batch_size is {self.batch_size}; give at least 1")
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A model at given weights with its loss and local plan: what server and clients agree on.
+    """A model at given weights with its loss and local plan, known to server and clients.
 
     `parameters` (P,) holds the weights that local training changes, in the order of
     `model.named_parameters()`; an update has one entry for each. Frozen parameters (`requires_grad`
-    is False) are public constants: they are in `buffers`, as running statistics are. The module is
-    an architecture only and is never mutated. Build a task with `Task.of`.
+    is False) are public constants: they are in `buffers`, like running statistics. The module is
+    only an architecture and is never changed. Build a task with `Task.of`.
 
     Attributes:
         buffers: every other tensor of the model, by name.
-        input_range: the box (low, high) that every input lies in, in the units the model is fed.
-        label_range: the number of classes, or None where the loss takes no class labels.
-        public: data that anyone may see, of the same kind as the clients': what a defense may be
-            tuned on without giving anything away.
-        kept: (P,) bool, False for weights that pruning took out of the model: they are zero and
-            have no gradient. None: all are there. See `pruned`.
+        input_range: the range (low, high) of every input, in the model's input units.
+        label_range: the number of classes, or None if the loss takes no class labels.
+        public: public data of the same kind as the clients', on which a defense may be tuned
+            without leaking anything.
+        kept: (P,) bool, False for weights that pruning removed from the model: they are zero and
+            have no gradient. None: none were removed. See `pruned`.
     """
 
     model: nn.Module
@@ -103,16 +103,16 @@ class Task:
         classes: int | None = None,
         public: Batch | None = None,
     ) -> Task:
-        """Take a module's architecture and weights; later changes of the module do not matter.
+        """Copy a module's architecture and weights; later changes of the module have no effect.
 
-        Parameters with `requires_grad` False are frozen: they are no part of the update.
+        Parameters with `requires_grad` False are frozen: they are not part of the update.
 
         Raises:
-            ValueError: no parameters, none that are trained, weights that are not finite, dropout
-                in training mode (hidden randomness), or an instance norm that keeps statistics.
+            ValueError: no parameters, no trained ones, weights that are not finite, dropout in
+                training mode (hidden randomness), or an instance norm that keeps statistics.
 
-        Batch norm in training mode stays in it, as a client's would: it takes the statistics of the
-        batch, its running ones are dropped, and examples are then `coupled`.
+        Batch norm in training mode stays in this mode, as on a client: it uses the statistics of
+        the batch, its running ones are dropped, and examples are then `coupled`.
 
         Example:
             >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
@@ -151,7 +151,7 @@ class Task:
 
     @property
     def coupled(self) -> bool:
-        """Whether a batch norm lets the examples of a batch see each other."""
+        """Whether a batch norm couples the examples of a batch."""
         return any(norm.running_mean is None for norm in _batch_norms(self.model))
 
     @property
@@ -167,7 +167,7 @@ class Task:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names of the trained parameters: of what an update shows."""
+        """The names of the trained parameters, which an update shows."""
         return frozenset(name for name, *_ in self.layout)
 
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
@@ -191,7 +191,7 @@ class Task:
         return replace(self, parameters=parameters)
 
     def pruned(self, kept: Tensor | None) -> Task:
-        """The same weights where `kept` (P,) is True, zero for good elsewhere; None: dense.
+        """The same weights where `kept` (P,) is True, permanent zeros elsewhere; None: dense.
 
         Example:
             >>> task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(2, 1)))
@@ -209,7 +209,7 @@ class Task:
         return replace(self, parameters=self.parameters * kept, kept=kept)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Task:
-        """The task on another device, and in another floating-point type where one is given."""
+        """The task on another device, and in another floating-point type if one is given."""
 
         def move(value: Tensor) -> Tensor:
             return value.to(device, dtype if value.is_floating_point() else None)
@@ -223,7 +223,7 @@ class Task:
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that local training changes, by name: an update has entries for these alone.
+    """The parameters that local training changes, by name: an update has entries only for these.
 
     Example:
         >>> list(trained(nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 1))))
@@ -233,7 +233,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def weight_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of a module's own weights in the order of its state dict, trained or frozen."""
+    """Names of a module's direct weights in the order of its state dict, trained or frozen."""
     return tuple(getattr(module, _ORDER, module._parameters))
 
 
@@ -248,7 +248,7 @@ def _nothing_trained(model: nn.Module) -> str:
 
 
 def _shell(model: nn.Module) -> nn.Module:
-    """A copy whose parameters are those that are trained; frozen ones become its buffers."""
+    """A copy with only the trained parameters as parameters; frozen ones become its buffers."""
     shell = copy.deepcopy(model)
     for module in shell.modules():
         own = {k: p for k, p in module._parameters.items() if p is not None and not p.requires_grad}

@@ -1,6 +1,6 @@
-"""The words every other module speaks: batch, task, update, law, observation, reconstruction.
+"""The types of every other module: batch, task, update, law, observation, reconstruction.
 
-All types are frozen. Tensors inside them are never written to: what changes, returns a new value.
+All types are frozen. Their tensors are never changed in place: a change returns a new value.
 Information flows one way, from `Batch` to `Reconstruction`; `Observation` has no field for truth.
 """
 
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class Guarantee(Enum):
-    """What a defense promises: differential privacy, a known noise distribution, or nothing."""
+    """A defense's guarantee: differential privacy, a known noise distribution, or none."""
 
     DIFFERENTIAL_PRIVACY = "differential privacy"
     KNOWN_NOISE = "known noise distribution"
@@ -53,22 +53,22 @@ class Guarantee(Enum):
 
 
 class Server(Enum):
-    """How far the server goes: it reads what it is sent, or it also changes the model it sends."""
+    """Whether the server only reads the updates, or also changes the model that it sends."""
 
     HONEST = "honest"
     MALICIOUS = "malicious"
 
 
 Statistics = tuple[Tensor, Tensor]
-"""Mean and biased variance (C,) of what enters a batch norm, over examples and positions."""
+"""Mean and biased variance (C,) of a batch norm's input, over examples and positions."""
 
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """What the attacker knows. The default attacker knows the defense, its law and its mask.
+    """What the attacker knows. The default attacker knows the defense, its noise and its mask.
 
-    `statistics_known`: the statistics of the batch in every batch norm, which a client gives away
-    that sends its running statistics along.
+    `statistics_known`: the statistics of the batch in every batch norm, which a client reveals if
+    it also sends its running statistics.
     """
 
     labels_known: bool = True
@@ -79,18 +79,18 @@ class ThreatModel:
 
 @dataclass(frozen=True, eq=False)
 class ClientContext:
-    """What exists on the client and nowhere else; `None` in its place on the server's side."""
+    """Data that exist only on the client; `None` replaces it on the server's side."""
 
     task: Task
     batch: Batch
 
 
 class DefenseProtocol(Protocol):
-    """What client and attacker do with a defense (every `Defense` has these)."""
+    """What client and attacker need from a defense (every `Defense` has these)."""
 
     @property
     def starts(self) -> Unit:
-        """The unit of the rows that the first link wants."""
+        """The unit of the rows that the first link needs."""
 
     @property
     def sides(self) -> tuple[DefenseProtocol, DefenseProtocol]:
@@ -98,24 +98,24 @@ class DefenseProtocol(Protocol):
 
     @property
     def continuous(self) -> bool:
-        """Whether what it sends has no jumps."""
+        """Whether its output is continuous."""
 
     @property
     def data_dependent_law(self) -> bool:
-        """Whether the law of the release (noise or mask) depends on the client's batch."""
+        """Whether the release distribution (noise or mask) depends on the client's batch."""
 
     @property
     def gives_bound(self) -> bool:
-        """Whether some link bounds what one example adds, whatever its gradient is."""
+        """Whether some link bounds what one example adds, for any gradient."""
 
     def prepare(self, task: Task, source: Source) -> Task:
         """The task that the client trains."""
 
     def init(self, task: Task) -> Any:
-        """What one client keeps between rounds."""
+        """The state of one client between rounds."""
 
     def begin(self, task: Task, state: Any, source: Source) -> tuple[Task, Any]:
-        """The weights that the client starts from: those it was sent, and those it kept."""
+        """The client's starting weights, from those it was sent and those it kept."""
 
     def transform(
         self, update: Update, state: Any, context: ClientContext | None, source: Source
@@ -126,26 +126,26 @@ class DefenseProtocol(Protocol):
         """The noise-free, differentiable part on rows (R, P)."""
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """(P,) the noise variance that a guess would have got, differentiable; None if public."""
+        """(P,) the noise variance for a candidate, differentiable; None if it is public."""
 
     def infer(self, task: Task, update: Update) -> Task:
-        """The task that the client really trained, as far as the update gives it away."""
+        """The task that the client really trained, as far as the update reveals it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """All that the attacker sees. There is no field for the truth.
+    """Everything that the attacker sees. There is no field for the truth.
 
     Attributes:
         cohort: the batch size of every client whose data is in `update`.
         input_shape: shape of one input, (C, H, W).
-        labels: (N,) true labels of all examples where the threat model grants them.
+        labels: (N,) true labels of all examples, if the threat model grants them.
         auxiliary: public data of the same kind, never the victims'.
-        defense: the defense, where the threat model says that it is known.
-        statistics: of the clients' batches in every batch norm, by its name, where the threat model
-            grants them; of several clients the mean.
-        sent: (R, P) the weights that the clients sent, where they send weights and not a change:
-            exact zeros are seen in them. `update` is then `(weights before - sent) / rate`.
+        defense: the defense, if it is known under the threat model.
+        statistics: of the clients' batches in every batch norm, by its name, if the threat model
+            grants them; for several clients, the mean.
+        sent: (R, P) the weights that the clients sent, if they send weights and not a change:
+            exact zeros are visible in them. `update` is then `(weights before - sent) / rate`.
         history: what the same server saw of the same clients before, the oldest first.
     """
 
@@ -163,7 +163,7 @@ class Observation:
 
     @property
     def examples(self) -> int:
-        """How many examples the attacker is to rebuild."""
+        """The number of examples to reconstruct."""
         return sum(self.cohort)
 
     @property
@@ -173,10 +173,10 @@ class Observation:
 
     @property
     def weights(self) -> Tensor | None:
-        """(R, P) weight of each coordinate for an attacker who knows law and mask; None: all alike.
+        """(R, P) weight of each coordinate if the attacker knows noise and mask; None: all equal.
 
-        1 / standard deviation, 0 where a coordinate was withheld; the largest is 1. Coordinates
-        without noise count as if theirs were a thousandth of the smallest.
+        It is 1 / standard deviation, 0 for a withheld coordinate; the largest is 1. Coordinates
+        without noise count as if their noise were a thousandth of the smallest.
         """
         law, mask, rows = self.update.law, self.update.mask, self.update.rows
         if not self.threat.defense_known:
@@ -196,14 +196,14 @@ class Observation:
 
     @property
     def correlation(self) -> Structured | None:
-        """The covariance of correlated noise whose law the attacker knows; None elsewhere."""
+        """The covariance of correlated noise that the attacker knows; None otherwise."""
         law = self.update.law
         own = law.covariance if isinstance(law, Gaussian) and self.threat.defense_known else None
         return own if isinstance(own, Structured) else None
 
     @property
     def noise_variance(self) -> Tensor | None:
-        """(R, P) variance of the noise whose law the attacker knows, float64; None if none is."""
+        """(R, P) variance of the noise that the attacker knows, float64; None if none is known."""
         law, rows = self.update.law, self.update.rows
         if not self.threat.defense_known or not isinstance(law, Gaussian | Laplace):
             return None
@@ -222,9 +222,9 @@ class Observation:
         return min(1.0, float((scale * noise).sum()) / seen) if seen > 0 else 0.0
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: what the attacker knows, in words; there is no truth."""
+        """The notebook display: what the attacker knows, as text; it shows no truth."""
         update, kind = self.update, type(self.update.law)
-        law = {Exact: "none", Unknown: "of a law that is not known"}.get(kind, kind.__name__)
+        law = {Exact: "none", Unknown: "of an unknown distribution"}.get(kind, kind.__name__)
         sent = "all" if update.mask is None else f"{float(update.mask.double().mean()):.1%}"
         told = ["labels"] * (self.labels is not None)
         told += ["the defense"] * self.threat.defense_known
@@ -246,16 +246,17 @@ class Observation:
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """An attacker's answer.
+    """The result of an attack.
 
     Attributes:
         inputs: (N, *S), inside the task's input range.
-        labels: (N,) the labels that the attack found or was told; None if it has none.
-        objective: the attack's own final objective (lower is better); NaN where it has none.
+        labels: (N,) the labels that the attack inferred or was given; None if it has none.
+        objective: the attack's final objective (lower is better); NaN if it has none.
         trace: the objective over time, for plots.
-        problem: why the attack thinks that it failed; None if it does not. A picture with a
+        problem: why the attack reports its own failure; None if it reports none. A picture with a
             problem is no evidence of safety.
         features: (N, n) unit vectors, the inputs of the layer `layer` as far as the attack found
+            them, in a separate order; None if the attack does not look for them.
             them, in an order of their own; None where it looks for none.
     """
 
@@ -268,13 +269,13 @@ class Reconstruction:
     layer: str | None = None
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: the pictures, their labels, and whether it is trusted."""
+        """The notebook display: the pictures, their labels, and whether they are trusted."""
         labels = self.labels if self.labels is not None and self.labels.ndim == 1 else ()
         captions = [f"label {int(label)}" for label in labels[: pictures.MOST]]
         notes = [] if self.objective != self.objective else [f"objective {self.objective:.4g}"]
         if self.features is not None:
             notes.append(f"{len(self.features)} inputs of the layer {self.layer}")
-        problem = f"the attack says that it failed: {pictures.text(self.problem)}"
+        problem = f"the attack reports that it failed: {pictures.text(self.problem)}"
         return pictures.block(
             "Reconstruction",
             pictures.images(self.inputs, captions, name="reconstructed image"),
@@ -284,7 +285,7 @@ class Reconstruction:
 
 
 class NotApplicable(Exception):
-    """An attack's or bound's assumptions do not hold here; the message says which."""
+    """The assumptions of an attack or bound do not hold here; the message says which."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

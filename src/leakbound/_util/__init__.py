@@ -1,1 +1,1 @@
-"""Parts that know nothing of federated learning."""
+"""Utilities without knowledge of federated learning."""

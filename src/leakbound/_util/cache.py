@@ -1,4 +1,4 @@
-"""Results that are kept for a while: the latest ones, as many as fit a limit of memory."""
+"""A cache of the latest results, as many as fit a memory limit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LEAST = 2
 
 
 class RecentCache(Generic[T]):
-    """What was computed for the latest keys; a key is held by identity where it has no equality.
+    """Results for the latest keys; a key without equality is compared by identity.
 
-    A key whose tensors were overwritten since counts as another. The tensors of all results and
-    keys take at most `most_bytes`; the latest two results stay anyway.
+    A key whose tensors were overwritten since counts as another key. The tensors of all results and
+    keys take at most `most_bytes`; the latest two results always stay.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -27,7 +27,7 @@ class RecentCache(Generic[T]):
         self._held: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gave when the key was last met, or gives now; a failure is not kept."""
+        """The stored result of `make` for this key, or a new one; a failure is not stored."""
         key = key, tuple(_version(tensor) for tensor in tensors(key))
         with self._lock:
             if key in self._held:
@@ -42,12 +42,12 @@ class RecentCache(Generic[T]):
 
 
 def size(value: object) -> int:
-    """The bytes of all tensors in it."""
+    """The bytes of all tensors in the value."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors(value))
 
 
 def tensors(value: object) -> Iterator[Tensor]:
-    """All tensors in a tensor, module, dataclass, mapping or sequence of such."""
+    """All tensors in a tensor, module, dataclass, mapping or sequence of these."""
     if isinstance(value, Tensor):
         yield value
         return

@@ -11,23 +11,23 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[Any]
 
 MEANS = (1, 2, 3, 4, 6, 8, 12)
-"""Of how many near public examples a candidate is the mean."""
+"""Numbers of close public examples that are averaged into a candidate."""
 NEAR = 10**0.5
-"""Public examples are near within 5 dB less than the criterion: this times its squared error."""
+"""Factor on the criterion's squared error within which public examples are close: 5 dB less."""
 PAIRS = 10
-"""Midpoints of pairs at most, for each public example."""
+"""Maximum number of midpoints of pairs, for each public example."""
 PART = 2000
-"""Candidates of which errors are held at once."""
+"""Number of candidates whose errors are held at once."""
 SLACK = 1.15
-"""A candidate covers what it reaches within this times the criterion's squared error."""
+"""A candidate covers examples within this factor times the criterion's squared error."""
 
 
 def codewords(public: ArrayLike, within: float, most: int) -> tuple[Array, Array]:
     """Codewords (M, N), the best first, and the share (M,) of examples that each covers first.
 
-    Candidates are the public examples, means of 2 to 12 near ones, and midpoints of near pairs. Of
-    these the codewords that cover most public examples are chosen greedily, at most `most`, fewer
-    where they cover all. The first m of them are the codebook of size m.
+    Candidates are the public examples, means of 2 to 12 close ones, and midpoints of close pairs.
+    A greedy search picks the codewords that cover the most public examples, at most `most`, or
+    fewer if they cover all. The first m of them are the codebook of size m.
 
     Shapes: `public` (n, N); `within` is the criterion's mean squared error.
 
@@ -65,7 +65,7 @@ def codewords(public: ArrayLike, within: float, most: int) -> tuple[Array, Array
 
 
 def _candidates(distance: Array, near: float) -> Iterator[Array]:
-    """The public examples (m, k) of which candidates are the means, for one k after another."""
+    """The public examples (m, k) whose means are candidates, for one k after another."""
     count = len(distance)
     order = distance.argsort(1, kind="stable")[:, : MEANS[-1]]
     farthest = np.take_along_axis(distance, order, 1)
@@ -80,7 +80,7 @@ def _candidates(distance: Array, near: float) -> Iterator[Array]:
 
 def _errors(distance: Array, members: Array) -> Array:
     """Mean squared errors (m, n) of the means of members (m, k), from distances (n, n) alone:
-    |mean - x|^2 is the mean of |x_i - x|^2 less half the mean of |x_i - x_j|^2.
+    |mean - x|^2 is the mean of |x_i - x|^2 minus half the mean of |x_i - x_j|^2.
     """
     k = members.shape[1]
     total = sum((distance[members[:, i]] for i in range(k)), np.zeros(()))

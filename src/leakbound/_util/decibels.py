@@ -1,4 +1,4 @@
-"""PSNR and mean squared error, one from the other: the only place that converts them."""
+"""Convert PSNR to mean squared error and back; the only place that does."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 EXTREME = 300.0
-"""Decibels beyond which an error is no number of use."""
+"""Decibels beyond which an error is not a useful number."""
 
 
 def mse_of_psnr(psnr: Any, data_range: float = 1.0) -> Any:
     """The mean squared error R^2 / 10^(PSNR / 10) of a PSNR in dB, in squared input units.
 
     Args:
-        psnr: a number or a numpy array in dB, cut at `EXTREME`; of an infinite one it is 0.
+        psnr: a number or a numpy array in dB, cut at `EXTREME`; the result is 0 for infinity.
         data_range: R, high - low in input units.
 
     Example:

@@ -1,17 +1,17 @@
-"""Files and folders: the one place that opens strangers' files and that writes our own.
+"""Files and folders: the only place that opens users' files and writes ours.
 
-The rule for every write: a file, link, device or folder that leakbound did not write stays as it
-is. What leakbound writes says so itself, by one of two marks:
+The rule for every write: a file, link, device or folder that leakbound did not write stays
+unchanged. One of two marks identifies what leakbound writes:
 
-- A document (HTML, JSON, PNG, Markdown, TOML, safetensors) carries a *seal* near its start: the
-  words "leakbound, sha256" and the SHA-256 of everything else in the file. A file of the user
-  has no seal, and a document that the user changed has a wrong one; neither is replaced.
-- A journal (JSON Lines) is known by its records: lines in the one canonical form of `encode` that
-  have a `schema` and the journal's key.
+- A document (HTML, JSON, PNG, Markdown, TOML, safetensors) has a *seal* near its start: the words
+  "leakbound, sha256" and the SHA-256 of everything else in the file. A user's file has no seal, and
+  a document that the user changed has a wrong one; neither is replaced.
+- A journal (JSON Lines) is identified by its records: lines in the one canonical form of `encode`
+  that have a `schema` and the journal's key.
 
-A picture in a run is named by the digest of its content: a regular file of that name with other
-content is a damaged picture and is made again. Any other file (a table as CSV) is written once, and
-later only with the same bytes.
+A picture in a run is named by the digest of its content. A regular file with that name and other
+content is a damaged picture and is written again. Any other file (a table as CSV) is written once,
+and later only with the same bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any, BinaryIO
 RUN = "run.json"
 LOCK = ".lock"
 SEAL = "leakbound, sha256 " + "0" * 64
-"""The seal before its digest is known; `write` puts the digest in."""
+"""The seal before its digest is known; `write` inserts the digest."""
 
 _SEAL = re.compile(rb"leakbound, sha256 ([0-9a-f]{64})")
 _HEAD = 1 << 16
@@ -57,7 +57,7 @@ _KINDS = {
 
 
 def opened(path: Path) -> BinaryIO:
-    """A regular file, open for reading; a FIFO would block for ever, and a device may never end."""
+    """A regular file, open for reading; a FIFO would block forever, and a device may never end."""
     _regular(Path(path).stat(), path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -69,7 +69,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def check_regular(path: Path, what: str = "file") -> None:
-    """As `opened`, of a file that a library opens by its name; what it refuses is a ValueError."""
+    """As `opened`, for a file that a library opens by name; raises a ValueError."""
     try:
         _regular(Path(path).stat(), path)
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def check_regular(path: Path, what: str = "file") -> None:
 def writing(
     place: Path, mend: str = "make room, or name another place", *, name: str = "out"
 ) -> Iterator[None]:
-    """Our own writing stands in this block: its errors become a ValueError that names the place."""
+    """Errors of our writes in this block become a ValueError that names the place."""
     try:
         yield
     except OSError as error:
@@ -100,16 +100,16 @@ def read(path: Path) -> bytes:
 
 
 def folder(base: Path, *names: str) -> Path:
-    """A folder to write into, made where it is missing; leftovers of killed writes are removed.
+    """A folder to write into, created if missing; leftovers of killed writes are removed.
 
-    Every folder that is made, parents too, is its owner's alone. `base` may be a link to a folder,
-    since the user names it. The folders below it may not: they would lead elsewhere.
+    Every created folder, parents too, is accessible to its owner only. `base` may be a link to a
+    folder, because the user names it. Folders below it may not: a link would lead elsewhere.
     """
     place = Path(base)
     for parent in [*reversed(place.parents), place]:
         _make(parent)
     if not place.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(place))
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(place))
     for name in names:
         place = place / name
         _make(place)
@@ -120,16 +120,16 @@ def folder(base: Path, *names: str) -> Path:
 
 
 def check(*paths: Path, key: str | None = None) -> None:
-    """Refuse early what `write` would refuse later, before any work is done."""
+    """Reject early what `write` would reject later, before any work is done."""
     for path in paths:
         _known(path, key)
 
 
 def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = None) -> None:
-    """Write a file in one step; readable by its owner only. It replaces only what is ours.
+    """Write a file in one step; readable by its owner only. It replaces only leakbound's files.
 
-    A kill leaves the old file or the new one; what it leaves beside them `folder` removes.
-    `content`: a document without its seal, or with a `key` a journal's lines, whole or one by one.
+    A kill leaves the old file or the new one; `folder` removes what else it leaves. `content`: a
+    document without its seal, or, with a `key`, a journal's lines, whole or one by one.
     """
     path = Path(path)
     if isinstance(content, bytes):
@@ -166,7 +166,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def appending(path: Path, key: str) -> int:
-    """A descriptor that appends to a journal of ours that is there."""
+    """A descriptor that appends to an existing journal of leakbound."""
     before = _known(path, key)
     flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags)
@@ -177,9 +177,9 @@ def appending(path: Path, key: str) -> int:
 
 
 def append(path: Path, record: Mapping[str, Any], key: str) -> None:
-    """Append one record to a journal, made with it where it is missing.
+    """Append one record to a journal, which is created if missing.
 
-    A kill of the process loses nothing; it is not waited for the disk.
+    A kill of the process loses nothing; the call does not wait for the disk.
     """
     if not os.path.lexists(path):
         write(path, encode(record), key=key)
@@ -210,7 +210,7 @@ def decode(line: bytes, key: str) -> dict[str, Any] | None:
 
 @contextmanager
 def claimed(base: Path) -> Iterator[Path]:
-    """The folder of a run, made where it is missing and held against other processes."""
+    """The folder of a run, created if missing and locked against other processes."""
     from filelock import FileLock, Timeout
 
     place = folder(base)
@@ -220,7 +220,7 @@ def claimed(base: Path) -> Iterator[Path]:
         lock.acquire()
     except Timeout:
         raise ValueError(
-            f"out is {str(base)!r}, where another run is going on; wait for it or take another "
+            f"out is {str(base)!r}, where another run is active; wait for it or choose another "
             "folder"
         ) from None
     try:
@@ -230,7 +230,7 @@ def claimed(base: Path) -> Iterator[Path]:
 
 
 def check_run(place: Path) -> None:
-    """Refuse a folder that is no run's: it has no run.json of ours, but other files."""
+    """Reject a folder that is not a run's: it holds other files but no run.json of leakbound."""
     names = {path.name for path in place.iterdir()} if os.path.lexists(place) else set()
     lock = place / LOCK
     if LOCK in names:
@@ -241,7 +241,7 @@ def check_run(place: Path) -> None:
     if others and RUN not in names:
         raise ValueError(
             f"out is {str(place)!r}, which holds other files ({others[0]!r}, ...) but no {RUN}; "
-            "take an empty or new folder"
+            "choose an empty or new folder"
         )
     check(place / RUN)
 
@@ -258,7 +258,7 @@ def _make(place: Path) -> None:
 
 
 def _new_part(path: Path) -> tuple[Path, int]:
-    """A new file beside `path`, locked while we live: what is not locked is a leftover."""
+    """A new file next to `path`, locked while the process lives; an unlocked one is a leftover."""
     while True:
         part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.leakbound-part")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -267,14 +267,14 @@ def _new_part(path: Path) -> tuple[Path, int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return part, descriptor
-        os.close(descriptor)  # taken for a leftover before it was locked
+        os.close(descriptor)  # another process removed it as a leftover before it was locked
 
 
 def _remove_parts(place: Path) -> None:
     for part in place.iterdir():
         if not _PART.fullmatch(part.name) or not stat.S_ISREG(part.lstat().st_mode):
             continue
-        with suppress(OSError):  # one that is locked is being written
+        with suppress(OSError):  # a locked one is being written
             descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -284,7 +284,7 @@ def _remove_parts(place: Path) -> None:
 
 
 def _settle(part: Path, path: Path, before: os.stat_result | None) -> None:
-    """Give the file its name, unless somebody else took it since it was looked at."""
+    """Give the file its name, unless another process took the name since the check."""
     if before is not None:
         now = os.lstat(path)
         if not os.path.samestat(before, now) or before.st_mtime_ns != now.st_mtime_ns:
@@ -313,7 +313,7 @@ def _holds(path: Path, content: bytes) -> bool:
 
 
 def _known(path: Path, key: str | None, *, named: bool = False) -> os.stat_result | None:
-    """What lies at the path, which is ours; if `named` by its content's digest, a damaged copy."""
+    """Leakbound's file at the path; if `named` by its content's digest, also a damaged copy."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -333,7 +333,7 @@ def _refusal(path: Path, found: os.stat_result | None = None) -> ValueError:
     if found is not None:
         what = _kind(found)
     return ValueError(
-        f"{str(path)!r} is {what}; it stays as it is: move it away, or name another place"
+        f"{str(path)!r} is {what}; it stays unchanged: move it away, or name another place"
     )
 
 
@@ -342,7 +342,7 @@ def _kind(found: os.stat_result) -> str:
 
 
 def _sealed(path: Path, content: bytes) -> bytes:
-    """A document with its seal, where its kind has a place for one."""
+    """A document with its seal, if its kind has a place for one."""
     blank = SEAL.encode()
     if content.startswith(_PNG):
         text = b"tEXtComment\0" + blank
@@ -357,7 +357,7 @@ def _sealed(path: Path, content: bytes) -> bytes:
         content = b"<!-- written by %s -->\n%s" % (blank, content)
     elif path.suffix == ".toml":
         content = b"# written by %s\n%s" % (blank, content)
-    elif path.suffix != ".safetensors":  # those have the blank seal in their metadata
+    elif path.suffix != ".safetensors":  # these have the blank seal in their metadata
         return content
     seal = _SEAL.search(content, 0, _HEAD)
     assert seal is not None
@@ -375,7 +375,7 @@ def _is_sealed(stream: BinaryIO) -> bool:
 
 
 def _digest(stream: BinaryIO) -> str:
-    """Of all but the seal, and the checksum after it that a PNG has."""
+    """The digest of all but the seal, and of a PNG without the checksum after the seal."""
     head = stream.read(_HEAD)
     seal = _SEAL.search(head)
     assert seal is not None
@@ -387,7 +387,7 @@ def _digest(stream: BinaryIO) -> str:
 
 
 def _is_journal(stream: BinaryIO, key: str) -> bool:
-    """Whether a record of the journal is in it; lines that a full disk cut are passed over."""
+    """Whether it holds a record of the journal; lines that a full disk cut are skipped."""
     left = _JOURNAL_HEAD
     while line := stream.readline(left):
         if decode(line, key) is not None:

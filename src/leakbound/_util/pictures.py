@@ -1,4 +1,4 @@
-"""Small HTML for notebooks: pictures, tables and curves, inline, bounded in size, all text escaped.
+"""Small HTML for notebooks: inline pictures, tables and curves, bounded in size, text escaped.
 
 Pictures are data URIs: they load nothing and run nothing. Text takes the page's color; lines are
 legible on light and dark backgrounds.
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 MOST = 16
-"""Pictures shown at most; the others are counted."""
+"""Maximum number of pictures shown; the others are counted."""
 SIDE = 96
-"""Pixels of a picture's longer side at most: larger ones are averaged down."""
+"""Maximum pixels of a picture's longer side; larger pictures are averaged down."""
 LONGEST = 300
-"""Characters of a text shown at most."""
+"""Maximum characters of a text."""
 ROWS = 12
-"""Rows of a table shown at most."""
+"""Maximum rows of a table."""
 MOST_BYTES = 1 << 20
-"""Size of a finished picture at most."""
+"""Maximum size of a finished picture."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
 GRAY = "#808080"
@@ -39,7 +39,7 @@ def text(value: object) -> str:
 
 
 def block(title: str, *parts: str) -> str:
-    """A titled block of parts, which are HTML already; empty ones are left out."""
+    """A titled block of parts that are already HTML; empty ones are left out."""
     inner = "".join(f"<div style='margin:4px 0'>{part}</div>" for part in parts if part)
     return f"<div style='font-family:sans-serif'><strong>{text(title)}</strong>{inner}</div>"
 
@@ -53,7 +53,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table of escaped cells, the first column left, the others right; `ROWS` rows at most."""
+    """A table of escaped cells, the first column left, the others right; at most `ROWS` rows."""
     all_rows = list(rows)
     body = "".join(_row("td", row) for row in all_rows[:ROWS])
     top = f"<thead>{_row('th', head)}</thead>" if head else ""
@@ -62,7 +62,7 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
-    """Names and what they are, as a table of two columns; what is None is left out."""
+    """Names and values as a table of two columns; a value of None is left out."""
     return table((), [pair for pair in pairs if pair[1] is not None])
 
 
@@ -82,10 +82,10 @@ def images(
     input_range: tuple[float, float] | None = None,
     name: str = "image",
 ) -> str:
-    """Images (N, C, H, W) side by side, each with its caption; text where they are no images.
+    """Images (N, C, H, W) side by side, each with its caption; text if they are not images.
 
-    Values outside `input_range` are clamped. None: 0 and 1 where all values lie there, else their
-    own least and largest, which a note then states. Screen readers say `name`.
+    Values outside `input_range` are clamped. None: 0 and 1 if all values lie there, else their
+    smallest and largest, which a note then states. Screen readers say `name`.
     """
     if not is_image(pixels):
         shape = " x ".join(map(str, pixels.shape)) or "1"
@@ -119,7 +119,7 @@ def is_image(pixels: Tensor) -> bool:
 
 
 def picture(content: bytes, name: str) -> str:
-    """A finished PNG as it is; text where it is none or too large."""
+    """A finished PNG unchanged; text if it is not a PNG or is too large."""
     if not content.startswith(_PNG) or len(content) > MOST_BYTES:
         return note(f"{name}: not a picture of at most {MOST_BYTES} bytes")
     style = "image-rendering:pixelated;height:64px;max-width:100%;object-fit:contain"
@@ -171,10 +171,10 @@ def curves(
     x_name: str,
     y_name: str,
 ) -> str:
-    """Lines over one axis as an inline picture; x is logarithmic where it spans a factor of 20.
+    """Lines over one axis as an inline picture; x is logarithmic if it spans a factor of 20.
 
-    Values that are not finite are left out; text where fewer than two places remain. Of the lines
-    (names and values), four are shown at most.
+    Values that are not finite are left out; text if fewer than two places remain. At most four
+    lines (names and values) are shown.
     """
     lines = lines[: len(COLORS)]
     kept = [

@@ -1,6 +1,6 @@
-"""Max pools on a CPU as fast as they can be, with the bits of PyTorch's own.
+"""Fast max pools on a CPU, with the same bits as PyTorch's own.
 
-PyTorch pools images several times faster when their channels come last in memory. The largest entry
+PyTorch pools images several times faster if their channels come last in memory. The largest entry
 of a window is the same number in either order, and so is its place.
 """
 
@@ -17,7 +17,7 @@ Sides = int | tuple[int, int]
 
 
 def quick(model: nn.Module) -> AbstractContextManager[object]:
-    """While active, the max pools of `model` take less time (their derivatives take more)."""
+    """While active, the max pools of `model` are faster (their derivatives are slower)."""
     return _Quick() if any(type(m) is nn.MaxPool2d for m in model.modules()) else nullcontext()
 
 
@@ -32,7 +32,7 @@ class _Quick(TorchFunctionMode):
 
 def _plain(x: Any) -> bool:
     if type(x) is not Tensor or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False  # inside vmap a tensor does not say how it lies in memory
+        return False  # inside vmap a tensor does not reveal its memory layout
     return x.device.type == "cpu" and x.ndim == 4 and x.is_contiguous()
 
 
@@ -45,7 +45,7 @@ def _pooled(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor:
-    """As `nn.functional.max_pool2d`, which comes here without `return_indices` alone."""
+    """As `nn.functional.max_pool2d`, which comes here only without `return_indices`."""
     last = x.contiguous(memory_format=torch.channels_last)
     how = (kernel_size, stride, padding, dilation, ceil_mode)
     return nn.functional.max_pool2d(last, *how).clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""Python code that settings name as "package.module:build": found, with errors that name it."""
+"""Find Python code that settings name as "package.module:build", with errors that name it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def find(kind: str, path: str) -> Callable[..., Any]:
-    """Import the module, which runs its code; `kind` says in errors what the callable was to be."""
+    """Import the module, which runs its code; `kind` names the expected callable in errors."""
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name) or module_name.startswith("."):
         raise ValueError(f"{kind} is {path!r}; write 'package.module:build'")
@@ -41,7 +41,7 @@ def find(kind: str, path: str) -> Callable[..., Any]:
 
 @contextmanager
 def seeded(generator: torch.Generator | None) -> Iterator[None]:
-    """PyTorch's global random state seeded from a generator for a while; None leaves it alone."""
+    """Seed PyTorch's global random state from a generator for a while; None leaves it unchanged."""
     if generator is None:
         yield
         return

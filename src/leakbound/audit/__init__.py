@@ -1,4 +1,4 @@
-"""The audit: a plan of experiments, run, recorded, resumed and judged."""
+"""The audit: a plan of experiments that is run, recorded, resumed and judged."""
 
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.engine import run

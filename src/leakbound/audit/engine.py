@@ -1,4 +1,4 @@
-"""Running many units: in this process, or in several with one torch thread each."""
+"""Run many units, in this process or in several with one torch thread each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from leakbound.protocol import Round
 from leakbound.types import Reconstruction
 
 TRIES = 3
-"""How many processes a unit may end before it is recorded as failed; the last are its own."""
+"""Number of processes that a unit may end before it counts as failed; the last runs it alone."""
 
 _bench: PlanContext | None = None
 _fingerprint = ""
@@ -45,11 +45,11 @@ def run(
     context: PlanContext | None = None,
     started: Callable[[Unit], None] = lambda unit: None,
 ) -> Generator[Result, None, None]:
-    """Run what is not done yet of a plan, lazily; nothing is written.
+    """Run the units of a plan that are not done yet, lazily; this writes nothing.
 
-    Results come in the order in which they finish; the number of `workers`, processes with one
-    torch thread each, changes no record. `done` are ids that need not run; `started` is called with
-    a unit when it starts or is handed out.
+    Results come in the order in which they finish. The number of `workers`, processes with one
+    torch thread each, changes no record. `done` are ids of units to skip. `started` is called with
+    each unit that starts or is handed out.
 
     Example:
         >>> from leakbound.audit import parse
@@ -81,10 +81,10 @@ def _run_bundle(bundle: tuple[Unit, ...], context: PlanContext, pictures: bool) 
 def bundles(
     units: Sequence[Unit], context: PlanContext, workers: int = 1
 ) -> list[tuple[Unit, ...]]:
-    """All units, those together that gain from it, in the order of each bundle's first.
+    """All units, grouped where this is faster, in the order of each bundle's first unit.
 
-    Experiments of one attack, model and batch size differ in their weights, data and noise alone.
-    Records do not depend on the bundle: what `Attack.many` answers to one does not depend on
+    Experiments with one attack, model and batch size differ only in weights, data and noise.
+    Records do not depend on the bundle: the result of `Attack.many` for one does not depend on the
     others.
     """
     groups: dict[object, list[Unit]] = {}
@@ -101,7 +101,7 @@ def bundles(
 def run_experiments(
     given: Sequence[plans.Experiment], context: PlanContext, *, pictures: bool = True
 ) -> list[Result]:
-    """As `run_experiment` for each, to the bit; where the attack throws, each runs alone."""
+    """As `run_experiment` for each, to the bit; if the attack raises, each runs alone."""
 
     def alone(unit: plans.Experiment) -> Result:
         return experiment.run_experiment(unit, context, pictures=pictures)
@@ -112,7 +112,7 @@ def run_experiments(
     played = []
     with one_thread():
         for unit in given:
-            with suppress(Exception):  # its own run says why
+            with suppress(Exception):  # its separate run reports the reason
                 played.append((unit, experiment.play_round(unit, context)))
         try:
             sources = [experiment.source_of(unit) for unit, _ in played]
@@ -152,7 +152,7 @@ def _together(unit: Unit) -> int:
         return 1
     try:
         return plans.build_attack(unit.attack).at_once
-    except Exception:  # its record will say why
+    except Exception:  # its record will report the reason
         return 1
 
 
@@ -163,7 +163,7 @@ def _run_many(
     pictures: bool,
     started: Callable[[Unit], None],
 ) -> Iterator[Result]:
-    """Hand out bundles; a unit at work in `TRIES` processes that died is recorded as failed."""
+    """Hand out bundles; a unit running in `TRIES` processes that died is recorded as failed."""
     waiting, suspects = deque(bundles(units, context, workers)), deque[tuple[Unit, ...]]()
     deaths: Counter[str] = Counter()
     while waiting or suspects:
@@ -208,11 +208,11 @@ def _run_many(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait while a future is touched: one that comes between leaves it locked,
-    and the pool's own thread then waits for that lock forever (as in `concurrent.futures.wait`).
+    """Ctrl-C and SIGTERM wait while a future is touched. An interrupt in between leaves it locked,
+    and the pool's thread then waits for that lock forever (as in `concurrent.futures.wait`).
 
-    The mask is for a process that starts in here: it is born with Ctrl-C blocked, as we handle it.
-    It is not enough for ourselves, as any other thread may take the signal.
+    The mask is for a process that starts in here: it starts with Ctrl-C blocked, as we handle it.
+    It is not enough for this process, because any other thread may take the signal.
     """
     main = threading.current_thread() is threading.main_thread()
     stops = (signal.SIGINT, signal.SIGTERM) if main else ()
@@ -254,12 +254,12 @@ def _wait_for_start(pool: ProcessPoolExecutor) -> None:
     except BrokenProcessPool:
         raise ValueError(
             "worker processes cannot start; call this from a file under "
-            'if __name__ == "__main__", or take workers = 1'
+            'if __name__ == "__main__", or set workers = 1'
         ) from None
 
 
 def _started() -> Any:
-    """Nothing: that a worker answers is all that is asked."""
+    """Return nothing; only a worker's response matters."""
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
@@ -270,7 +270,7 @@ def _stop(pool: ProcessPoolExecutor) -> None:
         process.terminate()
     for process in processes:
         process.join(5)
-        process.kill()  # where the user's code holds on; nothing where it has ended
+        process.kill()  # if the user's code blocks; no effect if it has ended
 
 
 def _start_worker(spec: DataSpec, fingerprint: str, device: str) -> None:
@@ -295,6 +295,6 @@ def _work(bundle: tuple[Unit, ...], pictures: bool) -> list[Result]:
     if _bench.dataset.fingerprint != _fingerprint:
         raise ValueError(
             f"data source {_bench.spec.source!r} changed while the audit ran; "
-            "put it back, or start anew in another folder"
+            "restore it, or start again in another folder"
         )
     return _run_bundle(bundle, _bench, pictures)

@@ -1,4 +1,4 @@
-"""How long an audit takes: steps counted, times the measured time of one gradient."""
+"""Estimate the duration of an audit: counted steps, times the measured time of one gradient."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.plan import Experiment, ModelSpec, Spec, Unit, build_attack, build_defense
 
 EVALUATION = 3.0
-"""Gradients that one step of a search costs: autograd takes 9 forwards where a gradient takes 3."""
+"""Gradients that one search step costs: autograd takes 9 forwards where a gradient takes 3."""
 OVERHEAD = 0.05
-"""Seconds of a unit beside its gradients."""
+"""Seconds per unit besides its gradients."""
 PRIOR = 0.05
 """The share of all work that the estimate counts as when finished units correct it."""
 
@@ -22,10 +22,10 @@ PRIOR = 0.05
 def estimate(
     units: Sequence[Unit], context: PlanContext, seed: int
 ) -> tuple[dict[str, float], str]:
-    """By unit seconds on one core, and what they rest on in a sentence.
+    """Seconds on one core by unit, and a sentence that says what they rest on.
 
-    The steps of units are counted and one gradient of each model and batch size is measured.
-    Searches that stop early and bounds are not counted. `seed` names weights that the context has.
+    It counts the steps of units and measures one gradient of each model and batch size. It does not
+    count bounds or searches that stop early. `seed` names weights that the context has.
     """
     slowest, steps, found = (0.0, ""), 0, dict[str, float]()
 
@@ -41,7 +41,7 @@ def estimate(
     def evaluations(attack: Spec) -> int:
         try:
             return planned(build_attack(attack))
-        except Exception:  # its record will say why
+        except Exception:  # its record will report the reason
             return 0
 
     for unit in units:
@@ -59,7 +59,7 @@ def estimate(
 
 
 def _gradient(context: PlanContext, model: ModelSpec, size: int, seed: int) -> float:
-    """Seconds of one gradient; 0 where there is none, as the unit's own record will say."""
+    """Seconds of one gradient; 0 if there is none, as the unit's record will report."""
     try:
         task, batch = context.task(model, seed), context.batches(size, 1, seed)[0]
         with one_thread():

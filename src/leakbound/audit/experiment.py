@@ -1,4 +1,4 @@
-"""Running one experiment: a round under a defense, an attack on what it shows, its assessment."""
+"""Run one experiment: a round under a defense, an attack on what it shows, its assessment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from leakbound.types import Batch, NotApplicable, Reconstruction, ThreatModel
 
 DIED = "its process died (out of memory, or a crash)"
 _PICTURES = {"truth": "true", "reconstruction": "reconstructed", "leak_map": "leak map"}
-NO_MEMORY = "out of memory: take a smaller batch or model, or fewer workers"
+NO_MEMORY = "out of memory: use a smaller batch or model, or fewer workers"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Result:
 
     @property
     def id(self) -> str:
-        """What names the unit."""
+        """The name of the unit."""
         return self.record.key
 
     def _repr_html_(self) -> str:
@@ -73,7 +73,7 @@ class Result:
                 if (file := record.pictures.get(name)) in self.pictures
             ),
             html.table(("example", "PSNR in dB", "prior-only baseline", "SSIM"), rows),
-            html.note(f"the attack says that it failed: {problem}") if problem else "",
+            html.note(f"the attack reports that it failed: {problem}") if problem else "",
             *(html.note(of_bound(bound)) for bound in record.bounds),
             html.note(f"no bound: {record.bounds_note}") if record.bounds_note else "",
         )
@@ -82,10 +82,10 @@ class Result:
 def run_experiment(
     unit: plans.Experiment, context: PlanContext, *, pictures: bool = True
 ) -> Result:
-    """Run one experiment; what its attack or model throws becomes a failed record, not an error.
+    """Run one experiment; an exception of its attack or model becomes a failed record.
 
-    The record depends on the experiment, the data and the versions alone: not on others, their
-    order, the process or its number of threads.
+    The record depends only on the experiment, the data and the versions. It does not depend on
+    other experiments, their order, the process or its number of threads.
     """
     began = time.perf_counter()
 
@@ -103,7 +103,7 @@ def assessed(
     pictures: bool,
     began: float,
 ) -> Result:
-    """The result of an experiment, whatever `answer` throws; `began` is when it started."""
+    """The result of an experiment, whatever `answer` raises; `began` is its start time."""
     record = _header(unit, context)
     files: dict[str, bytes] = {}
     try:
@@ -112,7 +112,7 @@ def assessed(
     except NotApplicable as error:
         reason = " ".join(error.reason.split())
         record = replace(record, status="not_applicable", reason=reason)
-    except Exception as error:  # a crash is a result of its own: recorded, counted, exit code 1
+    except Exception as error:  # a crash is also a result: recorded, counted, exit code 1
         record = replace(
             record, status="failed", reason=reason_of(error), verdict=records.UNDECIDED
         )
@@ -122,8 +122,8 @@ def assessed(
 def run_training(
     unit: plans.TrainingUnit, context: PlanContext, *, clients: Clients | None = None
 ) -> Result:
-    """Run one short training, whose crash becomes a failed record; `clients` None are in this
-    process.
+    """Run one short training; a crash becomes a failed record. With `clients` None, the clients run
+    in this process.
     """
     began = time.perf_counter()
     try:
@@ -162,7 +162,7 @@ def play_round(unit: plans.Experiment, context: PlanContext) -> Round:
 def answers(
     attack: plans.Spec, played: Sequence[Round], sources: Sequence[torch.Generator]
 ) -> list[Reconstruction]:
-    """An attack's answers to several rounds, or to one: always as one of many."""
+    """An attack's results on several rounds, or on one: always as one of many."""
     built = plans.build_attack(attack)
     found = built.many([round_.observation for round_ in played], sources)
     if len(found) != len(played):
@@ -342,7 +342,7 @@ def released(
     public: Batch | None,
     **shared: Any,
 ) -> Released:
-    """A round's release as bounds see it; `shared` says what names it, where it is one of many."""
+    """A round's release for the bounds; `shared` is its name if it is one of many."""
     assert isinstance(played.defense, Chain)
     return Released(
         task=played.observation.task,
@@ -358,7 +358,7 @@ def released(
 
 
 def _features(played: Round, found: Tensor, layer: str) -> records.Features:
-    """Errors of the features that the attack found, up to sign; None where a true one is zero."""
+    """Errors of the features that the attack found, up to sign; None if a true one is zero."""
     task, inputs = played.observation.task, played.truth.inputs
     with torch.no_grad():
         cohort = played.observation.cohort

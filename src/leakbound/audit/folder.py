@@ -1,4 +1,4 @@
-"""An audit in a folder: what is done is kept, what is missing is run."""
+"""An audit in a folder: it keeps what is done and runs what is missing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TIMES = "timings.jsonl"
 
 @dataclass(frozen=True)
 class Progress:
-    """Units done and in all, the unit that started last, and the estimated seconds left."""
+    """Units done and in total, the unit that started last, and the estimated seconds left."""
 
     done: int
     total: int
@@ -50,7 +50,7 @@ class Progress:
 
 
 Runner = Callable[..., Generator[Result, None, None]]
-"""What runs the units of a plan: called as `engine.run`, it gives the same records."""
+"""Runs the units of a plan: called as `engine.run`, it gives the same records."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class AuditResult(Presented):
 
     @property
     def verdict(self) -> Verdict:
-        """That of all experiments together: exposed if any is, protected only if every one is."""
+        """The joint verdict: exposed if any experiment is, protected only if all are."""
         return together(one.verdict for one in self.assessments)
 
     @property
@@ -74,7 +74,7 @@ class AuditResult(Presented):
 
     @property
     def trainings(self) -> list[Training]:
-        """The record of every training: what the defenses cost."""
+        """The record of every training: the cost of the defenses."""
         return report_folder.read(self.folder).trainings
 
     def _figure(self) -> Figure:
@@ -83,7 +83,7 @@ class AuditResult(Presented):
         return figures.assessments(self.assessments)
 
     def to_html(self, path: Path | str) -> Path:
-        """Write the report as one file that loads nothing; its path."""
+        """Write the report as one file that loads nothing else; return its path."""
         return report.write_one(self.folder, Path(path))
 
     def _repr_html_(self) -> str:
@@ -108,16 +108,16 @@ def audit(
     run: Runner = engine.run,
     trainings_only: bool = False,
 ) -> AuditResult:
-    """Run a plan into a folder, going on from what the folder already holds.
+    """Run a plan in a folder, and continue from what the folder already holds.
 
-    Leaves `run.json`, `records.jsonl` and `utility.jsonl` in the plan's order, `timings.jsonl` and
-    `pictures/`. A killed audit loses no finished experiment; started again, it ends with the same
-    bytes as one that was never stopped. A folder of another plan, data, version, device or machine
-    is refused.
+    It leaves `run.json`, `records.jsonl` and `utility.jsonl` in the plan's order, `timings.jsonl`
+    and `pictures/`. A killed audit loses no finished experiment. Started again, it ends with the
+    same bytes as one that was never stopped. A folder of another plan, data, version, device or
+    machine is rejected.
 
     The records are the same for any number of `workers`, and for any way to `run` the units: in
-    processes or on a cluster. The last digits of a GPU's records (`device` "cuda") may differ from
-    run to run. With `trainings_only` a later audit of the same folder runs the experiments.
+    processes or on a cluster. The last digits of a GPU's records (`device` "cuda") may differ
+    between runs. With `trainings_only` a later audit of the same folder runs the experiments.
     """
     context = PlanContext(plan.data, device)
     check_plan(plan, context)
@@ -195,23 +195,23 @@ def _clock(context: PlanContext, workers: int, plan: Plan, kept: set[str]) -> Cl
 
 
 def _writing(folder: Path) -> AbstractContextManager[None]:
-    """Only our own reading and writing stands in this block: its errors are the folder's."""
-    mend = "what was recorded is kept, make room or take another folder and run again"
+    """For our reads and writes only: an error in this block is an error of the folder."""
+    mend = "what was recorded is kept, make room or choose another folder and run again"
     return files.writing(folder, mend)
 
 
 def _fits(wanted: Iterable[str], folder: Path) -> Callable[[Record], bool]:
-    """Of a record: its unit need not run, for it is a result and its pictures are what they were.
-    `run.json` says that the folder is the plan's, so a record of another unit is damage.
+    """A test of records: a unit need not run if its record is a result with unchanged pictures.
+    `run.json` confirms that the folder is the plan's, so a record of another unit is damage.
     """
     units = set(wanted)
 
     def fits(record: Record) -> bool:
         if record.key not in units:
-            raise Damage(f"{record.key!r} is no unit of the plan")
+            raise Damage(f"{record.key!r} is not a unit of the plan")
         names = record.pictures.values() if isinstance(record, Assessment) else ()
         if record.status == "failed" and record.reason in (DIED, NO_MEMORY):
-            return False  # that depends on the machine at that time
+            return False  # this depends on the state of the machine at that time
         return all(is_picture(folder / "pictures" / name) for name in names)
 
     return fits
@@ -241,25 +241,25 @@ def run_audit(
 ) -> AuditResult:
     """Run every attack on every batch under every defense, and judge each configuration.
 
-    All is given by name, so that the run can be repeated: your own model is
-    "package.module:build", your own data a folder or a file (`leakbound list`). For what is in
-    memory take `simulate`.
+    Everything is given by name, so that the run can be repeated. Your own model is
+    "package.module:build", your own data a folder or a file (`leakbound list`). For objects in
+    memory use `simulate`.
 
     Args:
-        model: one or several models; or a whole plan, or the path of one, in place of all else.
+        model: one or several models; or a whole plan, or the path of one, instead of the rest.
         data: a data source, or a table as in plans.
         attacks: by name with settings, or attacks that a name and settings describe.
         defenses: as attacks; "none" is no defense.
-        batch_sizes: examples a client.
-        seeds: one repetition each, with its own weights, batch and noise.
-        psnr: in dB, from which an example counts as reconstructed.
+        batch_sizes: examples per client.
+        seeds: one repetition each, with separate weights, batch and noise.
+        psnr: PSNR in dB from which an example counts as reconstructed.
         threat: what the attacker knows; by default labels and defense.
         error_bound: "trace", "full", "weiss_weinstein" or "none".
-        probability: the accepted probability of a reconstruction; 0 asks for no such bound.
-        rounds: of a short training under each defense, which shows what it costs; 0 is none.
-        out: the run's folder, which a second call continues; None takes a temporary one, which
-            lives as long as the result.
-        workers: processes; the records are the same for any number.
+        probability: the accepted probability of a reconstruction; 0 requests no such bound.
+        rounds: of a short training under each defense, which shows its cost; 0 for none.
+        out: the run's folder, which a second call continues; None uses a temporary one, which
+            exists as long as the result.
+        workers: number of processes; the records are the same for any number.
         pictures: whether pictures of the data are kept.
         watch: called as the audit continues.
 

@@ -1,4 +1,4 @@
-"""Records on disk: appended line by line, read back whatever happened, finished in plan order."""
+"""Records on disk: appended line by line, readable after any failure, finished in plan order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from leakbound.assess.record import KEYS, Damage, R, decode, encode
 
 
 class Journal(Generic[R]):
-    """A JSON Lines file of records of one kind; memory holds where each stands.
+    """A JSON Lines file of records of one kind; memory holds the position of each.
 
-    `append` makes a record durable before it returns; `finish` replaces the whole file at once, so
-    a kill leaves either the old or the new one. Reading leaves the file as it is; a journal without
-    a record has no file. `ends` says by key how a unit ended: its verdict or its status.
+    `append` makes a record durable before it returns. `finish` replaces the whole file at once, so
+    a kill leaves either the old or the new file. Reading does not change the file; a journal
+    without records has no file. `ends` gives for each key how a unit ended: its verdict or status.
     """
 
     def __init__(self, path: Path, kind: type[R]) -> None:
@@ -29,9 +29,9 @@ class Journal(Generic[R]):
         self._descriptor: int | None = None
 
     def read(self, fits: Callable[[R], bool] = lambda record: True) -> set[str]:
-        """The keys of the records that are kept: those that every reader can use and that fit.
+        """The keys of the kept records: those that every reader can use and that fit.
 
-        Damaged lines are dropped with a warning; `fits` may find damage of its own, by `Damage`.
+        Damaged lines are dropped with a warning; `fits` may also report damage, with `Damage`.
         """
         damaged, start = 0, 0
         for line in self._lines():
@@ -43,7 +43,7 @@ class Journal(Generic[R]):
             except Damage:
                 damaged += 1
             else:
-                self._places.pop(record.key, None)  # of several the last stands
+                self._places.pop(record.key, None)  # of several, the last counts
                 self.ends.pop(record.key, None)
                 if kept:
                     self._note(record, start, len(line))

@@ -37,7 +37,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Which data: a source, and what is done to its images."""
+    """The data: a source, and the processing of its images."""
 
     source: str = "mnist5k"
     size: int | None = None
@@ -57,7 +57,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class UtilitySpec:
-    """A short federated training under each defense: what the defense costs.
+    """A short federated training under each defense, which measures the defense's cost.
 
     In each round the server averages `clients` defended updates of `batch_size` images and takes
     one step of "adam" or "sgd". The first `repeats` seeds are used; 0 rounds measure nothing.
@@ -73,7 +73,7 @@ class UtilitySpec:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One attack on one batch under one defense: all that its record depends on."""
+    """One attack on one batch under one defense: everything its record depends on."""
 
     data: DataSpec
     model: ModelSpec
@@ -89,7 +89,7 @@ class Experiment:
 
     @cached_property
     def id(self) -> str:
-        """Sixteen hex digits that name the experiment, wherever it stands in a plan."""
+        """Sixteen hex digits that name the experiment, in any plan."""
         return digest(plain(self))[:16]
 
 
@@ -110,15 +110,15 @@ class TrainingUnit:
 
 
 Unit = Experiment | TrainingUnit
-"""What a plan consists of."""
+"""The units of a plan."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """A grid: every attack on every batch of every model under every defense.
 
-    A defense is a chain of links, () no defense. Each seed is a repetition with its own initial
-    weights, batch and noise. From `psnr`, in dB, an example counts as reconstructed.
+    A defense is a chain of links; () is no defense. Each seed is a repetition with separate initial
+    weights, batch and noise. An example counts as reconstructed from `psnr` in dB on.
     """
 
     name: str
@@ -159,8 +159,8 @@ class Plan:
     def experiments(self) -> tuple[Experiment, ...]:
         """All experiments in the plan's order.
 
-        A pair of attack and defense that applies to no batch of its size is left out. In a plan
-        without any other pair all remain: their records then say why.
+        A pair of attack and defense that applies to no batch of its size is left out. If a plan has
+        no other pair, all remain: their records then state the reason.
         """
         pairs = [*product(self.batch_sizes, self.defenses, self.attacks)]
         kept = {pair for pair in pairs if _may_apply(*pair)} or {*pairs}
@@ -182,7 +182,7 @@ class Plan:
 
 
 def refuse_large(sizes: Mapping[str, int]) -> None:
-    """Refuse a grid that is too large by its lengths alone, before anything of it is made."""
+    """Reject a grid that is too large by its lengths alone, before any of it is made."""
     count = math.prod(sizes.values())
     if count > MOST_EXPERIMENTS:
         factors = " x ".join(f"{size} {name}" for name, size in sizes.items())
@@ -217,7 +217,7 @@ def digest(value: Any) -> str:
 
 
 def build_defense(links: tuple[Spec, ...]) -> Chain:
-    """The chain that a plan's defense stands for."""
+    """The chain for a plan's defense."""
     return chain(*(registry.build("defense", link.name, link.parameters) for link in links))
 
 
@@ -232,7 +232,7 @@ def _may_apply(batch_size: int, defense: tuple[Spec, ...], attack: Spec) -> bool
 
 
 def attack_info(spec: Spec) -> AttackInfo:
-    """An attack as records name it: its name, full settings and their hash."""
+    """An attack as named in records: its name, full settings and their hash."""
     attack = build_attack(spec)
     return AttackInfo(name=spec.name, settings=repr(attack), hash=settings_hash(attack))
 
@@ -243,7 +243,7 @@ def defense_name(links: tuple[Spec, ...]) -> str:
 
 
 def defense_parameters(links: tuple[Spec, ...]) -> dict[str, Any]:
-    """All settings of a chain, behind their link's name where there are several links."""
+    """All settings of a chain, with their link's name if there are several links."""
     if len(links) == 1:
         return links[0].parameters
     names = [link.name for link in links]

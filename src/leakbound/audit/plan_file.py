@@ -1,4 +1,4 @@
-"""Reading a plan from TOML: every key known, every value checked, every list expanded."""
+"""Read a plan from TOML: every key known, every value checked, every list expanded."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from leakbound.types import Server, ThreatModel
 
 LIMIT = 1 << 20  # bytes of a plan
 NESTED = {"psnr": "criterion", "lpips_weights": "metrics"}
-"""Of a plan's fields those that stand in tables."""
+"""The plan's fields that are tables."""
 KEYS = [NESTED.get(field.name, field.name) for field in fields(plans.Plan)]
 NO_DEFENSE = {"name": "none"}
 
 
 def load(path: Path) -> plans.Plan:
-    """Read a plan from a TOML file; for an unknown key or name the closest is offered."""
+    """Read a plan from a TOML file; for an unknown key or name the error offers the closest."""
     where = f"plan {str(path)!r}"
     try:
         with files.opened(path) as stream:
@@ -34,7 +34,7 @@ def load(path: Path) -> plans.Plan:
     except OSError as error:
         raise ValueError(f"{where} cannot be read: {error.strerror}; check the path") from None
     if len(content) > LIMIT:
-        raise ValueError(f"{where} is over {LIMIT} bytes; a plan is a short text")
+        raise ValueError(f"{where} is over {LIMIT} bytes; give a smaller file")
     try:
         table = tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -54,12 +54,12 @@ def spec_of(kind: str, text: str) -> dict[str, Any]:
             f'{kind} is {text!r}; write settings as in {kind} NAME,key=1.5,other="text"'
         ) from None
     if len(text) > LIMIT or "name" in table:
-        raise ValueError(f"{kind} is {text!r}; the name stands first: NAME,key=value")
+        raise ValueError(f"{kind} is {text!r}; write the name first: NAME,key=value")
     return {"name": name, **table}
 
 
 def row_of(kind: str, given: object) -> dict[str, Any]:
-    """A plan's table for what users give: a name with settings, a table, or a registered object."""
+    """A plan's table from user input: a name with settings, a table, or a registered object."""
     if isinstance(given, str):
         return spec_of(kind, given)
     if isinstance(given, Mapping):
@@ -132,7 +132,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
 
 
 def only(kind: str, given: object) -> Any:
-    """The one attack (a spec), or the one defense (its links), that a user's words name."""
+    """The one attack (a spec), or the one defense (its links), that a user's text names."""
     table = {"models": [{"name": "mlp"}], "attacks": [{"name": "dlg"}]}
     found = getattr(parse({**table, f"{kind}s": [row_of(kind, given)]}), f"{kind}s")
     if len(found) != 1:
@@ -152,7 +152,7 @@ def _utility(table: Mapping[str, Any]) -> plans.UtilitySpec:
 
 
 def _risk(table: Mapping[str, Any]) -> RiskSpec:
-    """`probability = 0` asks for no bound by probability."""
+    """`probability = 0` requests no bound on the probability."""
     value = _section("risk", table)
     if value.get("probability") == 0:
         table = {"risk": {**value, "probability": None}}
@@ -184,7 +184,7 @@ def _lpips_weights(table: Mapping[str, Any]) -> str | None:
 
 
 def _defenses(row: Mapping[str, Any]) -> tuple[int, Iterator[tuple[plans.Spec, ...]]]:
-    """How many defenses a table names, and they, made only when asked for."""
+    """The number of defenses in a table, and an iterator that makes them."""
     if "links" in row:
         _known_keys("a defense with links", row, ["links"])
         options = [_options("defense", link) for link in _rows("defenses.links", row["links"])]
@@ -257,7 +257,7 @@ def _specs(options: _Options) -> Iterator[plans.Spec]:
 
 
 def _storable(name: str, value: Any) -> None:
-    """Refuse what a record cannot hold: dates, numbers without an end, whole ones over 64 bits."""
+    """Reject what a record cannot hold: dates, infinite numbers, integers over 64 bits."""
     if isinstance(value, dict | list):
         rows = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inner in rows:

@@ -1,4 +1,4 @@
-"""`run.json`: what a folder's records depend on, so that nothing else is mixed into them."""
+"""`run.json`: what a folder's records depend on, so that no other records are mixed in."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def header(plan: Plan, context: PlanContext, pictures: bool) -> dict[str, Any]:
 
 
 def facts(plan: Plan, context: PlanContext) -> dict[str, Any]:
-    """Of `header`, what a process finds on its own machine: where it differs, records may too."""
+    """The part of `header` that depends on the machine; if it differs, records may differ too."""
     here, device = machine(), context.device
     if device.type != "cpu":
         cuda = device.type == "cuda"
@@ -58,7 +58,7 @@ def facts(plan: Plan, context: PlanContext) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What of the CPU changes the last bits of a sum."""
+    """The CPU properties that change the last bits of a sum."""
     return {
         "processor": platform.machine(),
         "system": platform.system(),
@@ -69,7 +69,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a record depends on."""
+    """Versions of the packages that a record depends on."""
     found = {"python": platform.python_version()}
     for name in OWN:
         try:
@@ -80,22 +80,22 @@ def versions() -> dict[str, str]:
 
 
 def claim(folder: Path, now: dict[str, Any]) -> None:
-    """Write `run.json` into a claimed folder, or refuse one whose records may differ."""
+    """Write `run.json` into a claimed folder, or reject one whose records may differ."""
     path = folder / files.RUN
     differs = os.path.lexists(path) and difference(json.loads(files.read(path)), now)
     if differs:
         what, where, before, after = differs
         raise ValueError(
             f"out is {str(folder)!r}, which belongs to {what} ({where} is {before} there and "
-            f"{after} now); take another folder, or remove this one"
+            f"{after} now); choose another folder, or remove this one"
         )
     files.write(path, json.dumps(now, indent=1, sort_keys=True).encode() + b"\n")
 
 
 def difference(then: dict[str, Any], now: dict[str, Any]) -> tuple[str, str, str, str] | None:
-    """The first thing that keeps two headers' records apart: what, where, and both values, short.
+    """The first difference between two headers' records: what, where, and both values, short.
 
-    Only what `now` holds is compared; None where nothing differs.
+    Only the keys of `now` are compared; None if nothing differs.
     """
     for key, what in COMPARED.items():
         if key in now and then.get(key) != now[key]:

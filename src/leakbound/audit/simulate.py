@@ -1,4 +1,4 @@
-"""One simulated update, from a model and a batch in memory: attacked, and bounded."""
+"""One simulated update, attacked and bounded, from a model and a batch in memory."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GIVEN = "given"
-"""What records call data and models that are not named."""
+"""The name of unnamed data and models in records."""
 
 
 @dataclass(frozen=True, eq=False)
 class Simulation(Presented):
-    """What an attack made of a simulated update, and what bounds every attack.
+    """What an attack reconstructed from a simulated update, and what bounds every attack.
 
-    `truth` (B, *S) is what the clients held, `reconstruction` what the attack made of it, in the
-    order of the truth; `round` is what was sent and what the attacker saw; `pictures` are PNG by
-    file name.
+    `truth` (B, *S) are the clients' examples, `reconstruction` is the attack's result in the order
+    of the truth. `round` is what was sent and what the attacker saw. `pictures` are PNG by file
+    name.
     """
 
     assessment: records.Assessment
@@ -53,18 +53,18 @@ class Simulation(Presented):
 
     @property
     def verdict(self) -> records.Verdict:
-        """What the attack reached, or what the bounds exclude."""
-        assert self.assessment.verdict is not None  # the attack applied, or there is no simulation
+        """What the attack achieved, or what the bounds exclude."""
+        assert self.assessment.verdict is not None  # else the attack does not apply
         return self.assessment.verdict
 
     @property
     def psnr(self) -> records.Values:
-        """The PSNR of every example in dB; None where an example is matched exactly."""
+        """The PSNR of every example in dB; None if an example is matched exactly."""
         return self.assessment.psnr
 
     @property
     def metrics(self) -> dict[str, records.Values]:
-        """By name one number an example."""
+        """One number per example, by metric."""
         return self.assessment.metrics
 
     def _figure(self) -> Figure:
@@ -96,29 +96,29 @@ def simulate(
     probability: float | None = 0.001,
     fresh: bool = False,
 ) -> Simulation:
-    """Attack the update that a client would send for this batch, and judge what came out.
+    """Attack the update that a client would send for this batch, and judge the reconstruction.
 
     The attacker knows labels and defense, unless `threat` says otherwise; no attack sees the batch.
 
     Args:
         model: with the weights that the server sends; returns (B, K) for inputs (B, *S).
-        batch: what one client holds, `Batch(inputs, labels)` or both as a pair; or one batch a
-            client, where the defense sums several.
+        batch: what one client holds, `Batch(inputs, labels)` or both as a pair; or one batch per
+            client if the defense sums several.
         defense: a defense, or its name with settings, as in "gaussian_noise,noise_std=0.01".
         attack: an attack, or its name with settings, as in "inverting_gradients,steps=500".
         seed: names every draw; the same seed gives the same numbers.
         public: examples of the same kind that the attacker has. Bounds need them, and count them
             as independent: give one of each photograph or person.
-        psnr: in dB, from which an example counts as reconstructed.
+        psnr: PSNR in dB from which an example counts as reconstructed.
         threat: what the attacker knows.
         plan: the client's local training; one step on the whole batch by default.
-        classes: labels run from 0 to `classes` - 1, where the attacker does not know them.
+        classes: labels run from 0 to `classes` - 1; needed if the attacker does not know them.
         input_range: lowest and highest value of an input.
-        domain: what one example is; by default images for inputs (C, H, W), else values.
+        domain: the form of one example; by default images for inputs (C, H, W), else values.
         error_bound: which bound on every attacker's error: "trace" or "full" (estimates),
-            "weiss_weinstein" (proved) or "none".
-        probability: the accepted probability of a reconstruction; None asks for no such bound.
-        fresh: the weights depend on no public or private example, such as random ones: only then
+            "weiss_weinstein" (proven) or "none".
+        probability: the accepted probability of a reconstruction; None requests no such bound.
+        fresh: the weights depend on no public or private example, such as random ones. Only then
             is there a bound for an honest server that sends this model.
 
     Source: the round is that of docs/attacks.md; the verdict that of docs/evidence.md.
@@ -193,16 +193,17 @@ def error_bound(
     domain: Domain | None = None,
     fresh: bool = False,
 ) -> ReleaseBounds:
-    """What bounds every attacker on the update that a client would send for this batch.
+    """Bounds on every attacker for the update that a client would send for this batch.
 
-    Arguments are as in `simulate`; no attack runs. The labels of `batch` count as known, and only a
-    `defense` with noise of a known law has a bound.
+    Arguments are as in `simulate`; no attack runs. The labels of `batch` count as known. Only a
+    `defense` with a known noise distribution has a bound.
 
     `kind` is "full" (with a leak map) or "trace" (faster), both estimates that prove nothing, or
-    "weiss_weinstein" (slow, proved, for models with non-smooth activations too). `prior` is
+    "weiss_weinstein" (slow, proven, also for models with non-smooth activations). `prior` is
     "gaussian", "isotropic" or "flat": fitted to `public`, in its leading `components` directions.
-    The information is averaged over `images` draws of it.
-    `probability` is the accepted one of a reconstruction, for defenses with differential privacy.
+    The information is averaged over `images` draws of the prior.
+    `probability` is the accepted probability of a reconstruction, for defenses with differential
+    privacy.
 
     Source: docs/error_bounds.md; paper A, section 4.
 
@@ -243,7 +244,7 @@ def clients_of(batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch]) -> list[B
         return parts
     raise ValueError(
         f"batch is a {type(batch).__name__}; give leakbound.Batch(inputs, labels), both as a pair, "
-        "or a list with one Batch a client"
+        "or a list with one Batch per client"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a defense costs: a short federated training under it, measured on held-out images."""
+"""The cost of a defense: a short federated training under it, measured on held-out images."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from leakbound.random import permutation, stream
 from leakbound.types import Batch, Task, Update
 
 EVALUATED, TOGETHER, COUPLED = 1000, 25, 100
-"""Images that a loss is measured on, and how many go through the model at once: more leave the
-processor's cache, which takes twice as long. Images that share statistics go by the hundred."""
+"""Number of images for a loss, and number per model call. More per call do not fit the processor's
+cache, which takes twice as long. Images that share statistics are processed 100 at a time."""
 MARKS = tuple(5 * 2**i for i in range(16))
 
 
 @dataclass(frozen=True, eq=False)
 class Opening:
-    """What the server gives out at the start of a round, numbered from 1.
+    """What the server sends out at the start of a round, numbered from 1.
 
-    `parts` (clients, batch size) are the numbers of the images that each client trains on.
+    `parts` (clients, batch size) are the numbers of the images on which each client trains.
     """
 
     number: int
@@ -38,13 +38,13 @@ class Opening:
 
 
 Clients = Callable[[Opening], list[Update]]
-"""The clients of one training: what they send in answer to an opening, in their order."""
+"""The clients of one training: their updates in response to an opening, in order."""
 
 
 def train(
     unit: TrainingUnit, context: PlanContext, clients: Clients | None = None
 ) -> dict[str, Any]:
-    """Train for some rounds; training loss on private images and accuracy on test images.
+    """Train for some rounds; measure training loss on private and accuracy on test images.
 
     Seeds name weights, batches and noise, so defenses are compared on the same draws. `curve` holds
     [round, training loss] before the first round, after 5, 10, 20, ... and after the last.
@@ -111,5 +111,5 @@ def _outputs(task: Task, batch: Batch) -> Tensor:
     with torch.no_grad(), quick(task.model):
         parts = list(torch.split(batch.inputs, COUPLED if task.coupled else TOGETHER))
         if task.coupled and len(parts) > 1 and len(parts[-1]) == 1:
-            parts[-2:] = [torch.cat(parts[-2:])]  # one image alone has no statistics
+            parts[-2:] = [torch.cat(parts[-2:])]  # a single image has no statistics
         return torch.cat([client.forward(task, few) for few in parts])

@@ -293,8 +293,8 @@ class TheseExamples(PublicSample):
     """Upper bound on any attacker's average success over these very examples.
 
     For auditors who hold the private examples. The target is one of them, each equally likely, and
-    the attacker may know all of them. A batch has as many examples as there are guesses; all but
-    the target may be known. The bound is exact: it needs no confidence and no assumption on how the
+    the attacker may know all of them. A batch has `guesses` examples; all but the target may be
+    known. The bound is exact: it needs no confidence and no assumption on how the
     examples are drawn. It says nothing about new examples. It depends on private data: keep it
     local.
 
@@ -450,9 +450,9 @@ def _below(q: Array, above: Array, first: int, middle: int, last: int) -> bool:
 
 
 def _most_success(each: Array, envelope: tuple[Array, Array], guesses: int) -> float:
-    """An upper bound on the largest sum of F(q_i) with sum q_i / d_i <= guesses.
+    """An upper bound on the largest sum of F(q_i) with sum q_i / d_i <= `guesses`.
 
-    By duality: any multiplier l > 0 gives the limit l guesses + sum max_q (F(q) - l q / d_i).
+    By duality: any multiplier l > 0 gives the limit l `guesses` + sum max_q (F(q) - l q / d_i).
     """
     values, number = np.unique(each, return_counts=True)
     q, above = envelope

@@ -109,7 +109,7 @@ def trace_bound_from_samples(traces: Any, prior: Prior, *, tight: bool = True) -
     if len(values) < 2:
         raise ValueError("traces holds 1 sample; give at least 2")
     if values.min() < 0:
-        raise ValueError(f"traces holds {values.min():.6g}; give Fisher informations of at least 0")
+        raise ValueError(f"traces holds {values.min():.6g}; give values of at least 0")
     bound = (tight_trace_bound if tight else trace_bound)(float(values.mean()), prior)
     slope = (bound.value * prior.dimension / prior.rank) ** 2 / prior.dimension
     return _estimated(bound, slope * _standard_error(values[None]), len(values))

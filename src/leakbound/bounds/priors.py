@@ -1,9 +1,9 @@
-"""What the attacker knows of the images before the release: priors with their Fisher information.
+"""Priors: what the attacker knows of the images before the release, with Fisher information.
 
-A bound needs a prior's Fisher information J_P, its total variance and the coordinates of both.
-Where it has a `basis` Q (m, k), Q^T x is rebuilt and all else is handed to the attacker for free:
-the error in a subspace is at most the whole, so the bound errs downwards. Q^T x must not depend on
-what is handed over, as principal components of a Gaussian do not.
+A bound needs a prior's Fisher information J_P, its total variance and the coordinates of both. If
+the prior has a `basis` Q (m, k), the bound covers Q^T x, and the attacker gets the rest for free.
+The error in a subspace is at most the whole error, so the bound errs downwards. Q^T x must be
+independent of the rest, as principal components of a Gaussian are.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ Array = NDArray[Any]  # of float64
 
 SMOOTH = "the prior's density is smooth and vanishes at the boundary of its support"
 LIMIT = (
-    "no prior knowledge: proved for unbiased attackers; for all others only in the limit of images "
+    "no prior knowledge: proven for unbiased attackers; for all others only in the limit of images "
     "spread far wider than the noise"
 )
 _ROUNDING = 1e-10
 CONSTANT = 1e-9
-"""Directions of at most this part of the largest variance are handed to the attacker."""
+"""Directions with a smaller share of the largest variance are given to the attacker."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """The common form of all priors; make one of the named ones.
+    """The common form of all priors; use one of the named ones.
 
     Attributes:
-        name: for people, such as "N(mean, 0.0952 I)".
-        dimension: m, the number of inputs that are rebuilt.
-        information: J_P, (k, k), or its diagonal (k,) where all else is 0; 1 / input units squared.
+        name: display name, such as "N(mean, 0.0952 I)".
+        dimension: m, the number of inputs to reconstruct.
+        information: J_P, (k, k), or its diagonal (k,) if all else is 0; 1 / input units squared.
         variance: tr Cov of the k coordinates, input units squared.
         basis: (m, k) orthonormal columns with k < m; None for the inputs themselves (k = m).
-        rests_on_prior: False for the flat one, which is a limit.
-        covers: the attackers for which a bound with this prior is proved.
-        assumptions: what has to hold of the images, as sentences to check.
+        rests_on_prior: False for the flat prior, which is a limit.
+        covers: the attackers for which a bound with this prior is proven.
+        assumptions: conditions on the images, as sentences to check.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Prior:
         return self.information if self.information.ndim == 2 else np.diag(self.information)
 
     def repeat(self, batch: int) -> Prior:
-        """The prior of `batch` independent images, one after the other: all in blocks."""
+        """The prior of `batch` independent images, one after the other, in blocks."""
         check.count(batch=batch)
         return joined([self] * batch, f"{batch} independent images of {self.name}")
 
 
 def joined(parts: Sequence[Prior], name: str) -> Prior:
-    """The prior of independent images, one after the other, each with its own: all in blocks."""
+    """The joint prior of independent images, one after the other, in blocks."""
     if not parts:
         raise ValueError("parts is empty; give the prior of each image")
     alone = all(part.information.ndim == 1 for part in parts)
@@ -92,11 +92,11 @@ def joined(parts: Sequence[Prior], name: str) -> Prior:
 
 
 class FlatPrior(Prior):
-    """No knowledge but a total variance: J_P = 0, and bounds are capped at the variance.
+    """Only a total variance is known: J_P = 0, and bounds are capped at the variance.
 
     A uniform prior on a bounded set is *not* smooth: for U[0, 1] and noise of standard deviation 1
-    the formula gives 1, above the prior's variance 1/12, and the best attacker's error, 0.077, is
-    below even the capped 0.083. So bounds with this prior cover unbiased attackers only.
+    the formula gives 1, above the prior's variance 1/12. The best attacker's error, 0.077, is below
+    even the capped 0.083. So bounds with this prior cover unbiased attackers only.
 
     Args:
         dimension: m.
@@ -117,16 +117,16 @@ class FlatPrior(Prior):
 class GaussianPrior(Prior):
     """N(mean, covariance), in the span of the directions that vary.
 
-    A singular covariance is fine: directions whose variance is at most 1e-9 times the
-    largest (constant border pixels) are handed to the attacker.
+    A singular covariance is allowed: directions whose variance is at most 1e-9 times the largest
+    (constant border pixels) are given to the attacker.
 
     Args:
         mean: (m,), input units.
         covariance: (m, m), or its diagonal (m,); input units squared.
-        components: keep at most so many leading directions; None keeps all that vary.
+        components: number of leading directions to keep; None keeps all that vary.
 
     Raises:
-        ValueError: a wrong shape, NaN, not symmetric, a negative eigenvalue, no variance at all.
+        ValueError: a wrong shape, NaN, not symmetric, a negative eigenvalue, or no variance at all.
 
     Source: paper A, Theorem 3.2 (J_P = I / s^2 for N(mean, s^2 I)).
 
@@ -176,9 +176,9 @@ class GaussianPrior(Prior):
 
     @classmethod
     def from_samples(cls, samples: Any, components: int | None = None) -> GaussianPrior:
-        """The Gaussian of the mean and covariance of public images (n, m), never private ones.
+        """The Gaussian with the mean and covariance of public images (n, m), never private ones.
 
-        With n <= m the span has at most n - 1 directions; the rest is handed to the attacker.
+        With n <= m the span has at most n - 1 directions; the rest is given to the attacker.
         """
         data = real("samples", samples, 2)
         if len(data) < 2:
@@ -187,7 +187,7 @@ class GaussianPrior(Prior):
         return cls(data.mean(0), covariance, components)
 
     def draw(self, number: int, generator: np.random.Generator) -> Array:
-        """Images (number, m) to average J_F over; what is handed over stays at its mean."""
+        """Images (number, m) to average J_F over; the rest stays at its mean."""
         noise: Array = generator.standard_normal((number, self.rank))
         if self.information.ndim == 2:
             noise = noise @ np.linalg.inv(np.linalg.cholesky(self.information))
@@ -198,7 +198,7 @@ class GaussianPrior(Prior):
 
 
 def real(name: str, value: Any, dimensions: int) -> Array:
-    """The value as a finite float64 array of so many dimensions, not empty."""
+    """The value as a finite float64 array with this number of dimensions, not empty."""
     try:
         array = np.array(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -207,12 +207,12 @@ def real(name: str, value: Any, dimensions: int) -> Array:
         raise ValueError(f"{name} has shape {array.shape}; give {dimensions} dimensions, not empty")
     bad = int((~np.isfinite(array)).sum())
     if bad:
-        raise ValueError(f"{name} holds {bad} entries that are NaN or infinite; check where from")
+        raise ValueError(f"{name} holds {bad} entries that are NaN or infinite; check their source")
     return array
 
 
 def symmetric(name: str, value: Any, size: int) -> Array:
-    """The value as a symmetric matrix (size, size), rounding taken out."""
+    """The value as a symmetric matrix (size, size), without rounding errors."""
     matrix = real(name, value, 2)
     if matrix.shape != (size, size):
         raise ValueError(f"{name} has shape {matrix.shape}; give ({size}, {size})")

@@ -69,8 +69,8 @@ def not_smooth(
 ) -> tuple[str, ...]:
     """Names of what prevents a proof that the release is smooth in the inputs; () if it is proven.
 
-    The defense must declare that its output is continuous (`Defense.continuous`). Clipping has
-    kinks, which the bounds allow. Only the shapes and types of inputs and labels count, so a model
+    The defense must declare that its output is continuous (`Defense.continuous`). Clipping keeps
+    it continuous, which suffices. Only the shapes and types of inputs and labels count, so a model
     that branches on values is rejected.
     """
     found = set() if defense is None or defense.continuous else {"the defense"}

@@ -1,4 +1,4 @@
-"""What one example is: images, rows of a table. Nothing outside asks which of them it has."""
+"""Domains, the form of one example: images, rows of a table. Other code uses only the interface."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of_shape(
     input_range: tuple[float, float] = (0.0, 1.0),
     columns: Sequence[Column] = (),
 ) -> Domain:
-    """The domain of inputs of which shape and range are known, and their columns if any.
+    """The domain of inputs with a known shape and range, and their columns if any.
 
     Example:
         >>> of_shape((1, 28, 28)).name, of_shape((30,)).name
@@ -39,9 +39,9 @@ def of_shape(
 
 
 def has_neighbors(shape: Sequence[int]) -> bool:
-    """Whether inputs of this shape count as images (C, H, W), whose neighboring values are alike.
+    """Whether inputs of this shape count as images (C, H, W), with similar neighboring values.
 
-    What an attacker assumes who knows the model's input and nothing else.
+    This is what an attacker assumes who knows only the shape of the model's input.
 
     Example:
         >>> has_neighbors((3, 32, 32)), has_neighbors((30,))

@@ -1,4 +1,4 @@
-"""The interface of a domain; images (C, H, W), and inputs that are nothing but numbers."""
+"""The interface of a domain; images (C, H, W), and inputs that are only numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leakbound.random import uniform
 from leakbound.task import Batch
 
 _SHOWN, _VALUES = 8, 100
-"""Of how many examples the values are shown, and how many of each."""
+"""Number of examples whose values are shown, and number of values of each."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class ColumnErrors:
 
 @dataclass(frozen=True)
 class Fields:
-    """What a report shows of reconstructed examples; which of these there are is the domain's.
+    """What a report shows of reconstructed examples; the domain decides which fields it fills.
 
-    `pictures` are images (N, C, H, W) by name, `columns` one entry a column, `values` the first
-    numbers of the first examples.
+    `pictures` are images (N, C, H, W) by name. `columns` has one entry per column. `values` are the
+    first numbers of the first examples.
     """
 
     pictures: dict[str, Tensor] | None = None
@@ -45,59 +45,59 @@ class Fields:
 
 @runtime_checkable
 class Domain(Protocol):
-    """What one example is: what is valid, what is near, and what a guess without an update is."""
+    """The form of one example: what is valid, what is close, and the prior-only baseline."""
 
     @property
     def name(self) -> str:
-        """For records, such as "images"."""
+        """The name in records, such as "images"."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example as the model takes it."""
+        """Shape of one example in the model's input."""
 
     @property
     def input_range(self) -> tuple[float, float]:
-        """Of its values, in the units that the model is fed."""
+        """Range of its values, in the model's input units."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its values."""
+        """Type of its values."""
 
     def project(self, x: Tensor) -> Tensor:
-        """Onto valid examples (N, *shape); what is not finite becomes the middle."""
+        """Project onto valid examples (N, *shape); values that are not finite become the middle."""
 
     def start(self, n: int, source: torch.Generator) -> Tensor:
-        """Where searches begin: n valid examples (n, *shape)."""
+        """Starting points of searches: n valid examples (n, *shape)."""
 
     def blind(self, public: Batch | None) -> Tensor:
-        """The best guess without an update (*shape): from public examples, or the middle."""
+        """The best prior-only baseline (*shape): from public examples, or the middle."""
 
     def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
         """(N,) distance of paired examples, in natural units.
 
-        `scale` is that of tolerances, for domains that count: d_{s+t}(x, y) <= d_s(x, z) +
-        d_t(z, y). A metric has no use for it.
+        `scale` scales tolerances, for domains that count: d_{s+t}(x, y) <= d_s(x, z) + d_t(z, y). A
+        metric does not use it.
         """
 
     @property
     def has_neighbors(self) -> bool:
-        """Whether neighboring values are alike: what total variation and pictures rest on."""
+        """Whether neighboring values are similar; total variation and pictures rely on it."""
 
     @property
     def distance_is_rmse(self) -> bool:
-        """Whether `distance` is the root mean squared error, which our bounds speak of."""
+        """Whether `distance` is the root mean squared error, which our bounds use."""
 
     @property
     def copies_count_once(self) -> bool:
-        """Whether equal examples are copies of one."""
+        """Whether equal examples count as copies of one."""
 
     def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
-        """What to show of paired examples, or of reconstructions whose truth is not known."""
+        """What to show of paired examples, or of reconstructions without a known truth."""
 
 
 @dataclass(frozen=True)
 class NumberDomain:
-    """Inputs of any shape in a box, near if their root mean squared error is small.
+    """Inputs of any shape in a box; they are close if their root mean squared error is small.
 
     Example:
         >>> domain = NumberDomain((3,))
@@ -112,7 +112,7 @@ class NumberDomain:
     has_neighbors, distance_is_rmse, copies_count_once = False, True, True
 
     def project(self, x: Tensor) -> Tensor:
-        """Into the box; NaN becomes its middle."""
+        """Clip to the box; NaN becomes its middle."""
         low, high = self.input_range
         return torch.nan_to_num(x, nan=(low + high) / 2, posinf=high, neginf=low).clamp(low, high)
 
@@ -122,7 +122,7 @@ class NumberDomain:
         return low + (high - low) * uniform((n, *self.shape), source).to(self.dtype)
 
     def blind(self, public: Batch | None) -> Tensor:
-        """The mean public example, which has the least mean squared error; else the middle."""
+        """The mean public example, which has the smallest mean squared error; else the middle."""
         if public is not None and tuple(public.inputs.shape[1:]) == self.shape:
             return public.inputs.mean(0)
         return torch.full(self.shape, sum(self.input_range) / 2, dtype=self.dtype)
@@ -140,13 +140,13 @@ class NumberDomain:
 
 @dataclass(frozen=True)
 class ImageDomain(NumberDomain):
-    """Images (C, H, W): numbers of which neighbors are alike, and that people look at."""
+    """Images (C, H, W): values with similar neighbors, shown as pictures."""
 
     name = "images"
     has_neighbors = True
 
     def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
-        """Pictures of both; values, where an image is a single line."""
+        """Pictures of both; values if an image is a single line."""
         if min(self.shape[1:]) == 1:
             return super().fields(truth, guess)
         shown = {} if truth is None else {"truth": truth}

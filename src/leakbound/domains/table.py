@@ -17,7 +17,7 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Column:
-    """One column in its own units: the table's least and greatest value, whether all are whole."""
+    """One column in its own units: its smallest and largest value, and whether all are whole."""
 
     name: str
     low: float
@@ -33,12 +33,12 @@ class Column:
 
     @property
     def width(self) -> float:
-        """What 1 in scaled units is in the column's own."""
+        """The width of 1 scaled unit, in the column's units."""
         return self.high - self.low
 
     @property
     def tolerance(self) -> float:
-        """In scaled units: 1 % of the range, or what rounding a whole number mends."""
+        """In scaled units: 1 % of the range, or what rounding to a whole number corrects."""
         return min(0.5, 0.49 / self.width) if self.whole else TOLERANCE
 
 
@@ -49,10 +49,10 @@ class TableDomain(ImageDomain):
     columns: tuple[Column, ...] = ()
 
     name = "table"
-    copies_count_once = False  # equal rows may be different people's
+    copies_count_once = False  # equal rows may belong to different people
 
     def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
-        """Errors column by column; without a truth the first values."""
+        """Errors by column; without a truth the first values."""
         if truth is None:
             return super().fields(truth, guess)
         return Fields(columns=column_errors(self.columns, truth, guess))
@@ -61,12 +61,12 @@ class TableDomain(ImageDomain):
 def column_errors(
     columns: Sequence[Column], truth: Tensor, guess: Tensor
 ) -> tuple[ColumnErrors, ...]:
-    """One entry a column in its own units: mean and largest error, share known, all values.
+    """One entry per column in its own units: mean and largest error, share known, all values.
 
-    `truth` and `guess` (N, *S) have as many values an example as columns, scaled, in one order.
+    `truth` and `guess` (N, *S) have one value per column for each example, scaled, in one order.
 
     Raises:
-        ValueError: shapes that do not fit, no example, or entries that are not finite.
+        ValueError: shapes do not fit, there is no example, or entries are not finite.
 
     Example:
         >>> import torch
@@ -77,7 +77,7 @@ def column_errors(
     """
     if truth.shape != guess.shape or truth.ndim < 2 or len(truth) == 0:
         raise ValueError(
-            f"truth has shape {tuple(truth.shape)} and guess {tuple(guess.shape)}; give both as "
+            f"truth has shape {tuple(truth.shape)} and `guess` {tuple(guess.shape)}; give both as "
             "(N, n), with at least one example"
         )
     if len(columns) != truth[0].numel():

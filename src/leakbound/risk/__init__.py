@@ -1,4 +1,4 @@
-"""What a statement about risk rests on: kappa, bounds on all attackers, corridor, calibration."""
+"""Risk of reconstruction: kappa, bounds on all attackers, attained success, calibration."""
 
 from leakbound.risk.calibrate import Calibration, calibrate, calibrate_setting
 from leakbound.risk.corridor import Corridor, TrainingSetting, corridor

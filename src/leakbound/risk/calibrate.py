@@ -98,7 +98,7 @@ class Calibration(Presented):
 
     @property
     def verdict(self) -> Verdict:
-        """The corridor's verdict on this result; never "protected" for a uniform direction."""
+        """The verdict of `corridor` on this result; never "protected" for a uniform direction."""
         share = None if self.matches is None else self.matches.most
         return self.corridor.verdict(0, self.target.gamma, share)
 
@@ -251,7 +251,7 @@ def calibrate_setting(
     examples: int | None = None,
     attacks: Attainable | None = None,
 ) -> Calibration:
-    """Solve for the quantity that makes the upper bound of the corridor meet the target.
+    """Solve for the quantity that makes the upper bound of `corridor` meet the target.
 
     The result is rounded to the safe side, and checked with every function's error moved to the
     unsafe side.
