@@ -148,15 +148,16 @@ def main() -> None:
     lines = [
         "# What optimal defenses cost, and what the full bound gains",
         "",
-        f"SimpleConvNet, real MNIST, {CLIENTS} clients with {SIZE} images, one thread. Ratios of a "
-        "round's time to an undefended one's, median (minimum) of "
-        f"{ROUNDS} interleaved runs, with what public data decide renewed every R rounds. Written "
-        "by `benchmarks/optimal_defenses.py`.",
+        f"SimpleConvNet, real MNIST, {CLIENTS} clients with {SIZE} images, one thread. The table "
+        f"gives a round's time relative to an undefended round, median (minimum) of {ROUNDS} "
+        "interleaved runs. What public data decide is renewed every R rounds. Written by "
+        "`benchmarks/optimal_defenses.py`.",
         "",
         *cost(bench),
-        "Lower bounds on the mean squared error a pixel, 48 images drawn from the prior (Gaussian, "
-        "from public images, in its leading directions), estimated. Estimates are "
-        "[not proved](error_bounds.md): they compare kinds and costs.",
+        "The second table gives lower bounds on the mean squared error per pixel. They are "
+        "estimated from 48 images drawn from the prior (Gaussian, from public images, in its "
+        "leading directions). Estimates are [not proved](error_bounds.md); they compare kinds "
+        "and costs.",
         "",
         *bounds(bench),
     ]

@@ -501,4 +501,4 @@ def test_tables_and_pictures(tmp_path):
     figures.calibration(tmp_path)
     assert (tmp_path / "noise_over_eta.png").read_bytes().startswith(b"\x89PNG")
     promised = [grid.Certificate(4, 0.1, 0.1, 1.0, 900, 1000, 0.9, 1.0)]
-    assert "Beaten by more than a tenth in 1 of 1" in tables.certificates(promised)[-1]
+    assert "Exceeded by more than a tenth in 1 of 1" in tables.certificates(promised)[-1]

@@ -10,10 +10,11 @@ from leakbound_reproductions.mean_to_extreme import copies, grid
 def certificates(rows: Sequence[grid.Certificate]) -> list[str]:
     """What is promised, what is reached, and the exact edge."""
     lines = [
-        "# The certificate and who beats it",
+        "# The certificate, and an estimator that exceeds it",
         "",
-        "At the eta of which paper C says that at most the promised share of reconstructions is "
-        "below it: how often the estimator that knows the norm is, in uniform directions.",
+        "Paper C promises that at most the promised share of reconstructions has an error of at "
+        "most eta. 'measured' counts how often the estimator that knows the norm reaches that "
+        "eta, for uniform directions.",
         "",
         "| N | noise multiplier | promised | measured | gamma* | no attacker exceeds |",
         "|---|---|---|---|---|---|",
@@ -24,14 +25,14 @@ def certificates(rows: Sequence[grid.Certificate]) -> list[str]:
             f"{row.exact:.4g} | {row.upper:.4g} |"
         )
     broken = sum(row.hits / row.n > row.promised * 1.1 for row in rows)
-    return [*lines, "", f"Beaten by more than a tenth in {broken} of {len(rows)} settings."]
+    return [*lines, "", f"Exceeded by more than a tenth in {broken} of {len(rows)} settings."]
 
 
 def edges(found: grid.Beaten) -> list[str]:
     """How far any estimator came above gamma*."""
     lines = [
         "",
-        "# Does an attack beat the edge that covers it?",
+        "# Does any attack exceed gamma*?",
         "",
         f"{found.compared} comparisons with gamma*, {len(found.above)} above it by more than "
         f"{grid.TOLERANCE:g} standard errors; the largest {found.worst:.2f}.",
@@ -43,11 +44,12 @@ def noisy_copies(rows: Sequence[copies.Copied]) -> list[str]:
     """Risk and accuracy of noisy copies and of DP-SGD."""
     return [
         "",
-        "# A noisy copy of each record, or fresh noise in each round",
+        "# A noisy copy of each example, or fresh noise in each round",
         "",
-        "SimpleConvNet on MNIST, 4 clients x 16 images, Adam; the risk is the probability of 20 dB "
-        "that no attacker exceeds, for a uniform direction and the least norm of the data. Images "
-        "are no uniform directions: where a model learns to read the copies, so may an attacker.",
+        "SimpleConvNet on MNIST, 4 clients x 16 images, Adam. The risk is an upper bound on any "
+        "attacker's probability of 20 dB, for a uniform direction and the smallest norm of the "
+        "data. Images do not have uniform directions: if a model learns from the copies, an "
+        "attacker may too.",
         "",
         *copies.table(rows),
     ]

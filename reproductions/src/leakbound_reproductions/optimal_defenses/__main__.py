@@ -63,12 +63,12 @@ def report(folder: Path, study: claims.Study, plan: Plan) -> Path:
     spread = max(stds.values()) / min(stds.values())
     seeds = len(plan.seeds)
     lines = [
-        "# Optimal defenses: what was claimed and what was measured",
+        "# Optimal defenses: what was measured",
         "",
         f"SimpleConvNet with random weights on MNIST, batches of {plan.batch_sizes[0]}, {seeds} "
         f"paired seeds for errors, {plan.utility.repeats} for losses; 95 % t intervals of paired "
-        "differences. Errors are compared in dB of mean squared error (higher is more private); "
-        "naive is the paper's attack, aware the best of all attacks that know the defense.",
+        "differences. Errors are compared in dB of mean squared error (higher is more private). "
+        "Naive is the paper's attack; aware is the best of all attacks that know the defense.",
         "",
         "| claim | comparison | attacker | measured | verdict |",
         "|---|---|---|---|---|",
@@ -82,7 +82,7 @@ def report(folder: Path, study: claims.Study, plan: Plan) -> Path:
     )
     lines += [
         "",
-        "## Does the noise name the record?",
+        "## Does the noise identify the example?",
         "",
         "200 candidates (chance 0.5 %), batch 1, noise of RMS 1e4, Wilson intervals.",
         "",

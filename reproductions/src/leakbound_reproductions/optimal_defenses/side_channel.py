@@ -72,7 +72,7 @@ def identify(
 
 def table(trials: int = 100) -> list[str]:
     """The rows of the results page."""
-    lines = ["| defense | model | named | 95 % interval |", "|---|---|--:|--:|"]
+    lines = ["| defense | model | identified | 95 % interval |", "|---|---|--:|--:|"]
     for model in ("mlp", "simple_convnet"):
         for name, defense in DEFENSES.items():
             found = identify(model, defense, trials=trials, name=name)

@@ -46,26 +46,26 @@ def lines(study: Study, found: Measured) -> list[str]:
         "# Pruned federated learning and PriPrune: all comparisons and tables",
         "",
         f"Data: {base['data']}, {base['size']} x {base['size']}; model: {base['model']}. Client 0 "
-        "holds one image (unless said) and trains on it in every round; nine others share the "
-        "rest. PSNR in dB (each image's counts up to "
-        f"{CAP:g}) and NMI are those of client 0's images, means over seeds with their "
-        "standard deviations; every arm of a seed has the same weights, images and draws. "
-        "Defenses of PruneFL are judged by the strongest attacker up to round 20, other parts by "
-        "SGI. Attackers: `sgi` (mask read from zeros), `gi` (blind), `ordered` (also uses that the "
-        "largest were withheld), `rounds` (all rounds of the client together, knows that it goes "
-        "on from its own weights), `mixed` (this round and those before: guesses which weights the "
-        "client started from). The last two attack the first seeds where the plan says so "
-        "(`strong_seeds`); the strongest is judged on the seeds that all attackers have.",
+        "holds one image (unless stated otherwise) and trains on it in every round; nine others "
+        f"share the rest. PSNR in dB (each image's is capped at {CAP:g}) and NMI are those of "
+        "client 0's images: means over seeds with their standard deviations. Every arm of a seed "
+        "has the same weights, images and draws. Defenses of PruneFL are judged by the strongest "
+        "attacker up to round 20, other parts by SGI. Attackers: `sgi` infers the mask from "
+        "zeros; `gi` ignores the mask; `ordered` also uses that the largest were withheld. "
+        "`rounds` uses all rounds of the client together and knows that it continues from its "
+        "own weights. `mixed` uses this round and those before, and infers which weights the "
+        "client started from. The last two attack the first seeds where the plan says so "
+        "(`strong_seeds`). The strongest attacker is judged on the seeds that all attackers have.",
         "",
         *_table(
-            ("claim", "comparison", "measured", "word"),
+            ("claim", "comparison", "measured", "verdict"),
             ((c.number, c.statement, c.measured, c.word) for c in comparisons.comparisons(found)),
         ),
         "",
-        "Each row has one interval of 95 %: of many rows, some are wrong by chance; the claims "
-        "themselves are judged elsewhere, each by a few comparisons that the paper names. A row "
-        "over several schemes or rates is judged by their mean, and does not hold if a single one "
-        "is against it by an interval widened for their number.",
+        "Each row has one 95 % interval; of many rows, some are wrong by chance. The claims are "
+        "judged elsewhere, each by a few comparisons that the paper names. A row over several "
+        "schemes or rates is judged by their mean. It does not hold if a single one contradicts "
+        "it by an interval widened for their number.",
     ]
     makers = {
         "rate": _rates,
@@ -109,11 +109,11 @@ def _rates(found: Measured) -> list[str]:
     return [
         "## Rate (figure 4a)",
         "",
-        "First round, one image; SNIP and GraSP choose their masks with public images. SGI and GI "
-        "start from the same draws. Dense: the server sent the dense model, and the client pruned "
-        "it; SGI reads the mask from the zeros and trains guesses on the pruned model. Otherwise "
-        "server and client share the mask, and both attacks see the same numbers but for gradients "
-        "that are exactly zero. NMI columns: SGI.",
+        "First round, one image. SNIP and GraSP choose their masks with public images. SGI and "
+        "GI start from the same draws. Dense: the server sends the dense model and the client "
+        "prunes it; SGI infers the mask from the zeros and optimizes its candidates on the "
+        "pruned model. Otherwise server and client share the mask, and both attacks see the same "
+        "numbers except gradients that are exactly zero. NMI columns: SGI.",
         "",
         *_table(head, rows),
         "",
@@ -176,22 +176,21 @@ def _defended(found: Measured) -> list[str]:
     return [
         "## Fixed rates and PriPrune on PruneFL (figures 6 to 8)",
         "",
-        "Own model: accuracy of what clients go on with, the new weights with their own where they "
-        "withheld. Withheld: in the last round, mean over clients. Mask: the most that the "
-        "target's last mask can tell beside the weights sent. "
-        "Worst round: the round and attack with the highest mean, which is what counts for a "
-        f"client with the same images in all rounds. Gave up: attacks that say themselves that "
-        "they failed, which is no evidence of safety. Servers remember "
-        f"{cells.LONGEST} rounds here; `rounds` needs all so far, and is not run later: what is "
-        "seen to hold then held against less, and no claim rests on it. A round in which the base "
-        "scheme changes its mask is "
-        "attacked as any other: the reports that clients send besides are not used.",
+        "Own model: accuracy of the weights that clients continue with, the new weights and "
+        "their own where they withheld. Withheld: in the last round, mean over clients. Mask: "
+        "the most that the target's last mask can leak in addition to the weights sent. Worst "
+        "round: the round and attack with the highest mean, which counts for a client with the "
+        "same images in all rounds. Gave up: attacks that report their own failure, which is no "
+        f"evidence of safety. Servers remember {cells.LONGEST} rounds here. `rounds` needs all "
+        "rounds so far and is not run later, so later results are against weaker attackers, and "
+        "no claim rests on them. A round in which the base scheme changes its mask is attacked "
+        "as any other; the reports that clients also send are not used.",
         "",
         *_table(head, rows),
         "",
         "![Accuracy against leakage](tradeoff.png)",
         "",
-        "![What was rebuilt](gallery.png)",
+        "![Reconstructions](gallery.png)",
     ]
 
 
@@ -215,7 +214,10 @@ def _two(found: Measured) -> list[str]:
         *("scheme", "", "accuracy", "NMI", "chance", "above chance", "AMI"),
         *("PSNR, SGI", "PSNR, mixed"),
     )
-    text = "Means over the attacked rounds, SGI unless said. Chance: NMI of the shuffled guess."
+    text = (
+        "Means over the attacked rounds, SGI unless stated otherwise. Chance: NMI of the "
+        "shuffled reconstruction."
+    )
     return ["## Table 2", "", text, "", *_table(head, rows)]
 
 
@@ -238,7 +240,7 @@ def _search(found: Measured) -> list[str]:
     head = ("l_acc", "l_pri", "l_sha", "withheld %", "accuracy", "NMI", "above chance")
     text = (
         "The paper's l_sha are scaled by the number of weights, so that l_pri / (l_sha N) is the "
-        "paper's. One round of the target is attacked; withheld is its rate then."
+        "paper's. One round of the target is attacked; 'withheld' is its rate in that round."
     )
     return ["## Table A1", "", text, "", *_table((*head, "PSNR, SGI", "PSNR, mixed"), rows)]
 
@@ -253,11 +255,11 @@ def _chains(found: Measured) -> list[str]:
         rows.append((f"`{defense}`", promise, _mean(own.accuracy()), *reached))
     head = ("defense", "guarantee", "accuracy", *(f"PSNR, round {m}" for m in marks))
     text = (
-        "On a mask by magnitude, as schemes that adapt report in the clear; the strongest of the "
-        "attacks tried. Of DP-SGD the guarantee over all rounds is printed as Gaussian DP's mu: "
-        "far above 10 it says nothing. Under secure aggregation the attack sees the sum of all "
-        "clients and rebuilds all of their images (their local batches are smaller there), of "
-        "which the assignment may give client 0 the best."
+        "With a mask by magnitude, because adaptive schemes report in the clear; the strongest "
+        "of the attacks tried. For DP-SGD, the guarantee over all rounds is Gaussian DP's mu; "
+        "far above 10 it means nothing. Under secure aggregation the attack sees the sum of all "
+        "clients and reconstructs all of their images (their local batches are smaller there). "
+        "The assignment may give client 0 the best of them."
     )
     return ["## With noise and with secure aggregation", "", text, "", *_table(head, rows)]
 
@@ -280,9 +282,12 @@ def _skews(found: Measured) -> list[str]:
             for at in (own.where(skew=skew) for skew in skews)
         )
         rows.append((f"`{defense}`", *pairs))
-    names = {"equal": "alike", "class": "one class a client", "writer": "by writer"}
+    names = {"equal": "equal", "class": "one class per client", "writer": "by writer"}
     head = ("defense", *(names.get(s, f"Dirichlet {s}") for s in skews))
-    text = "Accuracy of the global model / of the clients' own, by how images are spread."
+    text = (
+        "Accuracy of the global model / of the clients' own models, by how images are "
+        "distributed over clients."
+    )
     return ["## Clients that differ", "", text, "", *_table(head, rows)]
 
 
@@ -303,7 +308,7 @@ def _linear(found: Measured) -> list[str]:
 def _theory(study: Study) -> list[str]:
     head = (
         *("rate", "weights kept", "rank", "printed (mixed units)", "corrected (bits)"),
-        *("channel, mask tells", "channel, public mask", "bits of the message or image"),
+        *("channel, data-dependent mask", "channel, public mask", "bits of the message or image"),
     )
     rows = (
         (
@@ -318,11 +323,11 @@ def _theory(study: Study) -> list[str]:
     return [
         "## Theorem 4.1 in numbers",
         "",
-        f"One image, one round, first weights, Sigma of {theory.IMAGES} test images, in bits but "
-        "for the printed form. The printed and the corrected form bound nothing "
+        f"One image, one round, first weights, Sigma of {theory.IMAGES} test images; in bits, "
+        "except the printed form. The printed and the corrected form bound nothing "
         "(docs/information.md). The Gaussian channel (noise of standard deviation "
-        f"{theory.NOISE:g} on the gradient) would be a bound with the true Sigma; with that of a "
-        f"sample, whose rank is at most {theory.IMAGES - 1}, it is an estimate from below. "
+        f"{theory.NOISE:g} on the gradient) would be a bound with the true Sigma. With the Sigma "
+        f"of a sample, whose rank is at most {theory.IMAGES - 1}, it is an estimate from below. "
         "Only the last column is a bound.",
         "",
         *_table(head, rows),

@@ -172,7 +172,7 @@ def _features(found: Measured) -> list[str]:
         "",
         "## Features (table 2)",
         "",
-        f"Share of the true features outside the span of those found, means of {FEW} rounds: the "
+        f"Share of the true features outside the span of those found, means of {FEW} rounds. The "
         "cocktail party attack uses the first linear layer of an honest server's model; the "
         "tensor methods use a head that a malicious server has initialized. A random span of B "
         "in n dimensions misses a share of sqrt(1 - B/n).",
