@@ -1,9 +1,8 @@
-"""Draws docs/images/gallery: what attacks rebuild, from real runs on data inside packages.
+"""Draws docs/images/gallery: what attacks reconstruct, from real runs on data inside packages.
 
     python benchmarks/gallery.py [NAME ...]
 
-Beside each picture stands what was measured, in numbers.json; docs/gallery.md quotes it, and a test
-compares the two.
+numbers.json holds what was measured; docs/gallery.md quotes it, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -17,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from PIL import Image
+from torch import Tensor
 
+from leakbound import Batch, models, simulate, stream
 from leakbound.assess.measure import GAP
 from leakbound.audit import Result, parse, run
 
@@ -31,21 +33,21 @@ COLORS = 128
 Rows = Sequence[tuple[str, Mapping[str, Any]]]
 
 
-def cells(plan: Mapping[str, Any]) -> list[Result]:
+def experiments(plan: Mapping[str, Any]) -> list[Result]:
     """A plan's results, in its order: defenses, then attacks, then seeds."""
     parsed = parse({"seeds": list(range(SEEDS)), "error_bound": {"kind": "none"}} | dict(plan))
     found = {result.id: result for result in run(parsed, workers=1)}
-    return [found[cell.id] for cell in parsed.experiments()]
+    return [found[one.id] for one in parsed.experiments()]
 
 
 def picture(result: Result, name: str) -> np.ndarray:
-    """One picture of a cell: its images side by side as they are stored."""
+    """One picture of an experiment: its images side by side as they are stored."""
     file = result.pictures[result.record.pictures[name]]
     return np.asarray(Image.open(io.BytesIO(file)))
 
 
 def psnr(result: Result) -> list[float]:
-    """Of every image of a cell."""
+    """Of every image of an experiment."""
     return list(result.record.psnr)
 
 
@@ -79,35 +81,81 @@ def draw(name: str, lines: Sequence[tuple[str, Sequence[tuple[np.ndarray, str]]]
 
 def by_defense(name: str, plan: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
     """One attack under several defenses: true images, then a line for each defense."""
-    results = cells({**plan, "defenses": [defense for _, defense in rows]})
+    results = experiments({**plan, "defenses": [defense for _, defense in rows]})
     lines = [("true", [(picture(r, "truth"), "") for r in results[:SEEDS]])]
-    told = {}
+    measured = {}
     for place, (label, _) in enumerate(rows):
         mine = results[place * SEEDS : (place + 1) * SEEDS]
         lines.append(
             (label, [(picture(r, "reconstruction"), f"{psnr(r)[0]:.0f} dB") for r in mine])
         )
-        told[label] = said([psnr(r)[0] for r in mine])
+        measured[label] = said([psnr(r)[0] for r in mine])
     draw(name, lines)
-    return {"n": SEEDS, "psnr": told}
+    return {"n": SEEDS, "psnr": measured}
+
+
+SIDE = 48
+CROPS: Mapping[str, tuple[int, int, int, int]] = {
+    "astronaut": (110, 10, 330, 230),
+    "chelsea": (95, 5, 365, 275),
+    "coffee": (100, 0, 500, 400),
+    "china.jpg": (150, 0, 577, 427),
+    "flower.jpg": (130, 0, 557, 427),
+    "stereo_motorcycle": (120, 0, 620, 500),
+    "rocket": (190, 60, 450, 320),
+    "retina": (0, 0, 1411, 1411),
+}
+"""Photographs of scikit-image and scikit-learn, each with its square (left, top, right, bottom)."""
+
+
+def photographs() -> Tensor:
+    """(8, 3, SIDE, SIDE) photographs, each as large as its square allows."""
+    from skimage import data
+    from sklearn.datasets import load_sample_image
+
+    found = []
+    for name, square in CROPS.items():
+        whole = load_sample_image(name) if name.endswith(".jpg") else getattr(data, name)()
+        image = Image.fromarray(whole[0] if isinstance(whole, tuple) else whole)
+        small = image.crop(square).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+        found.append(torch.from_numpy(np.asarray(small) / 255.0).permute(2, 0, 1).float())
+    return torch.stack(found)
 
 
 def noise() -> dict[str, Any]:
-    """One attack on color photographs under growing noise."""
-    plan = {
-        "data": {"source": "photos", "size": 32},
-        "models": [{"name": "simple_convnet"}],
-        "attacks": [{"name": "inverting_gradients", "steps": 300}],
-    }
-    levels = (0.001, 0.003, 0.01, 0.03)
-    rows = [("no noise", {"name": "none"})] + [
-        (f"noise {level:g}", {"name": "gaussian_noise", "noise_std": level}) for level in levels
-    ]
-    return by_defense("noise", plan, rows)
+    """One attack on color photographs under growing noise, a model and an update for each."""
+    images = photographs()
+    rows = {"no noise": "none"}
+    rows |= {f"noise {s:g}": f"gaussian_noise,noise_std={s:g}" for s in (0.001, 0.003, 0.01, 0.03)}
+    lines = [("true", [(_shown(image), "") for image in images])]
+    found = {}
+    for label, defense in rows.items():
+        played = [_attacked(images, place, defense) for place in range(len(images))]
+        values = [result.psnr[0] for result in played]
+        shown = [_shown(result.reconstruction[0]) for result in played]
+        lines.append((label, [(i, f"{v:.0f} dB") for i, v in zip(shown, values, strict=True)]))
+        found[label] = said(values)
+    draw("noise", lines)
+    return {"n": len(images), "psnr": found}
+
+
+def _attacked(images: Tensor, place: int, defense: str) -> Any:
+    """One image, one update of an untrained model that knows eight classes."""
+    made = models.simple_convnet(
+        input_shape=tuple(images.shape[1:]), classes=len(images), generator=stream(place, "model")
+    )
+    batch = Batch(images[place : place + 1], torch.tensor([place]))
+    attack = "inverting_gradients,steps=300"
+    return simulate(made, batch, defense=defense, attack=attack, seed=place, error_bound="none")
+
+
+def _shown(image: Tensor) -> np.ndarray:
+    """An image of values between 0 and 1 as pixels."""
+    return np.asarray((image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0))
 
 
 def trap() -> dict[str, Any]:
-    """The best attack on a planted linear layer, under differential privacy."""
+    """The best attack on a linear trap, under differential privacy."""
     plan = {
         "data": {"source": "mnist5k"},
         "models": [{"name": "mlp"}],
@@ -122,10 +170,10 @@ def trap() -> dict[str, Any]:
 
 
 def malicious() -> dict[str, Any]:
-    """A batch of 16, read out of a planted layer and matched by an honest server."""
+    """A batch of 16, reconstructed by a malicious layer and by an honest server."""
     batch = 16
     common = {"data": {"source": "mnist5k"}, "batch_sizes": [batch]}
-    honest = cells(
+    honest = experiments(
         common
         | {
             "models": [{"name": "simple_convnet"}],
@@ -133,7 +181,7 @@ def malicious() -> dict[str, Any]:
             "seeds": list(range(4)),
         }
     )
-    planted = cells(
+    malicious_layer = experiments(
         common
         | {
             "models": [{"name": "simple_convnet"}],
@@ -142,19 +190,19 @@ def malicious() -> dict[str, Any]:
         }
     )
     lines: list[tuple[str, Any]] = []
-    told = {}
-    for label, results in (("honest server", honest), ("planted layer", planted)):
+    measured = {}
+    for label, results in (("honest server", honest), ("malicious layer", malicious_layer)):
         found = np.array([psnr(r) for r in results])
-        told[label] = {
+        measured[label] = {
             "psnr": said(list(found.flat)),
-            "rebuilt": f"{int(np.sum(found >= EXPOSED))} of {found.size}",
+            "reconstructed": f"{int(np.sum(found >= EXPOSED))} of {found.size}",
         }
         notes = [f"{value:.0f} dB" for value in psnr(results[0])]
-        rebuilt = _tiles(results[0], "reconstruction")
+        answers = _tiles(results[0], "reconstruction")
         lines += [] if lines else [("true", [(i, "") for i in _tiles(results[0], "truth")])]
-        lines.append((label, list(zip(rebuilt, notes, strict=True))))
+        lines.append((label, list(zip(answers, notes, strict=True))))
     draw("malicious", [(label, line[:SEEDS]) for label, line in lines])
-    return told
+    return measured
 
 
 def _tiles(result: Result, name: str) -> list[np.ndarray]:
@@ -173,17 +221,17 @@ def leak_map() -> dict[str, Any]:
         "error_bound": {"kind": "full"},
         "defenses": [{"name": "gaussian_noise", "noise_std": level} for level in levels.values()],
     }
-    results = cells(plan)
+    results = experiments(plan)
     lines = [("true", [(picture(r, "truth"), "") for r in results[:SEEDS]])]
-    told: dict[str, Any] = {"n": SEEDS}
+    measured: dict[str, Any] = {"n": SEEDS}
     for place, label in enumerate(levels):
         mine = results[place * SEEDS : (place + 1) * SEEDS]
-        rebuilt = [(picture(r, "reconstruction"), f"{psnr(r)[0]:.0f} dB") for r in mine]
-        lines.append((label, rebuilt))
+        answers = [(picture(r, "reconstruction"), f"{psnr(r)[0]:.0f} dB") for r in mine]
+        lines.append((label, answers))
         lines.append(("its leak map", [(picture(r, "leak_map"), "") for r in mine]))
-        told[label] = {"psnr": said([psnr(r)[0] for r in mine])}
+        measured[label] = {"psnr": said([psnr(r)[0] for r in mine])}
     draw("leak_map", lines)
-    return told
+    return measured
 
 
 PICTURES = {"leak_map": leak_map, "noise": noise, "trap": trap, "malicious": malicious}

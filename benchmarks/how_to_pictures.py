@@ -80,7 +80,7 @@ def screen(name: str, text: str) -> None:
     from rich.terminal_theme import DEFAULT_TERMINAL_THEME
     from rich.text import Text
 
-    with open(os.devnull, "w") as nowhere:
+    with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere)
         for line in text.split("\n"):
             console.print(Text(line, style="bold" if line.startswith("$ ") else ""))

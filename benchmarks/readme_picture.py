@@ -1,4 +1,4 @@
-"""Draws docs/images/reconstructions.png: true MNIST images and what one attack makes of updates."""
+"""Draws docs/images/reconstructions.png: true MNIST images and what one attack reconstructs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = [
 
 
 def main() -> None:
-    """Run the cells and draw them."""
+    """Run the experiments and draw them."""
     plan = parse(
         {
             "data": {"source": "mnist5k"},
@@ -35,7 +35,7 @@ def main() -> None:
         }
     )
     results = {result.id: result for result in run(plan, workers=2)}
-    ordered = [results[cell.id] for cell in plan.experiments()]
+    ordered = [results[one.id] for one in plan.experiments()]
     figure = Figure(figsize=(9.2, 8.2), dpi=100, facecolor="white")
     axes = figure.subplots(len(ROWS) + 1, COLUMNS)
     for i, line in enumerate(axes):

@@ -70,6 +70,79 @@ def options():
         yield verb, {field.name.replace("_", "-") for field in dataclasses.fields(command)}
 
 
+COLUMNS = 80
+"""A command on the built site and in a usual terminal has this much room."""
+
+
+def too_wide(text):
+    """Lines of shell fences that are wider than that."""
+    lines = [
+        line
+        for indent, name, code in FENCE.findall(text)
+        if name in SHELLS
+        for line in re.sub(rf"^{indent}", "", code, flags=re.MULTILINE).splitlines()
+    ]
+    return [line for line in lines if len(line) > COLUMNS]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_command_is_wider_than_a_terminal(page):
+    assert not too_wide(page.read_text("utf-8"))
+
+
+def test_a_wide_command_is_found():
+    fits, wide = "a" * COLUMNS, "a" * (COLUMNS + 1)
+    text = f"```sh\n{fits}\n```\n- x\n\n  ```\n  {fits}\n  {wide}\n  ```\n```python\n{wide}\n```\n"
+    assert too_wide(text) == [wide]
+
+
+WORDS = 800
+HOW_TOS = sorted(
+    {
+        *(ROOT / "docs" / "how_to").glob("*.md"),
+        *(
+            ROOT / "docs" / f"{name}.md"
+            for name in (
+                "captured_updates",
+                "evidence",
+                "flower",
+                "leak_meter",
+                "many_machines",
+                "opacus",
+                "plans",
+                "quickstart",
+                "train_under_defenses",
+            )
+        ),
+    }
+)
+
+
+def words(text):
+    """How many words a page has outside its code and its links' targets."""
+    text = re.sub(r"\]\([^)]*\)", "]", FENCE.sub("", text))
+    return len([word for word in text.split() if re.search(r"\w", word)])
+
+
+@pytest.mark.parametrize("page", HOW_TOS, ids=lambda p: p.stem)
+def test_a_how_to_is_short_and_has_a_picture(page):
+    text = page.read_text("utf-8")
+    assert words(text) <= WORDS
+    pictures = re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", text)
+    assert pictures
+    for described, target in pictures:
+        assert len(described.split()) > 3, described
+        assert (page.parent / target).stat().st_size < 150_000, target
+
+
+def test_words_are_counted_outside_code_and_targets():
+    assert words("One [two](three.md) - 4\n\n```sh\nfive\n```\n") == 3
+
+
+def test_the_readme_fits_a_short_read():
+    assert 500 <= words((ROOT / "README.md").read_text("utf-8")) <= 700
+
+
 def unknown_fences(text):
     return {name for _, name, _ in FENCE.findall(text)} - {*SHELLS, *SHOWN, "python", "toml"}
 

@@ -32,7 +32,7 @@ def hooks():
     before = sys.path.copy()
     sys.path.insert(0, str(HOOKS))
     try:
-        names = ("catalogue", "docstring_parts", "reference", "repository_text")
+        names = ("catalogue", "docstring_parts", "notebook_page", "reference", "repository_text")
         yield {name: importlib.import_module(name) for name in names}
     finally:
         sys.path[:] = before
@@ -131,9 +131,39 @@ def test_the_home_page_is_the_readme(site):
     assert 'href="changelog.html"' in home or "CHANGELOG" not in home
 
 
+def test_there_are_six_tabs(site):
+    bar = (site / "quickstart.html").read_text("utf-8").partition('class="md-tabs"')[2]
+    names = re.findall(r'class="md-tabs__link"[^>]*>\s*([^<]*?)\s*<', bar.partition("</nav>")[0])
+    assert names == ["Start", "How-to", "Concepts", "Results", "Reference", "Project"]
+
+
+def test_every_notebook_is_a_page_with_its_outputs(site, hooks):
+    notebooks = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+    assert len(notebooks) >= 4
+    for path in notebooks:
+        shown = (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
+        text = hooks["notebook_page"].page(path.read_text("utf-8"), path.stem)
+        assert '<div class="output">' in text
+        assert '<div class="output">' in shown
+        assert f"{path.stem}.ipynb" in shown
+    assert 'href="notebooks/own_data.html"' in (site / "quickstart.html").read_text("utf-8")
+
+
+def test_the_reference_shows_every_command_in_80_columns(site, hooks):
+    from leakbound.cli.options import VERBS
+
+    shown = (site / "reference" / "command_line.html").read_text("utf-8")
+    text = hooks["reference"].pages()["reference/command_line.md"]
+    assert all(f"## `leakbound {verb}`" in text for verb in VERBS)
+    assert all(f"usage: leakbound {verb}" in shown for verb in VERBS)
+    blocks = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 80
+
+
 def test_nothing_of_the_machinery_is_shown(site):
     assert not (site / "hooks").exists()
     assert not list(site.rglob("*.md"))
+    assert not list(site.rglob("*.ipynb"))
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

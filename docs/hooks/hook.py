@@ -1,8 +1,8 @@
 """What mkdocs runs while it builds the site.
 
-Pages are brought in from three places: the registry (attacks, defenses), the docstrings (the
-reference), and files of the repository that stand outside `docs/`, such as README.md, which is the
-home page. Links are as the repository's own view needs them and are turned to the site's here.
+Pages come from four places: the registry (attacks, defenses), the docstrings (the reference),
+notebooks, and files outside `docs/`, such as README.md, which is the home page. Links in the files
+fit the repository; this hook changes them to links of the site.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import catalogue
+import notebook_page
 import reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -41,10 +42,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     written = {p.relative_to(docs).as_posix(): p.read_text("utf-8") for p in _pages(docs)}
     made = _generated(written)
     config.extra["made"] = made
+    notebooks = {f"notebooks/{path.stem}.md": path for path in _notebooks(docs)}
+    for page, path in notebooks.items():
+        made[page] = notebook_page.page(path.read_text("utf-8"), path.stem)
     there = {*written, *made, *NAMES.values()}
     config.nav = _filled(config.nav, there, _named(config.nav))
     _sources.update({page: f"docs/{page}" for page in written})
     _sources.update({page: source for source, page in NAMES.items()})
+    _sources.update({page: f"docs/notebooks/{path.name}" for page, path in notebooks.items()})
     return config
 
 
@@ -53,8 +58,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in config.extra.pop("made").items():
         files.append(File.generated(config, path, content=text))
     waiting = list(NAMES)
-    for page, source in list(_sources.items()):
-        waiting += _outside(source, (ROOT / source).read_text("utf-8")) if page else []
+    for source in list(_sources.values()):
+        text = (ROOT / source).read_text("utf-8")
+        waiting += _outside(source, notebook_page.written(text) if _notebook(source) else text)
     seen: set[str] = set()
     while waiting:
         source = waiting.pop()
@@ -92,6 +98,14 @@ def on_post_build(config: MkDocsConfig) -> None:
     if index.exists():
         text = index.read_text("utf-8")
         index.with_suffix(".js").write_text(f"var __index = {text}", "utf-8")
+
+
+def _notebooks(docs: Path) -> list[Path]:
+    return sorted((docs / "notebooks").glob("*.ipynb"))
+
+
+def _notebook(source: str) -> bool:
+    return source.endswith(".ipynb")
 
 
 def _pages(docs: Path) -> list[Path]:
