@@ -124,7 +124,7 @@ def test_arguments(complain, plan, tmp_path):
     line = complain("attack", "--attack", "idgl")
     assert "did you mean 'idlg'" in line
     assert "NAME,key=1.5" in complain("attack", "--attack", "idlg,steps=")
-    assert "name stands first" in complain("attack", "--attack", 'idlg,name="x"')
+    assert "write the name first" in complain("attack", "--attack", 'idlg,name="x"')
     assert "2 experiments" in complain("attack", "--attack", "idlg,steps=[1, 2]")
     assert "finite" in complain("attack", "--defense", "gaussian_noise,noise_std=nan")
 

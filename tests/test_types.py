@@ -57,11 +57,11 @@ def test_batch_refuses(inputs, labels, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 0}, "steps is 0; a client takes at least 1 local step"),
+        ({"steps": 0}, "steps is 0; give at least 1 local step"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0"),
         ({"learning_rate": float("inf")}, "learning_rate is inf"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
-        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
+        ({"batch_size": 0}, "batch_size is 0; give at least 1"),
     ],
 )
 def test_local_plan_refuses(settings, message):

@@ -47,9 +47,9 @@ def bound(**changes):
     ("basis", "words"),
     [
         ("sample", "whatever the model is, no attacker reaches 20 dB from one update with a "
-         "probability above 0.04: 95% confidence from 1000 public examples, of which one guess (or "
-         "one a class, with labels known) may match 3, if private examples are drawn like them (at "
-         "most 1.4 times as densely)"),
+         "probability above 0.04: 95% confidence from 1000 public examples, of which one candidate "
+         "(or one per class, with labels known) may match 3, if private examples are drawn like "
+         "them (at most 1.4 times as densely)"),
         ("examples", "whatever the model is, no attacker reaches 20 dB from one update with a "
          "probability above 0.04, averaged over these 1000 examples; it says nothing about others"),
         ("known model", "from one update of this model, no attacker reaches 20 dB with a "
