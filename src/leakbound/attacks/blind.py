@@ -27,7 +27,7 @@ class ConstantImage(Attack):
     Args:
         value: the gray value, moved into the input range. None: the mean of all public pixels,
             which minimizes the mean squared error over public images. A value of 0 beats the
-            unbiased estimator from trap weights if N noise^2 > 1.
+            unbiased estimator of a linear trap if N noise^2 > 1.
 
     Raises:
         NotApplicable: `value` is None and there are no public images.

@@ -36,7 +36,6 @@ class LayerRank:
             channels ties a sum of weight constraints to a sum of gradient constraints.
         virtual_constraints: equations that earlier layers give: the input is a function of the
             narrowest input so far, and has no more degrees of freedom than that.
-            narrowest input so far, and has no more freedom than that.
     """
 
     name: str

@@ -128,8 +128,8 @@ class _Layer:
         return u[:, :rank] * s[:rank], v[:rank]
 
     def wrong(self, inputs: Tensor, columns: Tensor) -> tuple[float, str | None]:
-        """The share of units where the inputs and their columns disagree on being on, and why an
-        answer is refused, if it is.
+        """How many units disagree between the inputs and their columns, and why an answer is
+        refused, if it is.
         """
         low, high = self.task.input_range
         away = float(torch.maximum(low - inputs, inputs - high).amax()) / (high - low)

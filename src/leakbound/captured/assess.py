@@ -41,7 +41,6 @@ class Case:
 
     `at` is its position among the updates of the run; `declared` the defense as it was declared
     (what an attacker knows of it is in `understood`). No attack sees `truth`.
-    an attacker knows of it is in `understood`). No attack sees `truth`.
     """
 
     capture: Capture

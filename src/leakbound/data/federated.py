@@ -44,7 +44,6 @@ def dirichlet(
     independent of those of other classes, and rounded to whole images. A small concentration gives
     most of a class to one client; a large one splits every class evenly. Returns K disjoint
     ascending index tensors that together hold every image.
-    index tensors that hold every image.
 
     Args:
         labels: (N,) int64, the class of each image.

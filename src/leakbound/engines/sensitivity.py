@@ -109,8 +109,8 @@ def sensitivity(
         labels: (B,) class numbers, or (B, K) probabilities.
         source: the source of random directions; `exact` draws none.
         estimator: "per_sample" gives every example a separate Gaussian direction and sums the
-            squares (variance like 1 / (directions * B)); "batch" moves the whole batch along one
-            direction at a time (the paper's: values / s is chi2_k / k); "exact" moves every input
+            squares (variance like 1 / (directions * B)). "batch" moves the whole batch along one
+            direction at a time (the paper's: values / s is chi2_k / k). "exact" moves every input
             by itself. "with_forward" is "per_sample" with more directions for the weights of plain
             Linear layers, which cost only a forward pass: unbiased, but values below 0 become their
             standard error. A model that is not a plain chain of layers gets "per_sample" instead.

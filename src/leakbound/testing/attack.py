@@ -45,11 +45,16 @@ CANDIDATES, REPEATS, UNLIKELY = 8, 8, 1e-4
 def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | None = None) -> None:
     """Check that an attack keeps its contract, above all that it never sees the truth.
 
-    The check covers: signature and settings; purity, determinism and global random states; the
-    answer's shape and range; a problem for an update of zeros; `many` and `plant`; the same answer
-    for any truth in reach of its stack frames or the garbage collector; and no better than chance
-    at finding a truth that the update does not contain. `ContractError` states the first violation.
-    An attack that raises `NotApplicable` for this task is only checked for its signature.
+    The check covers:
+
+    - signature and settings, `many` and `plant`;
+    - purity, determinism and global random states;
+    - the answer's shape and range, and a problem for an update of zeros;
+    - the same answer for any truth in reach of its stack frames or the garbage collector;
+    - no better than chance at finding a truth that the update does not contain.
+
+    `ContractError` states the first violation. An attack that raises `NotApplicable` for this task
+    is only checked for its signature.
 
     Args:
         attack: with few steps, since it is called about thirty times.

@@ -42,14 +42,17 @@ FEW, MANY = 4, 256
 def check_defense(
     defense: Defense, *, task: Task | None = None, batch: Batch | None = None
 ) -> None:
-    """Check that a defense (or a chain) keeps its contract, above all that its distribution is
-    true.
+    """Check the contract of a defense (or a chain), above all its declared distribution.
 
-    The check covers: settings, units, purity and determinism; the mask; the declared distribution
-    by its variance, shape, independence and mean over many streams; the basis of differential
-    privacy (the bound and the noise); `imitate`, which must be the noise-free part; a server that
-    gives no context; updates that are zero or not finite. `ContractError` states the first
-    violation.
+    The check covers:
+
+    - settings, units, purity and determinism, and the mask;
+    - the declared distribution by its variance, shape, independence and mean over many streams;
+    - the basis of differential privacy: the bound and the noise;
+    - `imitate`, which must be the noise-free part;
+    - a server that gives no context, and updates that are zero or not finite.
+
+    `ContractError` states the first violation.
 
     Args:
         defense: a link or a chain; a link that needs others before it is checked after them.

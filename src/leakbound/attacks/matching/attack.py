@@ -101,9 +101,10 @@ def settings_hash(attack: Attack) -> str:
 
 
 def dlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Attack:
-    """Deep Leakage from Gradients: squared distance, L-BFGS, inputs and soft labels jointly.
+    """Match gradients by squared distance with L-BFGS, over inputs and soft labels jointly.
 
-    Works on smooth (sigmoid) models. It keeps the start with the lowest objective.
+    This is Deep Leakage from Gradients (DLG). It works on smooth (sigmoid) models. It keeps the
+    start with the lowest objective.
 
     Args:
         steps: outer steps of L-BFGS, of up to 20 iterations each.
@@ -129,7 +130,7 @@ def dlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Atta
 
 
 def idlg(steps: int = 100, restarts: int = 3, learning_rate: float = 1.0) -> Attack:
-    """Improved DLG: as DLG, but infers the label from the last layer first.
+    """Infer the label from the last layer, then match gradients as DLG does (Improved DLG).
 
     Args:
         steps: outer steps of L-BFGS, of up to 20 iterations each.
@@ -153,10 +154,11 @@ def inverting_gradients(
     noise_variation: float = 0.04,
     smoothing: float = 3e-2,
 ) -> Attack:
-    """Inverting Gradients: cosine distance, signed Adam, total variation, box.
+    """Match gradients by cosine distance, with signed Adam, total variation and a box.
 
-    The settings are leakbound's own; presets named by source have those of published code. If the
-    defense is known to add noise, the total variation has more weight (`noise_variation`).
+    This is Inverting Gradients. The settings are leakbound's own; presets named by source have
+    those of published code. If the defense is known to add noise, the total variation has more
+    weight (`noise_variation`).
 
     Args:
         steps: search steps.
@@ -237,13 +239,14 @@ def strong_matching(
     prior_rate: float = 1e-3,
     prior_variation: float = 1e-3,
 ) -> Attack:
-    """Paper B's strong attack, with each part used where it helps.
+    """Match gradients with features, batch statistics or a deep image prior, by the noise level.
 
-    Every variant matches gradients by the cosine, with total variation and the statistics of batch
-    norms. If noise is a small share of the update, the attack searches pixels whose features lie in
-    the span of those that another method inferred from the update. If the declared distribution
-    says that noise dominates, such features mislead. Then an untrained network draws the images
-    (deep image prior), and every tensor is weighted by its size.
+    This is paper B's strong attack, with each part used where it helps. Every variant matches
+    gradients by the cosine, with total variation and the statistics of batch norms. If noise is a
+    small share of the update, the attack searches pixels whose features lie in the span of those
+    that another method inferred from the update. If the declared distribution says that noise
+    dominates, such features mislead. Then an untrained network draws the images (deep image prior),
+    and every tensor is weighted by its size.
 
     Args:
         steps: steps of either search.

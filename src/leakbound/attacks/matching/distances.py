@@ -129,9 +129,9 @@ def closed(name: str, seen: Tensor, weights: Tensor | None) -> Cosine | Euclidea
 
 
 def disorder(rows: Tensor, withheld: Tensor, spans: list[Span]) -> Tensor:
-    """How far rows (R, P) are from those of a client that withholds each tensor's largest entries:
-    the mean over `withheld` entries (R, P) of max(0, 1 - |entry| / s)², s the largest |entry| that
-    is sent of the same tensor; 0 if nothing of it is sent.
+    """How far rows (R, P) are from those of a client that withholds each tensor's largest entries.
+    It is the mean over `withheld` entries (R, P) of max(0, 1 - |entry| / s)². Here s is the largest
+    |entry| that is sent of the same tensor; the value is 0 if nothing of it is sent.
     """
     total, count = rows.new_zeros(()), torch.zeros((), device=rows.device)
     for a, b in spans:
