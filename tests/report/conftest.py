@@ -414,10 +414,10 @@ def hostile() -> str:
 
 @pytest.fixture
 def show(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Open a page; afterwards it must have been silent and must have asked for nothing else."""
+    """Open a page and unfold its sections; it must be silent and must ask for nothing else."""
     pages, trouble, requests = [], [], []
 
-    def open_page(path: Path, anchor: str = "", **settings: Any) -> Any:
+    def open_page(path: Path, anchor: str = "", *, folded: bool = False, **settings: Any) -> Any:
         page = browser.new_context(**{"viewport": TALL} | settings).new_page()
         page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: trouble.append(str(error)))
@@ -428,6 +428,10 @@ def show(browser: Any) -> Iterator[Callable[..., Any]]:
         filled = page.locator("script").count() and page.locator(".card").count()
         if settings.get("java_script_enabled", True) and filled:
             page.locator("html[data-whole]").wait_for(state="attached")
+        if not folded:
+            page.locator("details.fold").evaluate_all(
+                "(all) => all.forEach((e) => (e.open = true))"
+            )
         return page
 
     yield open_page

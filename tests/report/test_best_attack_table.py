@@ -189,7 +189,7 @@ def test_models_and_batch_sizes_stand_apart_and_names_are_escaped(
     cells = [made(hostile, 0, 0.1, **given), made(hostile, 0, 0.1, 0.1, **given)]
     cells.append(made("a", 0, 0.1, model={"name": hostile, "parameters": {}}))
     text = write(make_run(tmp_path / "run", cells)).read_text()
-    part = text[text.index('<h2 id="best-attack">') : text.index('<h2 id="tested">')]
+    part = text[text.index('<h2 id="best-attack">') : text.index('<h2 id="results">')]
     assert part.count("<table") == 3
     assert hostile not in part
     assert "&lt;script&gt;" in part

@@ -32,7 +32,7 @@ def test_every_verdict_is_counted_explained_and_offered(tmp_path, make_bounded):
         assert f".badge.{style} {{" in text
     assert 'class="badge protected on' not in text
     assert f'data-verdict="{ON_AVERAGE}"' in text
-    assert text.count("single example can still leak") == 2
+    assert text.count("single example can still leak") == 1
     assert "on average over examples like the public ones" in text
 
 
@@ -45,12 +45,12 @@ def test_upper_bound_stands_beside_the_attacks_with_its_prior(
         for i, level in enumerate((17.0, 18.0, 25.0))
     ]
     text = write(make_run(tmp_path / "run", [*bounded, make_assessment()])).read_text()
-    line = _row(text, "gaussian_noise")
-    assert ">18.0<sup><a href=" in line
+    line = _row(text, "gaussian_noise std=1")
+    assert '>18.0, 12.6<br><small><a href="#bound-1">bound 1</a></small>' in line
     assert 'title="trace bound; prior: N(mean, covariance) in 32 of 784 directions"' in line
-    assert ">12.6<" in line  # the PSNR of the mean of 0.1 and 0.01
+    # 12.6: the PSNR of the mean of 0.1 and 0.01
     assert ">20.0<" in line  # the best example, above the bound, is shown as well
-    assert "<sup>" not in _row(text, "no defense")
+    assert "bound-1" not in _row(text, "no defense")
     foot = re.search(r'<li id="bound-1">.*?</ol>', text, re.DOTALL).group()
     assert "N(mean, covariance) in 32 of 784 directions" in foot
     assert "rests on this prior" in foot
@@ -79,7 +79,7 @@ def test_bounds_that_do_not_hold_for_all_enter_no_column(
     own = [make_assessment(bounds=[replace(make_bound(9.0), **changes)])]
     assert tables.strongest_bound(own, tables.Theorems(own)) is None
     text = write(make_run(tmp_path / "run", own)).read_text()
-    assert "Upper bound for any attacker" not in text
+    assert "Mean error as PSNR: bound, attacks" not in text
     assert ("covers only unbiased attackers" in text) == (changes.get("covers") == "unbiased")
     assert ("estimate of a lower bound" in text) == (changes.get("covers") == "estimate")
     assert "estimate attackers" not in text
@@ -147,16 +147,17 @@ def test_utility_of_a_release(tmp_path, make_assessment, make_run):
     assert "Utility of this release" not in text
 
 
-def test_upper_bound_is_drawn_where_there_is_one(tmp_path, make_bounded, make_grid):
+def test_upper_bound_stands_in_the_heatmap_where_there_is_one(tmp_path, make_bounded, make_grid):
     text = write(make_bounded(tmp_path / "run")).read_text()
-    plots = re.findall(r'<figure class="plot".*?</figure>', text, re.DOTALL)
-    marked = ["stroke: currentColor" in plot for plot in plots if "PSNR in dB by" in plot]
-    assert marked == [True, False]
-    assert text.count("upper bound on the PSNR of every attacker’s mean error") == 1
-    assert "#010203" not in text
+    (heat,) = re.findall(r'<table class="heat">.*?</table>', text, re.DOTALL)
+    assert ">bound</th>" in heat
+    lines = re.findall(r"<tr>.*?</tr>", heat, re.DOTALL)
+    bounded = [line for line in lines if "gaussian_noise" in line]
+    assert len(bounded) == 4
+    assert all(re.search(r"<td class=\"n\">\d\d\.\d</td></tr>$", line) for line in bounded)
+    assert text.count("an upper bound on the PSNR of every attacker’s mean error") == 1
     old = write(make_grid(tmp_path / "old", seeds=1)).read_text()
-    assert "upper bound on the PSNR of" not in old
-    assert "stroke: currentColor" not in old
+    assert ">bound</th>" not in old
 
 
 def test_hostile_bounds_do_no_harm(tmp_path, make_bounded, hostile):

@@ -130,7 +130,7 @@ def test_verdicts_that_became_less_safe_stand_first(two, change):
     change(two[1], lambda a: {"verdict": words.get(a.defense.name, a.verdict)})
     got = found(two)
     order = [(pair.first.defense, pair.change) for pair in got.verdicts]
-    assert order[:2] == [("bounded_noise", -1), ("adaptive_noise", 1)]
+    assert order[:2] == [("bounded_noise level=2", -1), ("adaptive_noise budget=1", 1)]
     assert {change for _, change in order[2:]} == {0}
     assert (
         summary(got) == "2 of 7 configurations changed verdict: 1 less safe in B and 1 safer in B."

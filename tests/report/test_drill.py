@@ -126,7 +126,7 @@ def test_the_same_batch_under_the_next_defense(show, run):
 
 def test_a_verdict_leads_to_its_best_image(show, run):
     page = show(run / "report.html")
-    link = page.locator("section:has(#verdicts) tbody tr").first.get_by_role("link").first
+    link = page.locator("#verdicts-fold tbody tr").first.get_by_role("link").first
     best = max(v for a in assessments(run) if a.defense.name == "none" for v in a.psnr)
     link.click()
     dialog = opened(page)
@@ -179,4 +179,4 @@ def test_large_batches_are_cut_and_that_is_said(
     assert first.locator(".scores li").count() == 5
     assert first.locator(".scores a").count() == 3
     assert "2 more examples of this batch are in the records only" in first.inner_html()
-    assert page.locator("section:has(#verdicts) tbody a").count() == 0
+    assert page.locator("#verdicts-fold tbody a").count() == 0

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from leakbound.report import charts, tables, write
+from leakbound.report.folder import read
 
 
 def _rows(units):
@@ -48,19 +49,25 @@ def test_at_most_ten_lines_with_both_ends_of_the_strengths(make_training, make_d
     assert ends <= set(labels)
 
 
-def test_curves_are_plotted_with_legend_and_table(tmp_path, make_bounded):
-    text = write(make_bounded(tmp_path / "run", seeds=1, strengths=12)).read_text()
-    section = re.search(r'<section aria-labelledby="training">.*?</section>', text, re.DOTALL)
-    part = section.group()
-    plot = re.search(r'<figure class="plot".*?</figure>', part, re.DOTALL).group()
-    assert ">training loss</text>" in plot
-    assert len(re.findall(r'<g id="l0-line2d_\d+">\s*<path d="[^"]+" clip-path', plot)) >= 10
-    legend = re.search(r'<ul class="legend">.*?</ul>', part, re.DOTALL).group()
-    assert legend.count("<li>") == 10
-    assert "Not drawn, but in the table: " in part
-    assert part.count("gaussian_noise noise_std=") >= 12 + 9
-    assert "Loss after 5 rounds" in part
-    assert '<td class="n" data-sort="1.6' in part
+def test_costs_are_drawn_for_all_settings_and_losses_stand_in_a_table(tmp_path, make_bounded):
+    folder = make_bounded(tmp_path / "run", seeds=1, strengths=12)
+    text = write(folder).read_text()
+    part = text[text.index('id="utility-fold"') : text.index('id="best-attack-fold"')]
+    costs = re.search(
+        r'<table class="intervals stack costs-table">.*?</table>', part, re.DOTALL
+    ).group()
+    assert costs.count("gaussian_noise noise_std=") == 12
+    assert costs.count('class="dot"') == 14  # all settings but no defense
+    losses = re.search(r'aria-label="Training losses".*?</table>', part, re.DOTALL).group()
+    assert losses.count("gaussian_noise noise_std=") == 12
+    assert "Loss after 5 rounds" in losses
+    assert '<td class="n" data-sort="1.6' in losses
+    run = read(folder)
+    names = tables.Names(run.assessments, run.trainings)
+    rows = charts.loss_curves(run.trainings, names)
+    (panel,) = charts.loss_panels(rows, charts.drawn_losses(rows, names))
+    assert ">training loss</text>" in panel.svg
+    assert len(re.findall(r'<g id="l0-line2d_\d+">\s*<path d="[^"]+" clip-path', panel.svg)) >= 10
 
 
 def test_without_round_five_there_is_no_such_column(
@@ -80,8 +87,10 @@ def test_what_diverges_does_not_flatten_the_rest(
     units.append(make_training(make_defense("none"), 0, 0.9, curve=[[0, 2.5], [2999, 0.1]]))
     units.append(make_training(make_defense("nan"), 0, 0.9, curve=[[0, None]]))
     text = write(make_run(tmp_path / "run", [make_assessment()], units)).read_text()
-    assert "losses over 5 are drawn at 5" in text
     assert "1.00e+299" in text
+    rows = _rows(units)
+    panels = charts.loss_panels(rows, [row.defense for row in rows])
+    assert any("losses over 5 are drawn at 5" in panel.notes for panel in panels)
 
 
 @pytest.mark.parametrize(

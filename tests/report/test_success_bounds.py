@@ -86,7 +86,8 @@ def test_the_largest_probability_of_a_configuration_is_shown(tmp_path, make_run,
         name: row for row in body.split("<tr>") for name in ("dp_sgd", "weak_dp") if name in row
     }
     assert "6e−05" in rows["dp_sgd"]
-    assert "mixture</small>" in rows["dp_sgd"]
+    assert 'title="' in rows["dp_sgd"]
+    assert "mixture; accepted: 0.001" in rows["dp_sgd"]
     assert "0.8" in rows["weak_dp"]
     names = tables.Names(records)
     found = {row.defense: row for row in tables.configurations(records, names)}
@@ -104,7 +105,7 @@ def test_a_probability_does_not_bound_the_error_nor_the_other_way_round(
     assert found[0].success_bound.accepted == 0.001
     assert [one.accepted for one in tables.Theorems(records).all] == ["0.001", None]
     text = page(tmp_path, make_run, records)
-    assert "Upper bound for any attacker" in text
+    assert "Mean error as PSNR: bound, attacks" in text
     assert "<strong>trace: lower bound on the error</strong>" in text
     assert "protected on average" in text
 

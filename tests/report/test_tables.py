@@ -130,8 +130,13 @@ def test_strength_is_what_varies_under_one_name(make_assessment, make_defense):
     ]
     own += [make_assessment(defense=make_defense("prune", rate=0.5)), make_assessment()]
     names = tables.Names(own)
-    assert list(names.settings) == ["clip noise_std=0.1", "clip noise_std=1", "prune", "no defense"]
-    assert [setting.number for setting in names.settings.values()] == [0.1, 1.0, None, None]
+    assert list(names.settings) == [
+        "clip noise_std=0.1",
+        "clip noise_std=1",
+        "prune rate=0.5",
+        "no defense",
+    ]
+    assert [setting.number for setting in names.settings.values()] == [0.1, 1.0, 0.5, None]
     assert len(tables.attack_summaries(own, names)) == 4
 
 

@@ -338,7 +338,7 @@ def _label(axes: Axes, points: Sequence[_Point], families: Mapping[str, int | No
         shade = GRAY if place is None else color(place)
         xs = [100 * point.cost.mean, end, end + 0.06 * (end - left)]
         axes.plot(xs, [point.height, y, y], color=shade, lw=0.5, alpha=0.5, clip_on=False)
-        text = point.setting.label.replace("=", " ")
+        text = point.setting.label
         text = text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…"
         axes.text(xs[2], y, f" {text}", va="center", fontsize=7.5)
 

@@ -159,7 +159,7 @@ def overview(
         shots=tuple(_shots(run, names, rows, best, images=images, inline=inline)),
         views=tuple(_views(rows, names, accuracies, known)),
         families=known,
-        command=next_command(run.info.plan),
+        command=next_command(run.info.plan, min(a.criterion.value for a in run.assessments)),
         reason=_reason(rows),
     )
 
@@ -260,14 +260,14 @@ def threat_line(run: Run, names: Names) -> str:
     return " · ".join([*said.values(), *rest, run.info.data.source])
 
 
-def next_command(plan: Mapping[str, Any]) -> str:
-    """The `calibrate` command for this run's data and criterion."""
-    level, risk, data = plan.get("psnr"), plan.get("risk"), plan.get("data")
+def next_command(plan: Mapping[str, Any], threshold: float) -> str:
+    """The `calibrate` command for this run's data, its criterion in dB and its accepted risk."""
+    risk, data = plan.get("risk"), plan.get("data")
     accepted = risk.get("probability") if isinstance(risk, dict) else None
     source = data.get("source") if isinstance(data, dict) else None
     if not isinstance(source, str) or not source or len(source) > 200:
         source = "YOUR_PUBLIC_DATA"
-    target = f"psnr>={_number(level, 25)} with probability<={_number(accepted, 0.01)}"
+    target = f"psnr>={threshold:g} with probability<={_number(accepted, 0.01)}"
     return f'leakbound calibrate --target "{target}" --data {shlex.quote(source)}'
 
 

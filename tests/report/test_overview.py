@@ -1,0 +1,221 @@
+"""The first screen: what it says and draws, from made-up runs whose answers are known."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from msgspec.structs import replace
+from scipy.stats import beta
+
+from leakbound.assess.record import Attained
+from leakbound.report import overview, tables, write
+from leakbound.report.folder import read
+
+
+@pytest.fixture
+def look(tmp_path, make_run):
+    """The first screen of some records, and the page's text."""
+
+    def build(records, trainings=(), **info):
+        folder = make_run(tmp_path / "run", list(records), list(trainings), **info)
+        run = read(folder)
+        names = tables.Names(run.assessments, run.trainings)
+        rows = tables.configurations(run.assessments, names)
+        costs = tables.accuracies(run.trainings, names)
+        return overview.overview(run, names, rows, costs, {}, images=True, inline=True)
+
+    return build
+
+
+@pytest.fixture
+def trained(make_training):
+    """Two seeds of a training under a defense, of accuracies around a mean."""
+
+    def build(defense, mean):
+        return [make_training(defense, seed, mean + 0.01 * (seed - 0.5)) for seed in (0, 1)]
+
+    return build
+
+
+def proved(make_bound, probability, basis="sample", **more):
+    return make_bound(
+        None,
+        value=probability,
+        probability=probability,
+        accepted=0.05,
+        basis=basis,
+        excludes_threshold=probability <= 0.05,
+        on_average=False,
+        **{"name": "probability"} | more,
+    )
+
+
+def test_the_answer_counts_configurations_not_experiments(look, make_assessment, make_defense):
+    noise = make_defense("gaussian_noise", noise_std=0.1)
+    own = [make_assessment(seed=s, attack=a) for s in (0, 1) for a in ("dlg", "idlg")]
+    own += [make_assessment(seed=s, defense=noise, psnr=[9.0]) for s in (0, 1)]
+    found = look(own)
+    assert found.answer == (
+        "An honest-but-curious server reconstructs images under 1 of 2 configurations."
+    )
+    assert found.best == (
+        "Strongest defense tested: gaussian_noise noise_std=0.1 (undecided). "
+        "Its cost in accuracy was not measured."
+    )
+
+
+def test_without_an_exposure_it_claims_no_safety(look, make_assessment, make_defense):
+    own = [make_assessment(psnr=[9.0], verdict=v, seed=0, defense=make_defense(v[:4]))
+           for v in ("undecided", "protected", "protected")]  # fmt: skip
+    own[2] = replace(own[2], batch_size=3, experiment="ab" * 8)
+    assert look(own).answer == (
+        "No attack here reconstructs one image in 3 configurations: 1 undecided and 2 protected. "
+        "Undecided is no evidence of safety."
+    )
+    assert "no evidence" not in look(own[1:]).answer
+
+
+def test_a_malicious_server_and_table_rows_are_named(look, make_assessment):
+    own = make_assessment()
+    own = replace(
+        own,
+        threat=replace(own.threat, server="malicious", labels_known=False),
+        data=replace(own.data, domain="table", shape=(30,)),
+    )
+    found = look([own])
+    assert found.answer == "A malicious server reconstructs table rows under 1 of 1 configuration."
+    assert found.threat.startswith("labels not known · defense known · malicious server · ")
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        (0.02, "accuracy: noise b=2 (undecided, costs 2.0"),
+        (
+            0.2,
+            "accuracy: none. The strongest at any cost, noise b=2 (undecided), costs 20.0 points",
+        ),
+    ],
+)
+def test_the_best_defense_is_affordable_and_not_exposed(
+    look, make_assessment, make_defense, trained, lost, words
+):
+    none, weak, strong = (
+        make_defense("none"),
+        make_defense("noise", b=1),
+        make_defense("noise", b=2),
+    )
+    own = [make_assessment(defense=d) for d in (none, weak)]
+    own.append(make_assessment(defense=strong, psnr=[9.0]))
+    units = [*trained(none, 0.9), *trained(weak, 0.9), *trained(strong, 0.9 - lost)]
+    assert words in look(own, units).best
+
+
+def test_a_defense_that_costs_one_model_too_much_is_not_affordable(
+    look, make_assessment, make_defense, make_training
+):
+    none, noise = make_defense("none"), make_defense("noise", b=2)
+    model = make_assessment().model
+    other = replace(model, name="other")
+    own = [make_assessment(defense=noise, psnr=[9.0], model=m) for m in (model, other)]
+    units = [
+        make_training(d, 0, accuracy, model=m)
+        for m, after in ((model, 0.9), (other, 0.5))
+        for d, accuracy in ((none, 0.9), (noise, after))
+    ]
+    assert (
+        "none. The strongest at any cost, noise b=2 (undecided), costs 40.0"
+        in look(own, units).best
+    )
+
+
+def test_lines_go_from_risk_to_safety_and_hold_what_is_known(
+    look, make_assessment, make_defense, make_bound
+):
+    strong = make_assessment(
+        defense=make_defense("dp", z=5.0),
+        psnr=[9.0],
+        verdict="protected",
+        bounds=[proved(make_bound, 0.03), proved(make_bound, 0.002, "fitted model", name="m")],
+        attained=Attained(
+            attack="codebook", success=0.001, baseline=(0.0, 0.01), accepted=0.05,
+            confidence=0.95, public_examples=1000,
+        ),
+    )  # fmt: skip
+    weak = make_assessment(
+        defense=make_defense("dp", z=0.1), psnr=[9.0], bounds=[proved(make_bound, 1.0)]
+    )
+    (view,) = look([strong, weak, make_assessment()]).views
+    assert [line.label for line in view.lines] == ["no defense", "dp z=0.1", "dp z=5"]
+    bare, loose, tight = view.lines
+    assert (tight.excluded, tight.excluded_if, tight.attained) == (0.03, 0.002, 0.001)
+    assert overview.limit(tight, "{:g}".format) == "≤ 0.03; ≤ 0.002 under a model"
+    assert overview.limit(loose, "{:g}".format) == "the bound is 1: it excludes nothing"
+    assert overview.limit(bare, "{:g}".format) == "not known"
+    assert (bare.family, loose.family, tight.family) == (None, 0, 0)
+    assert (loose.shade, tight.shade) == (0.0, 1.0)
+
+
+def test_the_share_is_of_the_best_attack_and_its_interval_allows_for_the_choice():
+    hits = {"a": [True] * 3 + [False] * 7, "b": [True] * 5 + [False] * 5, "c": [False] * 2}
+    name, found = tables.largest_share(hits)
+    assert (name, found.hits, found.n) == ("b", 5, 10)
+    lows = [beta.ppf(0.025 / 3, k, n - k + 1) for k, n in ((3, 10), (5, 10))]
+    highs = [beta.ppf(0.975, k + 1, n - k) for k, n in ((3, 10), (5, 10), (0, 2))]
+    assert found.low == pytest.approx(max(lows), rel=1e-9)
+    assert found.high == pytest.approx(max(highs), rel=1e-9)
+    assert tables.largest_share({"a": []}) == (None, None)
+
+
+def test_the_interval_covers_the_largest_true_share():
+    """Of ten attacks that all succeed with 30 %, the best of 12 rounds each looks like 60 %."""
+    import numpy as np
+
+    draws = np.random.default_rng(3).random((2000, 10, 12)) < 0.3
+    covered = 0
+    for one in draws:
+        _, found = tables.largest_share({str(i): list(map(bool, row)) for i, row in enumerate(one)})
+        covered += found.low <= 0.3 <= found.high
+    assert covered / 2000 >= 0.95
+
+
+def test_pairs_that_do_not_apply_are_not_counted(tmp_path, make_assessment, make_run):
+    idle = {"attack": "other", "status": "not_applicable", "reason": "no"}
+    own = [make_assessment(), *(make_assessment(seed=s, **idle) for s in (0, 1))]
+    text = write(make_run(tmp_path / "run", own)).read_text()
+    assert "This report holds 1 experiment: 1 ran, 0 failed." in text
+    assert "2 pairs of attack and batch did not apply" in text
+    heat = re.search(r'<table class="heat">.*?</table>', text, re.DOTALL).group()
+    assert "other" not in heat
+
+
+@pytest.mark.parametrize(
+    ("plan", "command"),
+    [
+        (
+            {"risk": {"probability": 0.05}, "data": {"source": "mnist5k"}},
+            'leakbound calibrate --target "psnr>=25 with probability<=0.05" --data mnist5k',
+        ),
+        (
+            {"data": {"source": "my images; rm -rf"}},
+            'leakbound calibrate --target "psnr>=25 with probability<=0.01" '
+            "--data 'my images; rm -rf'",
+        ),
+        (
+            {"risk": {"probability": "x"}, "data": 3},
+            'leakbound calibrate --target "psnr>=25 with probability<=0.01" '
+            "--data YOUR_PUBLIC_DATA",
+        ),
+    ],
+)
+def test_the_next_command_is_for_this_data(plan, command):
+    assert overview.next_command(plan, 25.0) == command
+
+
+def test_a_captured_update_without_its_truth_measures_nothing(make_captured, tmp_path):
+    text = write(make_captured(tmp_path / "run")).read_text()
+    first = text[text.index('<section class="first"') : text.index("</section>")]
+    assert "1 of 1 captured update reveals its input exactly: the update itself proves it." in first
+    assert "<table" not in first
+    assert "Next step." in first
