@@ -215,7 +215,7 @@ def test_other_files_are_refused(tmp_path):
         Lpips.load(tmp_path / "alex.pth")
     for content in (b"", pickle.dumps({CONV: [1.0]}), declared([10**9]), declared([64, 3, 11, 11])):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"lpips_weights .* no valid safetensors file"):
+        with pytest.raises(ValueError, match=r"lpips_weights .* not a valid safetensors file"):
             Lpips.load(path)
 
 

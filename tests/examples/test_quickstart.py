@@ -194,7 +194,7 @@ def test_dp_sgd_in_ordinary_training_names_the_ways_out(quickstart):
     app = with_snippet("from leakbound.defenses import DpSgd\n" + snippet)["app"]
     ((_, reply), *_) = trained(app, quickstart, **{"num-server-rounds": 1})
     for words in (
-        "needs every example's gradient of one local step, and the train function took 20",
+        "needs every example's gradient of one local step, but the train function took 20",
         "chain(Clip(5.0), GaussianNoise(0.02))",
         "one step on one batch",
         "leakbound.opacus",
