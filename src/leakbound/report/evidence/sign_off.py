@@ -70,7 +70,7 @@ STRONGER = (
     "Attackers who know more than is named above. Undecided is no evidence of safety: a better "
     "attack may succeed."
 )
-EXCEEDS = "on average over the prior (annex, part 2)"
+EXCEEDS = "on average over the prior"
 
 
 def of_run(
@@ -109,17 +109,14 @@ def of_training(
 ) -> SignOff:
     """What the page says of a training that was bounded and not attacked."""
     upper = [row for row in bounds if row.covers_all]
-    worst = max(upper, key=lambda row: row.value)
     open_ = sum(row.verdict not in ENOUGH for row in upper)
-    level = "" if worst.psnr is None else f" at {worst.psnr:g} dB or better"
-    exceeds = f"reconstructs an example{level} with a probability above {chance(worst.value)}"
-    advised = "These settings keep the accepted probability at every threshold."
+    advised = "These settings keep to the accepted probability at every threshold."
     if open_:
         places = plural(len(upper), "threshold")
         advised = f"These settings are not enough: {open_} of {places} remain open."
     return SignOff(
         date=None,
-        answer=f"By a theorem, no attacker {exceeds}. No attack was run to check it.",
+        answer=_excluded(upper),
         advice=f"{advised} Their cost in accuracy was not measured.",
         tested=tested,
         attacker="The attacker sees every step of the training and knows the model and all other "
@@ -130,7 +127,7 @@ def of_training(
                 f"{row.defense}, {row.psnr:g} dB or better",
                 row.verdict or "undecided",
                 1,
-                limits=(Limit(row.value, EXCEEDS),),
+                limits=(Limit(row.value, EXCEEDS),) if row.value < 1 else (),
             )
             for row in upper
         ),
@@ -142,6 +139,18 @@ def of_training(
             _deployment(silent),
         ),
     )
+
+
+def _excluded(upper: Sequence[BoundLine]) -> str:
+    """At which thresholds a theorem excludes a reconstruction, and at which none does."""
+    levels = [f"{row.psnr:g}" for row in upper if row.verdict in ENOUGH and row.psnr is not None]
+    accepted = max(defined(row.accepted for row in upper), default=0.0)
+    within = f"the accepted probability of {chance(accepted)}"
+    if not levels:
+        return f"No theorem here keeps attackers to {within}: this is no evidence of safety."
+    said = f"No attacker reconstructs an example at {listing(levels)} dB or better with more than"
+    open_ = " Other thresholds remain open." * (len(levels) < len(upper))
+    return f"{said} {within}, on average over the prior.{open_}"
 
 
 def answer(rows: Sequence[Configuration], one: str, many: str) -> str:
@@ -173,8 +182,9 @@ def advice(settings: Sequence[SignOffRow], pairs: int) -> str:
     enough = [row for row in tested if row.verdict in ENOUGH and row.configurations == pairs]
     if enough:
         best = min(enough, key=lambda row: (row.cost.mean if row.cost else 2.0, _safety(row)))
+        cheapest = "" if best.cost is None else " at the lowest cost"
         name = f"{_short(best.defense)} ({best.verdict})"
-        return f"Recommended among those tested: {name}. {_price(best.cost)}"
+        return f"Of the defenses tested, {name} is enough{cheapest}. {_price(best.cost)}"
     best = max(tested, key=_safety)
     name = f"The strongest is {_short(best.defense)} ({best.verdict})."
     count = plural(len(tested), "defense setting")

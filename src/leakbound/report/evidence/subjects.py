@@ -409,7 +409,7 @@ def of_training(found: TrainingBounds, statements: Mapping[str, str]) -> parts.S
     declared = auxiliary.declared(statements, _stated(found))
     known, bounds, measured = _attacker(found), _bounds(found), parts.MeasuredPart(NO_ATTACK)
     settings = claim.items[list(privacy.QUESTIONS).index("mechanism")].value
-    tested = f"nothing; computed for {settings}, {found.given['steps']} steps"
+    tested = f"no attack was run; computed for {settings}, {found.given['steps']} steps"
     page = sign_off.of_training(bounds, tested, limits, auxiliary.silent(declared))
     subject = parts.Subject(
         kind="training",
