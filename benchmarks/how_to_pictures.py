@@ -74,6 +74,13 @@ def output(*words: str) -> str:
     return done.stdout.decode().rstrip("\n")
 
 
+def without_progress(text: str) -> str:
+    """The output of a command with the last line of its progress alone."""
+    lines = text.split("\n")
+    old = [line for line in lines if re.match(r"\d+ of \d+ done after", line)][:-1]
+    return "\n".join(line for line in lines if line not in old)
+
+
 def screen(name: str, text: str) -> None:
     """A terminal that shows a text, as SVG."""
     from rich.console import Console
@@ -136,7 +143,8 @@ def calibrate() -> None:
 def plans() -> None:
     """The end of an audit."""
     with elsewhere():
-        screen("plans", "$ leakbound audit --quick\n" + output("leakbound", "audit", "--quick"))
+        shown = without_progress(output("leakbound", "audit", "--quick"))
+        screen("plans", f"$ leakbound audit --quick\n{shown}")
 
 
 TRAINING = """
@@ -170,7 +178,7 @@ def train() -> None:
     with elsewhere():
         Path("costs.toml").write_text(TRAINING, "utf-8")
         words = ["leakbound", "train", "costs.toml", "--out", "runs/costs"]
-        screen("train", f"$ {' '.join(words)}\n{output(*words)}")
+        screen("train", f"$ {' '.join(words)}\n{without_progress(output(*words))}")
 
 
 def captured_updates() -> None:
@@ -346,6 +354,18 @@ def add_a_defense() -> None:
     grid("add_a_defense", [("", row)], side=1.4)
 
 
+def add_a_command() -> None:
+    """The help of the page's command."""
+    code = code_of("how_to/add_a_command.md", "class Greet")
+    with elsewhere() as folder:
+        (folder / "greeting.py").write_text(code, "utf-8")
+        shown = (
+            "from greeting import Greet; from leakbound.cli import usage; "
+            "print(usage.help_of('greet', Greet, all_options=True))"
+        )
+        screen("add_a_command", "$ leakbound greet --help\n" + output(sys.executable, "-c", shown))
+
+
 def add_an_attack() -> None:
     """What the page's attack answers."""
     attack = run_code("how_to/add_an_attack.md", "GrayImage")["GrayImage"]()
@@ -415,6 +435,7 @@ def _rectangle(x: float, y: float, wide: float, high: float, color: str) -> Any:
 PICTURES: Mapping[str, Callable[[], None]] = {
     made.__name__: made
     for made in (
+        add_a_command,
         add_a_defense,
         add_a_domain,
         add_an_attack,
