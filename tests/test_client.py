@@ -159,7 +159,7 @@ def test_example_rows_refuse_local_training(plan):
 def test_example_rows_refuse_coupled_examples():
     layers = nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)
     task = Task.of(nn.Sequential(nn.Flatten(), *layers)).to("cpu", torch.float64)
-    with pytest.raises(ValueError, match="no example has a gradient of its own"):
+    with pytest.raises(ValueError, match="no example has a separate gradient"):
         rows(task, *_batch(3), Unit.EXAMPLE)
     found = rows(task, *_batch(3), Unit.CLIENT)[0]
     torch.testing.assert_close(found, gradient(task, *_batch(3)))

@@ -355,7 +355,7 @@ def rows(
     """
     if unit is Unit.EXAMPLE and task.coupled:
         raise ValueError(
-            "the model has batch norm in training mode, so no example has a gradient of its own; a "
+            "the model has batch norm in training mode, so no example has a separate gradient; a "
             "defense on every example's gradient needs model.eval(), or group norm"
         )
     if unit is Unit.EXAMPLE:

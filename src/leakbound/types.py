@@ -226,10 +226,10 @@ class Observation:
         update, kind = self.update, type(self.update.law)
         law = {Exact: "none", Unknown: "of an unknown distribution"}.get(kind, kind.__name__)
         sent = "all" if update.mask is None else f"{float(update.mask.double().mean()):.1%}"
-        told = ["labels"] * (self.labels is not None)
-        told += ["the defense"] * self.threat.defense_known
-        told += ["batch norm statistics"] * (self.statistics is not None)
-        told += [] if self.auxiliary is None else [f"{self.auxiliary.size} public examples"]
+        known = ["labels"] * (self.labels is not None)
+        known += ["the defense"] * self.threat.defense_known
+        known += ["batch norm statistics"] * (self.statistics is not None)
+        known += [] if self.auxiliary is None else [f"{self.auxiliary.size} public examples"]
         pairs = (
             ("rows", f"{len(update.rows)} of {update.rows.shape[1]} numbers"),
             ("one row is of one", update.unit.name.lower()),
@@ -237,7 +237,7 @@ class Observation:
             ("noise", law),
             ("examples to reconstruct", self.examples),
             ("each", " x ".join(map(str, self.input_shape))),
-            ("the attacker knows", ", ".join(told) or "nothing more"),
+            ("the attacker knows", ", ".join(known) or "nothing more"),
             ("server", self.threat.server.value),
             ("earlier rounds", len(self.history) or None),
         )
@@ -257,7 +257,6 @@ class Reconstruction:
             problem is no evidence of safety.
         features: (N, n) unit vectors, the inputs of the layer `layer` as far as the attack found
             them, in a separate order; None if the attack does not look for them.
-            them, in an order of their own; None where it looks for none.
     """
 
     inputs: Tensor

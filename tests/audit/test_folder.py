@@ -210,7 +210,7 @@ def test_other_folders_that_are_refused(tiny, table, done, tmp_path):
     (foreign / "[bold]\n.txt").write_text("mine")
     refused(tiny, foreign, "other files", "no run.json")
     with FileLock(done / ".lock"):
-        refused(tiny, done, "another run is going on")
+        refused(tiny, done, "another run is active")
     for text in ("{", "[" * 99999, (done / "run.json").read_text() + "\n"):
         (done / "run.json").write_text(text)
         refused(tiny, done, "run.json", "that was changed since")

@@ -306,8 +306,8 @@ def _settle(part: Path, path: Path, before: os.stat_result | None) -> None:
 def _holds(path: Path, content: bytes) -> bool:
     try:
         found = os.lstat(path)
-        alike = stat.S_ISREG(found.st_mode) and found.st_size == len(content)
-        return alike and read(path) == content
+        same = stat.S_ISREG(found.st_mode) and found.st_size == len(content)
+        return same and read(path) == content
     except OSError:
         return False
 

@@ -109,7 +109,7 @@ class Attainable:
                 [(1.0, s)] for one full-batch step. Probabilities may sum to less than 1. A
                 multiplier is 0 without noise, and infinite if the example takes no part.
             eta: mean squared errors, (n,) or a number.
-            parts: the limits share the remaining failure probability among this many parts.
+            parts: the limits use one of this many parts of the failure probability.
         """
         chance = np.array([weight for weight, _ in hits])
         noise = np.array([s for _, s in hits])

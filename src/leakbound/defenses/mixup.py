@@ -18,9 +18,10 @@ REASON = "examples were mixed by a draw that is not seen"
 
 @dataclass(frozen=True, repr=False)
 class Mixup(Defense):
-    """Train on share · x_i + (1 - share) · x_j and the same mix of the labels, j = a random order.
+    """Train on convex combinations of the client's examples.
 
-    Each client and round has one share and one order of the batch (or minibatch), as in the
+    An example becomes share · x_i + (1 - share) · x_j for a random order j, with the same mix of
+    the labels. Each client and round has one share and one order of the batch (or minibatch), as in the
     released mixup. Labels enter through the loss, which for cross-entropy is that of the mixed
     label.
 

@@ -141,7 +141,7 @@ def rounded_to(rows: Tensor, step: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class OptimalNoise(_Noise):
-    """Add Gaussian noise, more of it to gradients that leak much of the input and matter little.
+    """Add Gaussian noise, with more of it where gradients leak much and matter little to the loss.
 
     Only the model and public data decide how the noise is spread, so it leaks nothing about the
     client's data. Give one of three levels (by default noise_std = 0.01).
@@ -482,10 +482,10 @@ class FixedPruning(Resolved):
 
 @dataclass(frozen=True, repr=False)
 class LocalOptimalPruning(_Pruning):
-    """Withhold optimal coordinates for this very batch; the mask depends on private data.
+    """Withhold the coordinates of this very batch that leak the most; the mask leaks private data.
 
     This is the form that the paper evaluates: the coordinates with the largest
-    k' = ||dg_i/dx|| / |g_i| of the batch are withheld. The mask leaks private data.
+    k' = ||dg_i/dx|| / |g_i| of the batch are withheld.
 
     Args:
         rate: the fraction of all coordinates that is withheld, exactly floor(rate · P).

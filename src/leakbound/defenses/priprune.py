@@ -53,8 +53,9 @@ class Belief:
 
 @dataclass(frozen=True, repr=False)
 class PriPrune(Withholding):
-    """Learn for every weight the probability alpha of withholding it; keep the withheld weights.
+    """Learn which weights to withhold, for accuracy and privacy together.
 
+    Every weight has a probability alpha of being withheld, and the client keeps the withheld ones.
     In a round, the client draws a mask (share with probability 1 - alpha). It starts from the
     server's weights for shared ones and from its own elsewhere, trains, and takes `mask_steps`
     steps on

@@ -23,7 +23,6 @@ class ReleaseBounds(Presented):
 
     Attributes:
         known: the leak map.
-        known: the leak map.
         bounds: the available bounds, on the error and on the probability of success.
         note: why others are missing.
         attained: success of the best known attack of the threat model's server.

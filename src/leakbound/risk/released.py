@@ -86,7 +86,7 @@ def refuse_side_information(released: Released) -> None:
     """Reject a release if the attacker knows more about the batch: no bound covers that."""
     if released.threat.statistics_known and batch_norms(released.task):
         raise NotApplicable(
-            "the batch's statistics leave beside the update, without noise: no bound covers them, "
+            "the batch's statistics are sent with the update, without noise: no bound covers them, "
             "and no guarantee of the defense does"
         )
 
