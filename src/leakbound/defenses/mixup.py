@@ -21,8 +21,8 @@ class Mixup(Defense):
     """Train on convex combinations of the client's examples.
 
     An example becomes share · x_i + (1 - share) · x_j for a random order j, with the same mix of
-    the labels. Each client and round has one share and one order of the batch (or minibatch), as in the
-    released mixup. Labels enter through the loss, which for cross-entropy is that of the mixed
+    the labels. Each client and round has one share and one order of the batch (or minibatch), as in
+    the released mixup. Labels enter through the loss, which for cross-entropy is that of the mixed
     label.
 
     An attacker who knows the defense does not see the order and the share, but knows their
