@@ -1,7 +1,7 @@
 """How well do the built-in attacks reconstruct real MNIST images? Writes docs/attack_quality.md.
 
-Each row is a plan of its own, run by the audit: ten seeds, each with its own initial weights and
-its own private batch. The attacks never see the truth. About eight minutes on two cores.
+Each row is one plan, run by the audit: ten seeds, each with its own initial weights and its own
+private batch. The attacks never see the truth. About eight minutes on two cores.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What one call over a grid saves against a loop, and what is kept against what is made anew.
+"""Time one call over a grid against a loop, and cached results against new ones.
 
     python benchmarks/bounds.py [--rounds 9]
 
-All cases run in turn in every round, so that a busy minute falls on all; beside them a control, a
-matrix product, which says how busy the machine was. Milliseconds of the processor, medians and
-ranges. The floor is what the arithmetic alone needs: the special functions on as many numbers, or
-the two Fourier transforms of that length. A Markdown table is printed.
+All cases run in turn in every round, so that load on the machine affects all of them. A matrix
+product is the control for that load. Values are processor milliseconds, medians and ranges. The
+minimum is the time of the arithmetic alone: the special functions on as many numbers, or the two
+Fourier transforms of that length. Prints a Markdown table.
 """
 
 import argparse
@@ -40,12 +40,12 @@ class Case:
     name: str
     fast: Run
     slow: Run
-    floor: Run
+    minimum: Run
     says: str
 
 
 def cold(run: Run) -> Run:
-    """The same with nothing kept."""
+    """The same without cached results."""
 
     def again() -> object:
         CACHE.clear()
@@ -56,7 +56,7 @@ def cold(run: Run) -> Run:
 
 
 def loop(function: Callable[..., object], first: np.ndarray, **given: np.ndarray | float) -> Run:
-    """One call for each number; arrays go along."""
+    """One call for each number; arrays are passed on."""
 
     def run() -> object:
         found = []
@@ -155,7 +155,7 @@ def transforms(noise: float, q: float, steps: int) -> Run:
 
 
 def kept() -> list[Case]:
-    """What is kept against what is made anew, and a calibration of both."""
+    """Cached results against new ones, and a calibration with both."""
 
     def calibration() -> object:
         return calibrate_setting(TARGET, HIDDEN, prior=None)
@@ -188,7 +188,7 @@ def kept() -> list[Case]:
 
 
 def milliseconds(run: Run) -> float:
-    """Of the processor, for one call; short calls are repeated."""
+    """Processor milliseconds for one call; short calls are repeated."""
     times, taken = 1, 0.0
     while True:
         began = time.process_time()
@@ -212,23 +212,23 @@ def main() -> None:
     for _ in range(rounds):
         control.append(milliseconds(lambda: matrix @ matrix))
         for case in (*many, *few):
-            for way in ("floor", "slow", "fast"):  # fast last: what it needs is kept by then
+            for way in ("minimum", "slow", "fast"):  # fast last: what it needs is cached by then
                 run: Run = getattr(case, way)
                 taken.setdefault((case.name, way), []).append(milliseconds(run))
     print(
         f"Control (300 x 300 product): {statistics.median(control):.3f} ms, "
         f"{min(control):.3f} to {max(control):.3f}; {rounds} rounds\n"
     )
-    for title, cases in (("one call | loop", many), ("kept | anew", few)):
-        print(f"| what | {title} | ratio (range) | floor | what the floor is |")
+    for title, cases in (("one call | loop", many), ("cached | new", few)):
+        print(f"| what | {title} | ratio (range) | minimum | what the minimum is |")
         print("|---|---:|---:|---:|---:|---|")
         for case in cases:
-            fast, slow, floor = (taken[case.name, way] for way in ("fast", "slow", "floor"))
+            fast, slow, least = (taken[case.name, way] for way in ("fast", "slow", "minimum"))
             ratios = [a / b for a, b in zip(fast, slow, strict=True)]
             print(
                 f"| {case.name} | {statistics.median(fast):.3f} | {statistics.median(slow):.2f} | "
                 f"{statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f}) | "
-                f"{statistics.median(floor):.3f} | {case.says} |"
+                f"{statistics.median(least):.3f} | {case.says} |"
             )
         print()
 

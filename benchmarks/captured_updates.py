@@ -3,9 +3,9 @@
     python benchmarks/captured_updates.py [--few] [--trials N]
 
 Plain PyTorch clients train on MNIST digits (SGD, rate 0.1), models at their initial weights. The
-attack gets the weights before and after and what is told; the truth is looked up afterwards. Each
-row takes one client a trial, with images and weights of its own. `--few` takes short searches of
-few images, to see that everything runs.
+attack gets the weights before and after, and the auxiliary information; it never sees the true
+images. Each row has one client per trial, with its own images and weights. `--few` runs short
+searches on few images, to check that everything runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CLOSED, MATCHING, LOCAL = "linear_inversion", "inverting_gradients", "fed_avg_ma
 
 @dataclass(frozen=True)
 class Client:
-    """One kind of client: its training, what is told of it, and the attacks on its update."""
+    """One kind of client: its training, the auxiliary information, and the attacks."""
 
     model: str
     count: int
@@ -75,7 +75,7 @@ def trained(client: Client, batch: Batch, seed: int) -> tuple[torch.nn.Module, d
 
 
 def specs(client: Client, few: bool) -> list[Spec]:
-    """The attacks by name; of the searches few steps where asked."""
+    """The attacks by name; searches take few steps if asked."""
     return [
         Spec(name, (("steps", FEW_STEPS),) if few and name != CLOSED else ())
         for name in client.attacks
@@ -83,7 +83,7 @@ def specs(client: Client, few: bool) -> list[Spec]:
 
 
 def shown(values: list[float | None], digits: int) -> str:
-    """The mean of what is known, with a dash where nothing is."""
+    """The mean of known values, or a dash if there are none."""
     known = [value for value in values if value is not None]
     return f"{statistics.mean(known):.{digits}f}" if known else "–"
 
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--few", action="store_true", help="few images, short searches")
     parser.add_argument("--trials", type=int, default=1, help="clients a row")
     given = parser.parse_args()
-    print("| model | training | told | attack | mean PSNR | best | at 20 dB | explains "
+    print("| model | training | known | attack | mean PSNR | best | at 20 dB | explains "
           "| without update | trials | time |")  # fmt: skip
     for client in CLIENTS:
         measure(client, given.trials, given.few)

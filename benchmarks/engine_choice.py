@@ -1,14 +1,16 @@
-"""Is the chosen engine ever slower, or less accurate, than autograd? Writes engine_choice.md.
+"""Is the chosen engine ever slower or less accurate than autograd? Writes engine_choice.md.
 
 Every model of `leakbound list`, one attack step (gradient, and its product with a fixed direction,
-differentiated in the images) by the chosen engine and by autograd's double backward, interleaved
-in one process with one thread, with a matrix product as control. Each instruction set has a section
-of its own, which a run there replaces; a machine with AVX-512 measures the narrower sets, too:
+differentiated in the images) by the chosen engine and by autograd's double backward, interleaved in
+one process with one thread, with a matrix product as control. Each instruction set has its own
+section, which a run with that set replaces. A machine with AVX-512 can measure the narrower sets
+too:
 
     python benchmarks/engine_choice.py
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/engine_choice.py
 
-Prints every row as it comes; about ten minutes. `--rounds 2` shows that it runs and writes nothing.
+Prints each row when it is measured; about ten minutes. `--rounds 2` checks that it runs and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ def compared(
     labels: torch.Tensor,
     along: torch.Tensor,
 ) -> tuple[float, ...]:
-    """Distances from float64, in those of autograd: of the gradient and of the step."""
+    """Distances from float64, relative to autograd's: for the gradient and for the step."""
     exact = double_backward(task.to("cpu", torch.float64), x.double(), labels, along.double())
     theirs = double_backward(task, x, labels, along)
     pairs = zip(exact, ours(x), theirs, strict=True)
@@ -143,7 +145,7 @@ def compared(
 
 
 def timed(call: Callable[[], object], count: int) -> float:
-    """Seconds of one call, over so many."""
+    """Seconds for one call, averaged over several."""
     began = time.perf_counter()
     for _ in range(count):
         call()

@@ -1,8 +1,8 @@
-"""How fast are the engines, against whom, and how far from the floor? Writes RESULTS.md.
+"""How fast are the engines, compared with other tools and with the arithmetic alone?
 
-Needs breaching in the environment: `make bench` makes one of its own and runs this there. About
-fifteen minutes; `--only ROW` measures one row anew, `--tiny` shows that everything runs: it writes
-nothing and measures nothing worth keeping.
+Writes RESULTS.md. Needs breaching in the environment; `make bench` makes such an environment and
+runs this script in it. Takes about fifteen minutes. `--only ROW` measures one row again. `--tiny`
+checks that everything runs; it writes nothing.
 
     make bench
     .bench-env/bin/python benchmarks/engines.py --only convnet --rounds 11
@@ -45,15 +45,13 @@ def rows() -> dict[str, tuple[str, Callable[[Effort], Measured]]]:
         lambda e: attacks.run(2 if e.tiny else 5, 20 if e.tiny else 1000),
     )
     found["batched"] = (
-        "Cells in a bundle",
+        "Experiments in a batch",
         lambda e: throughput.batched(e.rounds, 5 if e.tiny else 100),
     )
-    found["cells"] = (
-        "Cells a minute",
+    found["experiments"] = (
+        "Experiments per minute",
         lambda e: (
-            throughput.cells_a_minute(1, 4, 1, 5)
-            if e.tiny
-            else throughput.cells_a_minute(3, 128, 3, 300)
+            throughput.per_minute(1, 4, 1, 5) if e.tiny else throughput.per_minute(3, 128, 3, 300)
         ),
     )
     for size in sensitivities.WAYS:
@@ -66,7 +64,7 @@ def rows() -> dict[str, tuple[str, Callable[[Effort], Measured]]]:
 
 
 def main() -> None:
-    """Rows in turn; the page is written after each, so that a stop loses one."""
+    """Measure the rows in turn; the page is written after each, so a stop loses only one row."""
     known = rows()
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--rounds", type=int, default=9, help="interleaved rounds (at least 7)")

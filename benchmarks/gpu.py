@@ -1,13 +1,13 @@
-"""How fast is the attack on a GPU, against the GPU's own peak? Prints a table.
+"""How fast is the attack on a GPU, compared with the GPU's peak? Prints a table.
 
-Attack steps a second for ResNet-18 (batch of 8 at 32 x 32, one image at 224 x 224), the share of
-the measured peak of float32 matrix products that the counted operations come to, and how long the
-paper-scale plan of the systematic evaluation would take (each kind of cell is run for a few steps,
-and its steps extrapolated). Without a GPU it says so and measures nothing.
+Measures attack steps per second for ResNet-18 (batch of 8 at 32 x 32, one image at 224 x 224) and
+the counted operations as a share of the measured peak of float32 matrix products. Estimates the
+time of the paper-scale plan of the systematic evaluation: each kind of experiment runs for a few
+steps, and the rest is extrapolated. Without a GPU it says so and measures nothing.
 
-    python contextmarks/gpu.py [--rounds 7] [--rehearse]
+    python benchmarks/gpu.py [--rounds 7] [--rehearse]
 
-`--rehearse` runs the same lines on the CPU at small sizes, to see that they run; its numbers say
+`--rehearse` runs the same lines on the CPU at small sizes, to check that they run; its numbers mean
 nothing.
 """
 
@@ -37,7 +37,7 @@ LENGTHS, BRIEF = (30, 130), (1, 3)
 
 
 def seconds(run: Callable[[], object], device: str, rounds: int) -> list[float]:
-    """Of each of several calls, after one that warms up; the device has finished at both ends."""
+    """Seconds of several calls, after one to warm up; the device is idle before and after each."""
     taken = []
     for number in range(rounds + 1):
         _wait(device)
@@ -61,7 +61,7 @@ def peak_speed(device: str, side: int, rounds: int) -> float:
 
 
 def steps(device: str, rounds: int, peak: float, lengths: tuple[int, int]) -> None:
-    """A line for each case: whole calls of the attack at two lengths, so that set-up drops out."""
+    """One line per case: whole attacks at two lengths, so that the set-up time cancels."""
     few, more = lengths
     print("| ResNet-18 | steps a second | range | operations / forward | share of the peak |")
     print("|---|--:|--:|--:|--:|")
@@ -83,10 +83,10 @@ def steps(device: str, rounds: int, peak: float, lengths: tuple[int, int]) -> No
 
 
 def plan_time(device: str, plan: Plan, few: int, more: int) -> None:
-    """Cells a minute of the plan: each attack and batch size run briefly, undefended."""
+    """Experiments per minute of the plan: each attack and batch size runs briefly, undefended."""
     context = PlanContext(plan.data, device)
     cells = Counter((cell.attack, cell.batch_size) for cell in plan.experiments())
-    print("| attack | batch | ms a step | s a cell | cells |")
+    print("| attack | batch | ms a step | s an experiment | experiments |")
     print("|---|--:|--:|--:|--:|")
     total = 0.0
     for (attack, size), number in cells.items():
@@ -96,11 +96,11 @@ def plan_time(device: str, plan: Plan, few: int, more: int) -> None:
         total += number * one
         print(f"| {attack.name} | {size} | {1e3 * step:.2f} | {one:.0f} | {number} |", flush=True)
     rate = 60 * cells.total() / total
-    print(f"\n{cells.total()} cells in {total / 3600:.1f} h: {rate:.1f} cells a minute")
+    print(f"\n{cells.total()} experiments in {total / 3600:.1f} h: {rate:.1f} per minute")
 
 
 def _cell(plan: Plan, context: PlanContext, attack: Spec, size: int, length: int) -> float:
-    """Seconds of one cell with so many steps."""
+    """Seconds of one experiment with this many steps."""
     short = Spec(attack.name, tuple(sorted({**dict(attack.settings), "steps": length}.items())))
     one = dataclasses.replace(
         plan, attacks=(short,), batch_sizes=(size,), seeds=plan.seeds[:1], defenses=((),)
@@ -110,12 +110,12 @@ def _cell(plan: Plan, context: PlanContext, attack: Spec, size: int, length: int
     result = audit.run_experiment(cell, context, pictures=False)
     _wait(context.device.type)
     if result.record.status == "failed":
-        raise RuntimeError(f"a cell failed: {result.record.reason}")
+        raise RuntimeError(f"an experiment failed: {result.record.reason}")
     return time.perf_counter() - began
 
 
 def main() -> None:
-    """The GPU's, or a word that there is none."""
+    """Print the table, or say that there is no GPU."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--rehearse", action="store_true", help="small sizes on the CPU")

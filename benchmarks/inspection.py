@@ -1,10 +1,10 @@
-"""Does `inspect` find planted layers, and only these? 100 planted and 112 ordinary models.
+"""Does `inspect` find malicious layers, and only these? 100 malicious and 112 ordinary models.
 
-Planted: imprints, trap weights, linear traps and special heads of many settings, in front of a
-model and inside one, half of them with rows shuffled, each scaled by its own positive factor, and
-1 % of noise. Ordinary: models of every kind at fresh and trained weights, with five laws of initial
-weights, dense and pruned. At last, attackers who know the marks. About two minutes on one core;
-`--few` takes a tenth of each.
+Malicious: imprints, trap weights, linear traps and special heads in many settings, in front of a
+model and inside one. Half of them have shuffled rows, each row scaled by its own positive factor,
+and 1 % of noise. Ordinary: models of every kind with fresh and trained weights, five distributions
+of initial weights, dense and pruned. The last part has attackers who know what the inspection tests
+for. About two minutes on one core; `--few` takes a tenth of each.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Data:
         self.rest = order[PUBLIC:]
 
     def task(self, model: str, seed: int, law: str = "default", **settings: Any) -> Task:
-        """A fresh model; `law` is that of its initial weights."""
+        """A fresh model; `law` is the distribution of its initial weights."""
         shape = tuple(self.all.inputs.shape[1:])
         source = stream(seed, "model", model)
         build = getattr(models, model)
@@ -105,7 +105,7 @@ PRUNINGS = (Magnitude(rate=0.9, scope="layer"), Random(rate=0.5), Snip(rate=0.5,
 
 
 def ordinary(sources: dict[str, Data]) -> Iterator[Named]:
-    """112 models that nobody tampered with."""
+    """112 models without malicious layers."""
     table = (("mnist5k", GRAY), ("photos", COLOR), ("digits", SMALL))
     for name, kinds in table:
         own = sources[name]
@@ -134,14 +134,14 @@ def ordinary(sources: dict[str, Data]) -> Iterator[Named]:
 
 
 def planted(sources: dict[str, Data]) -> Iterator[Named]:
-    """100 planted models: 50 settings, each as published and once more disguised."""
+    """100 malicious models: 50 settings, each as published and once more disguised."""
     for i, (words, task, layer) in enumerate(settings_of_plants(sources)):
         yield words, task
         yield f"{words}, disguised", disguised(task, layer, i)
 
 
 def settings_of_plants(sources: dict[str, Data]) -> Iterator[tuple[str, Task, str | None]]:
-    """Words, the planted task, and the planted layer's name."""
+    """Description, task with the malicious layer, and the name of that layer."""
     for name in ("mnist5k", "photos", "digits"):
         base = sources[name].task("mlp" if name == "digits" else "simple_convnet", 11)
         for measure in ("mean", "cosine", "random"):
@@ -160,8 +160,8 @@ def settings_of_plants(sources: dict[str, Data]) -> Iterator[tuple[str, Task, st
     yield "trap weights inside an MLP", inside(sources["mnist5k"], TrapWeights(rows=128)), "1"
     yield "special head", special_head(base, 64, stream(0, "head")), "3"
     few = TrapWeights(rows=64, scale=0.9)
-    yield "64 trap rows", few.plant(base), "layer"
-    yield "32 trap rows", replace(few, rows=32).plant(base), "layer"
+    yield "64 rows of trap weights", few.plant(base), "layer"
+    yield "32 rows of trap weights", replace(few, rows=32).plant(base), "layer"
     yield "16 bins", RobbingTheFed(bins=16).plant(base), "layer"
 
 
@@ -201,7 +201,7 @@ def disguised(task: Task, layer: str | None, seed: int, noise: float = 0.01) -> 
 
 
 def evasions(sources: dict[str, Data]) -> Iterator[Named]:
-    """Plants of attackers who know the marks: of some kinds none is found without probes."""
+    """Malicious layers that evade the tests; some kinds are never found without probes."""
     for name in ("mnist5k", "photos"):
         own = sources[name]
         base = own.task("simple_convnet", 21)
@@ -224,7 +224,7 @@ def evasions(sources: dict[str, Data]) -> Iterator[Named]:
 
 
 def uneven(base: Task, source: torch.Generator, rows: int = 256, expected: int = 8) -> Task:
-    """Trap weights as tuned as the library's, but with independent random signs."""
+    """Trap weights tuned as in the library, but with independent random signs."""
     task = TrapWeights(rows=rows, expected=expected).plant(base)
     assert base.public is not None
     images = base.public.inputs.flatten(1)
@@ -247,7 +247,7 @@ def bare(task: Task) -> Task:
 def judged(
     named: Iterator[Named], every: int, probes: Callable[[Task], Batch | None]
 ) -> tuple[int, int, list[tuple[str, list[LayerFinding], list[LayerFinding]]]]:
-    """How many were flagged, of how many, and what was found and measured on each."""
+    """How many of how many models were flagged, and what was found and measured on each."""
     rows, flagged = [], 0
     for i, (words, task) in enumerate(named):
         if i % every:
@@ -261,7 +261,7 @@ def judged(
 def margins(
     rows: list[tuple[str, list[LayerFinding], list[LayerFinding]]],
 ) -> dict[str, tuple[float, str]]:
-    """The largest statistic of every kind, and whose it is."""
+    """The largest statistic of every kind, and the model that has it."""
     worst: dict[str, tuple[float, str]] = {}
     for words, _, measured in rows:
         for one in measured:
@@ -284,7 +284,7 @@ def weakest(
 
 
 def main() -> int:
-    """Print the table; exit code 1 unless all planted and no ordinary models are flagged."""
+    """Print the table; exit code 1 unless all malicious and no ordinary models are flagged."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--few", action="store_true", help="a tenth of each")
     every = 10 if options.parse_args().few else 1
@@ -300,7 +300,7 @@ def main() -> int:
 
     caught, tried, rows = judged(planted(sources), every, nothing)
     false, fine, quiet = judged(ordinary(sources), every, nothing)
-    print(f"planted models flagged: {caught} of {tried}")
+    print(f"malicious models flagged: {caught} of {tried}")
     for words, found, _ in rows:
         if not found:
             print(f"  missed: {words}")
@@ -308,14 +308,14 @@ def main() -> int:
     for words, found, _ in quiet:
         for one in found:
             print(f"  false alarm: {words}: {one.layer} {one.kind} {one.strength:.4g}")
-    print("attackers who know the marks (with public probes; then without any)")
+    print("attackers who know the tests (with public probes; then without any)")
     for words, task in evasions(sources):
-        told = [", ".join(f.kind for f in inspect(t)) or "not found" for t in (task, bare(task))]
-        print(f"  {words}: {told[0]}; {told[1]}")
+        answers = [", ".join(f.kind for f in inspect(t)) or "not found" for t in (task, bare(task))]
+        print(f"  {words}: {answers[0]}; {answers[1]}")
     print("largest statistic of an ordinary model")
     for kind, (value, words) in sorted(margins(quiet).items()):
         print(f"  {kind}: {value:.4g} ({words})")
-    print("smallest statistic of a planted model that was flagged by it")
+    print("smallest statistic of a malicious model that was flagged by it")
     for kind, (value, words) in sorted(weakest(rows).items()):
         print(f"  {kind}: {value:.4g} ({words})")
     return 0 if caught == tried and false == 0 else 1

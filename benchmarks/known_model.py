@@ -1,12 +1,12 @@
-"""How much less noise an honest server's own model asks for than any model does.
+"""How much less noise an honest server's model needs than an arbitrary model.
 
     python benchmarks/known_model.py
 
-The least noise multiplier of one full-batch step at which no attacker reconstructs an example with
-more than a probability: whatever the model is, by a count of public examples
-(`bounds.counting.PublicSample`), and from the update of one model with random weights
-(`bounds.known_model`), both from the same public examples, labels not known, with 95 % confidence.
-The clip norm is the median gradient norm of other examples.
+Finds the smallest noise multiplier of one full-batch step at which no attacker reconstructs an
+example with more than a given probability. One value holds for every model, by a count of public
+examples (`bounds.counting.PublicSample`). The other holds for the update of one model with random
+weights (`bounds.known_model`). Both use the same public examples, with labels not known, at 95 %
+confidence. The clip norm is the median gradient norm of other examples.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
-"""How many labels of a batch do published rules read? Prints the tables of docs/label_inference.md.
+"""How many labels of a batch do published rules infer? Prints docs/label_inference.md's tables.
 
-SimpleConvNet on MNIST, no defense: three networks (fresh, or trained for 200 steps on public
-images) times 10 batches of each kind. Accuracy is that of the multiset, with a 95 % interval over
+SimpleConvNet on MNIST without a defense: three networks (fresh, or trained for 200 steps on public
+images) with 10 batches of each kind. Accuracy is that of the multiset, with a 95 % interval over
 batches. About two minutes on one core.
 """
 
@@ -44,7 +44,7 @@ def draw(kind: str, size: int, seed: int, turn: int) -> Batch:
 
 
 def see(task: Task, batch: Batch, steps: int, public: bool, seed: int, turn: int) -> Observation:
-    """What an attacker sees who is not told the labels."""
+    """The observation of an attacker who does not know the labels."""
     defense = LocalAggregation(steps, 0.1) if steps > 1 else NoDefense()
     return play(
         task,
@@ -81,7 +81,7 @@ def _cell(values: list[float]) -> str:
 
 
 def table(steps: int, public: bool, sizes: tuple[int, ...]) -> None:
-    """One line a kind of batch, one column a rule."""
+    """One line per kind of batch, one column per rule."""
     images = "public images" if public else "random images"
     print(f"\n**{steps} local step{'s' * (steps > 1)}, {images} stand in**\n")
     print("| network | batch | labels | " + " | ".join(LABEL_RULES) + " |")

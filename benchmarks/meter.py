@@ -1,9 +1,9 @@
-"""What does the leak meter cost a client? Prints ratios to its training step.
+"""What does the leak meter cost a client? Prints times relative to its training step.
 
 Real images (MNIST for SimpleConvNet, photographs for the others), one local step, no defense and
 Gaussian noise. Steps, inspections and measurements are interleaved in one process; a second plain
-step is the control of the machine. The meter in every k-th round costs the inspection and a k-th of
-the measurement. About five minutes on one core; `--quick` takes the smallest model alone.
+step is the control. With the meter in every k-th round, a round costs the inspection and 1/k of the
+measurement. About five minutes on one core; `--quick` takes only the smallest model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Does noise of a public shape train better than isotropic noise at equal epsilon?
 
 A small CNN with group norm on real MNIST digits through Opacus' own loaders: `RiskEngine` with and
-without a public shape, at one noise multiplier, so at one epsilon. The clip norm of either arm is
-the median (whitened) norm of public images' gradients at the first weights; its learning rate is
-picked on a seed that is not reported. Pairs share first weights and batches. Prints a table;
+without a public shape, at one noise multiplier, so at one epsilon. The clip norm of each arm is the
+median (whitened) norm of public images' gradients at the initial weights; its learning rate is
+chosen on a seed that is not reported. Pairs share initial weights and batches. Prints a table;
 `--tiny` checks in seconds that it runs. About five minutes of one core.
 """
 
@@ -78,7 +78,7 @@ def clip_norm(net: nn.Module, public: Batch, whiten: Whiten | None) -> float:
 
 
 def train(seed: int, arm: str, rate: float, noise: float, held: dict[str, Batch], epochs: int):
-    """Test accuracy, epsilon by the statement and seconds of one training."""
+    """Test accuracy, epsilon by the statement, and seconds of one training run."""
     whiten = ARMS[arm]
     net = model(seed)
     clip = clip_norm(net, held["public"], whiten)

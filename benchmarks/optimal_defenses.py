@@ -69,7 +69,7 @@ def seconds(bench: PlanContext, defense: Defense, count: int) -> float:
 
 
 def control() -> float:
-    """Seconds of a matrix product that does not change: what the machine does meanwhile."""
+    """Seconds of a fixed matrix product: the control for load on the machine."""
     a = torch.ones(1024, 1024)
     began = time.perf_counter()
     for _ in range(5):
@@ -101,7 +101,7 @@ def cost(bench: PlanContext) -> list[str]:
 
 
 def bounds(bench: PlanContext) -> list[str]:
-    """Full bound over trace bound, from the same Fisher informations of prior images."""
+    """Full bound relative to the trace bound, from the same Fisher information of prior images."""
     public = bench.public
     assert public is not None
     pixels = public.inputs.flatten(1).double().numpy()

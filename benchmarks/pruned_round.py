@@ -1,9 +1,8 @@
-"""What do withholding defenses cost a round? Prints ratios to a round without a defense.
+"""What do withholding defenses cost per round? Prints times relative to an undefended round.
 
 Conv-2 of PriPrune, one client, 20 images, one local step; paper scale (28x28, 62 classes, 6.6
 million weights) and a small one. A round is the client's turn and the server's mean. Rounds of all
-federations are interleaved in one process with a matrix product as a control of the machine.
-About one minute.
+federations are interleaved in one process, with a matrix product as control. About one minute.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ DEFENSES: dict[str, Defense] = {
 
 
 def setting(side: int, classes: int, width: float, hidden: int | None) -> tuple[Task, Batch]:
-    """A fresh network and 20 images of noise: the cost does not depend on what they show."""
+    """A fresh network and 20 images of noise; the cost does not depend on the content."""
     shape = (1, side, side)
     build = stream(0, "benchmark", "model")
     model = models.conv(
@@ -50,7 +49,7 @@ def setting(side: int, classes: int, width: float, hidden: int | None) -> tuple[
 
 
 def cost(name: str, task: Task, batch: Batch, rounds: int) -> None:
-    """One line a defense; the first two turns warm up (PriPrune's first composes nothing)."""
+    """One line per defense; the first two turns warm up (PriPrune's first composes nothing)."""
     left = torch.randn(512, 512, generator=stream(0, "benchmark", "control"))
     jobs: dict[str, Callable[[], object]] = {CONTROL: lambda: [left @ left for _ in range(4)]}
     for defense, link in DEFENSES.items():

@@ -2,8 +2,8 @@
 
     python benchmarks/quickstart_leak.py [--case one_image|private|ordinary] [--clients N] [--fast]
 
-The app runs in this process, a server keeps what it sees, and an attack gets that alone; the truth
-is looked up afterwards. Shares come with Wilson's 95 % interval.
+The app runs in this process. A server stores what it sees, and the attack gets only that, not the
+true images. Shares have Wilson 95 % intervals.
 """
 
 from __future__ import annotations

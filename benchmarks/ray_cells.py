@@ -1,10 +1,10 @@
-"""Do two workers on Ray run small cells faster than one? Prints the ratio of their rates.
+"""Do two workers on Ray run small experiments faster than one? Prints the ratio of their rates.
 
-200 cells on digits, once the workers are up: a run's rate is that of its results after the first
-ten. Runs with one and with two workers take turns in one process, and before each run the same
-cells run here without Ray, as a control of the machine. Five minutes.
+Runs 200 experiments on digits after the workers have started; the rate counts results after the
+first ten. Runs with one and with two workers take turns in one process. Before each run, the same
+experiments run here without Ray, as control. Takes five minutes.
 
-    python benchmarks/ray_cells.py [--cells 200] [--rounds 3]
+    python benchmarks/ray_cells.py [--experiments 200] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ WARM = 10
 
 
 def plan_of(cells: int) -> Plan:
-    """Cells of about a tenth of a second each."""
+    """Experiments of about a tenth of a second each."""
     return audit.parse(
         {
-            "name": "many small cells",
+            "name": "many small experiments",
             "seeds": list(range(cells)),
             "data": {"source": "digits"},
             "models": [{"name": "mlp", "hidden": [16]}],
@@ -39,7 +39,7 @@ def plan_of(cells: int) -> Plan:
 
 
 def rate(results: Iterator[Result]) -> tuple[float, list[str]]:
-    """Results a second after the first ten, and the records to compare."""
+    """Results per second after the first ten, and the records to compare."""
     found, start = [], 0.0
     for result in results:
         found.append(repr(result.record))
@@ -49,12 +49,12 @@ def rate(results: Iterator[Result]) -> tuple[float, list[str]]:
 
 
 def main() -> None:
-    """Runs that take turns, and their medians."""
+    """Alternate the runs and print their medians."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cells", type=int, default=200)
+    parser.add_argument("--experiments", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    plan = plan_of(given.cells)
+    plan = plan_of(given.experiments)
     rates: dict[str, list[float]] = {"here": [], "1 worker": [], "2 workers": []}
     expected: list[str] | None = None
     for _ in range(given.rounds):
@@ -68,8 +68,10 @@ def main() -> None:
                 if records != expected:
                     raise SystemExit(f"{name}: other records than in the first run")
                 rates[name].append(speed)
-    print(f"{given.cells} cells, {given.rounds} rounds; every run gave the same records\n")
-    print("| run | cells a second, median | least | most | n |")
+    print(
+        f"{given.experiments} experiments, {given.rounds} rounds; every run gave the same records\n"
+    )
+    print("| run | experiments per second, median | smallest | largest | n |")
     print("|---|--:|--:|--:|--:|")
     for name, own in rates.items():
         middle = statistics.median(own)

@@ -1,9 +1,9 @@
-"""How long one evaluation of the risk laws and one calibration take.
+"""How long one evaluation of the risk bounds and one calibration take.
 
     python benchmarks/risk.py
 
-Milliseconds of the processor, medians; beside them a control (a matrix product of 300 x 300), which
-says how busy the machine was.
+Prints processor milliseconds, medians. The control is a matrix product of 300 x 300, which shows
+the load on the machine.
 """
 
 import statistics

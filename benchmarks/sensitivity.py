@@ -1,14 +1,14 @@
-"""How good and how dear are the estimators of ||d g_i / d x||^2? Prints the tables of the docs.
+"""How accurate and how expensive are the estimators of ||d g_i / d x||^2? Prints the docs' tables.
 
     python benchmarks/sensitivity.py                  # cost and accuracy on MNIST, about 2 minutes
     python benchmarks/sensitivity.py --part sizes --data photos       # by batch and input size
     python benchmarks/sensitivity.py --part size_costs --data photos  # the same, timed
     python benchmarks/sensitivity.py --part stale     # how fast an estimate goes stale in training
 
-SimpleConvNet at random weights on real images, three seeds (each its own weights and images).
-Accuracy is Spearman's correlation of k_i = s_i / g_i^2 with the exact oracle's, over coordinates
-with g_i != 0, and the median relative error of s_i. Cost is a ratio to one `client.gradient`,
-interleaved in one process with a matrix product as a control of the machine.
+SimpleConvNet with random weights on real images, three seeds (each with its own weights and
+images). Accuracy is Spearman's correlation of k_i = s_i / g_i^2 with the exact oracle's, over
+coordinates with g_i != 0, and the median relative error of s_i. Cost is relative to one
+`client.gradient`, interleaved in one process with a matrix product as control.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ REFERENCE = 20_000_000
 
 
 def setting(seed: int, size: int, data: str = "mnist5k", side: int = 28) -> tuple[Task, Batch]:
-    """A fresh network and `size` images of its own."""
+    """A fresh network and `size` of its own images."""
     build = stream(seed, "benchmark", "model")
     images = load(data, size=side)
     channels, high, wide = images.inputs.shape[1:]
@@ -73,7 +73,7 @@ def setting(seed: int, size: int, data: str = "mnist5k", side: int = 28) -> tupl
 
 
 def estimate(task: Task, batch: Batch, case: Case, repetition: int = 0) -> Sensitivity:
-    """One estimate from draws of its own."""
+    """One estimate from its own draws."""
     name, k, forward = case
     source = stream(repetition, "benchmark", *case)
     return sensitivity(
@@ -98,13 +98,13 @@ def score(values: Tensor, exact: Sensitivity) -> tuple[float, float]:
 
 
 def title(case: Case) -> str:
-    """An estimator as the tables name it."""
+    """The estimator's name in the tables."""
     name, k, forward = case
     return f"`{name}`, k = {k}" + (f" + {forward}" if forward else "")
 
 
 def accuracy(size: int) -> None:
-    """One line an estimator, three repetitions a seed."""
+    """One line per estimator, three repetitions per seed."""
     print(f"\nBatch {size}: Spearman for each seed (mean of 3 repetitions), median relative error")
     table: dict[str, list[tuple[float, float]]] = {}
     for seed in SEEDS:
@@ -139,7 +139,7 @@ def timed(task: Task, batch: Batch, cases: list[Case], rounds: int) -> dict[str,
 
 
 def cost(size: int, rounds: int) -> None:
-    """Times in units of one gradient, interleaved, the product of two matrices as a control."""
+    """Times in units of one gradient, interleaved, with a matrix product as control."""
     task, batch = setting(0, size)
     times = timed(task, batch, CASES[size], rounds)
     one = times["gradient"]
@@ -157,7 +157,7 @@ def cost(size: int, rounds: int) -> None:
 
 
 def peak(run: Callable[[], object]) -> int:
-    """The most bytes that a run held at once, counted by PyTorch's allocator."""
+    """Peak bytes of a run, counted by PyTorch's allocator."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
     events = recorded.profiler.kineto_results.events()
@@ -170,7 +170,7 @@ def peak(run: Callable[[], object]) -> int:
 
 
 def reference(task: Task, batch: Batch) -> tuple[Sensitivity, str]:
-    """The oracle, or many directions where it is too dear."""
+    """The oracle, or many directions if it is too expensive."""
     if batch.inputs.numel() * batch.inputs[0].numel() <= REFERENCE:
         return estimate(task, batch, ("exact", 1, 0)), "exact"
     many = 100 if batch.size <= 4 else 25
@@ -178,7 +178,7 @@ def reference(task: Task, batch: Batch) -> tuple[Sensitivity, str]:
 
 
 def sizes(data: str) -> None:
-    """Accuracy and memory by batch and input size: one line a setting."""
+    """Accuracy and memory by batch and input size, one line per setting."""
     heads = " | ".join(f"{title(c)} | error | MB" for c in SIZE_CASES)
     print(f"\n| input | batch | s = 1 | {heads} | gradient, MB | reference |")
     print("|---|" + "--:|" * (3 + 3 * len(SIZE_CASES)) + "---|")
@@ -212,7 +212,7 @@ def _one_size(data: str, side: int, size: int) -> None:
 
 
 def size_costs(data: str, rounds: int) -> None:
-    """Costs by batch and input size: one line a setting."""
+    """Costs by batch and input size, one line per setting."""
     heads = " | ".join(title(case) for case in SIZE_CASES)
     print(f"\n| input | batch | {heads} | gradient, ms |")
     print("|---|" + "--:|" * (2 + len(SIZE_CASES)))
@@ -233,7 +233,7 @@ def size_costs(data: str, rounds: int) -> None:
 
 
 def wasted(used: Tensor, truth: Sensitivity) -> float:
-    """tr J_F of the noise allotted by `used` over the least possible, at equal loss U2.
+    """tr J_F of noise allocated by `used`, relative to the smallest possible, at equal loss U2.
 
     Noise std^2 ~ sqrt(used) / |g|, with today's gradient.
     """
@@ -244,7 +244,7 @@ def wasted(used: Tensor, truth: Sensitivity) -> float:
 
 
 def stale(batch_size: int = 16) -> None:
-    """How good an estimate of r steps ago is today, for the same images and for others."""
+    """Quality of an estimate that is r steps old, for the same images and for others."""
     print("\n| weights | estimate | steps | Spearman s | Spearman k | tr J_F over the least |")
     print("|---|---|--:|--:|--:|--:|")
     rows: dict[tuple[int, str, int], list[tuple[float, ...]]] = {}
@@ -299,7 +299,7 @@ def _stale(seed: int, start: int, size: int) -> dict[tuple[str, int], tuple[floa
 
 
 def main() -> None:
-    """Costs first, on a machine that is still cool."""
+    """Measure costs first, while the machine is cool."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
         "--part",

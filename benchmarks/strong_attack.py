@@ -1,9 +1,9 @@
-"""Is our strong attack stronger than Inverting Gradients? Prints the tables of docs/attacks.md.
+"""Is leakbound's strong attack stronger than Inverting Gradients? Prints docs/attacks.md's tables.
 
-Same model, batches, noise draws and number of steps for both; both tuned first, on batches of
-their own and with the same number of trials, by the mean RMSE over two defenses. Then, per data
-set, batch 4 and 8 under none, clip, noise 0.01 and pruning 0.7: paired differences of RMSE, and
-the strong attack with one part taken away at a time.
+Both attacks get the same model, batches, noise draws and number of steps. Both are tuned first, on
+other batches and with the same number of trials, by the mean RMSE over two defenses. Then the
+script prints, per data set, paired differences of RMSE for batches of 4 and 8 under none, clip,
+noise 0.01 and pruning 0.7. It also runs the strong attack with one part removed at a time.
 
     python benchmarks/strong_attack.py [--data mnist5k zip:PATH ...] [--out FILE] [--workers 2]
 
@@ -111,13 +111,13 @@ Job = tuple[str, Attack, str, int, int, str]
 
 @cache
 def images(source: str) -> tuple[data.Dataset, torch.Tensor]:
-    """The data, and an order of it; the last tenth is public."""
+    """The data in a fixed random order; the last tenth is public."""
     found = data.load(source, limit=5000, size=28 if source == "mnist5k" else 32)
     return found, permutation(len(found.labels), stream(0, "strong", "order"))
 
 
 def rmse(job: Job) -> float:
-    """One attack on one batch: root of the mean squared error over all its images."""
+    """Root of the mean squared error of one attack over all images of a batch."""
     torch.set_num_threads(1)
     source, attack, defense, size, seed, _ = job
     kind, order = images(source)
@@ -144,7 +144,7 @@ def rmse(job: Job) -> float:
 
 
 def run(jobs: list[Job], workers: int, what: str) -> Iterator[float]:
-    """All of them, in order, with a bar."""
+    """Run all of them in order, with a progress bar."""
     with ProcessPoolExecutor(workers) as pool:
         yield from track(pool.map(rmse, jobs), description=what, total=len(jobs))
 
@@ -170,7 +170,7 @@ def tuned(source: str, workers: int) -> dict[str, Attack]:
 
 
 def compared(source: str, best: dict[str, Attack], workers: int) -> list[dict[str, Any]]:
-    """The paired comparison, one row a setting."""
+    """The paired comparison, one row per setting."""
     settings = [(defense, size) for size in (4, 8) for defense in DEFENSES]
     jobs: list[Job] = [
         (source, best[name], defense, size, seed, name)
@@ -200,7 +200,7 @@ def compared(source: str, best: dict[str, Attack], workers: int) -> list[dict[st
 
 
 def ablated(source: str, strong: Attack, workers: int) -> list[dict[str, Any]]:
-    """The strong attack with one part changed, batch 4, no defense and noise 0.01."""
+    """The strong attack with one part changed: batch 4, no defense and noise 0.01."""
     assert isinstance(strong, ByNoise)
     rows = []
     for defense, changes in WITHOUT.items():
@@ -230,7 +230,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Tune, compare, take apart."""
+    """Tune, compare, and remove single parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", nargs="+", default=["mnist5k"], help="sources of images")
     parser.add_argument("--out", type=Path)

@@ -1,4 +1,4 @@
-"""Whole attacks to the same objective value: what a user waits for, set-up and all."""
+"""Time of whole attacks until the same objective value, including set-up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TARGET = 0.5
 
 
 class Run(NamedTuple):
-    """One whole attack: its answer, and the objective with the seconds since the call."""
+    """One whole attack: its result, and the objective with the seconds since the call."""
 
     answer: Tensor
     values: Sequence[float]
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Of one seed: seconds of both to one value, and of both to the end."""
+    """For one seed: seconds of both to one value, and of both to the end."""
 
     mine: float
     theirs: float
@@ -51,7 +51,7 @@ class Compared(NamedTuple):
 
 
 def run(seeds: int, steps: int) -> tuple[list[Figure], str]:
-    """Both peers on every seed, taking turns at going first."""
+    """Both peers on every seed, alternating which runs first."""
     found: dict[str, list[Compared]] = {"breaching": [], "recipe": []}
     for seed in range(seeds):
         given = setting("simple_convnet", SIZE, seed)
@@ -72,7 +72,7 @@ def _timed(attack: Callable[[], tuple[Tensor, list[float], list[float]]]) -> Run
 
 
 def _compare(given: Setting, seed: int, steps: int, peer: Callable[[], Run]) -> Compared:
-    """The worse of the two final values is one that both reach; who is there first?"""
+    """Compare the times to the worse of the two final values, which both reach."""
     if seed % 2:
         theirs, (whole, answer) = peer(), _ours(given, seed, steps)
     else:
@@ -92,7 +92,7 @@ def _compare(given: Setting, seed: int, steps: int, peer: Callable[[], Run]) -> 
 def _ours(
     given: Setting, seed: int, steps: int, enough: float = 0.0
 ) -> tuple[float, Reconstruction]:
-    """Seconds of a call of the public attack, and its answer."""
+    """Seconds of one call of the public attack, and its result."""
     began = time.perf_counter()
     answer = settings(steps, enough)(given.observation, attack_stream(seed))
     return time.perf_counter() - began, answer

@@ -1,7 +1,8 @@
-"""What a computation costs, counted where every operation passes: the same number on any machine.
+"""Count what a computation costs in operations: the same number on any machine.
 
 Multiplications and additions of matrix products and convolutions; element-wise work is not counted.
-Bytes are those of the tensors alive at once; what a kernel takes and frees within one call is not.
+Bytes are those of the tensors alive at once; memory that a kernel allocates and frees within one
+call is not counted.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Product(NamedTuple):
 
 
 class Products(TorchDispatchMode):
-    """All matrix products of what runs within, a convolution's as those of its unfolded form.
+    """All matrix products within the context; a convolution counts as in its unfolded form.
 
     Raises:
-        RuntimeError: an operation that looks like a product, and that this does not know.
+        RuntimeError: an operation that looks like a product and is unknown here.
 
     Example:
         >>> with Products() as products:
@@ -136,7 +137,7 @@ LAYOUTS = frozenset({"mkldnn._reorder_convolution_weight"})
 
 
 class LiveBytes(TorchDispatchMode):
-    """The most bytes alive at once of what was made within.
+    """Peak bytes of tensors created within the context.
 
     Example:
         >>> with LiveBytes() as memory:
@@ -176,7 +177,7 @@ class LiveBytes(TorchDispatchMode):
         return self
 
     def _meet(self, leaf: object, own: bool) -> None:
-        """Count a storage once; one that comes in from outside counts nothing."""
+        """Count each storage once; storage from outside does not count."""
         if not isinstance(leaf, Tensor):
             return
         holder: Any = leaf
@@ -206,7 +207,7 @@ def count(run: Callable[[], object]) -> Products:
 
 
 def peak(run: Callable[[], object]) -> int:
-    """The most bytes that one call has alive at once."""
+    """Peak bytes of one call."""
     with LiveBytes() as memory:
         run()
     return memory.peak

@@ -1,4 +1,4 @@
-"""leakbound's own side of a comparison, by the same classes that an audit runs."""
+"""leakbound's side of a comparison, with the classes that an audit uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ours:
             raise RuntimeError("the attack's start is not the setting's: the comparison is void")
 
     def step(self) -> Tensor:
-        """Objective and gradient at the present guess, and the record of the best."""
+        """Objective and gradient at the current candidate; keeps the best candidate."""
         self.evaluator.evaluate()
         return self.search.total
 

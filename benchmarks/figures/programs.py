@@ -15,7 +15,7 @@ LIMITS = {"": 240.0, "--quick": 40.0}
 
 
 def demo(repetitions: int, quick_only: bool = False) -> tuple[list[Figure], str]:
-    """Wall seconds of the built-in audit, in a process of its own, report included."""
+    """Wall seconds of the built-in audit in its own process, report included."""
     figures = []
     for flag, limit in LIMITS.items():
         if quick_only and not flag:

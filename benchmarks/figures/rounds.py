@@ -1,7 +1,7 @@
-"""Times that can be compared: jobs take turns within one process, beside a control of the machine.
+"""Comparable times: jobs take turns within one process, with a control for machine load.
 
-A ratio is formed within each round and reported as its median and range, since the speed of a
-shared machine drifts between rounds by more than what is measured.
+A ratio is formed within each round and reported as median and range, because the speed of a shared
+machine changes between rounds by more than the measured differences.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONTROL = "matrix product"
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, least and most of n measurements."""
+    """Median, smallest and largest of n measurements."""
 
     median: float
     least: float
@@ -66,7 +66,7 @@ class Times:
 
 
 def interleave(jobs: Mapping[str, Job], rounds: int, least: float = 0.1) -> Times:
-    """Run the jobs in turn, each as often within a turn as takes `least` seconds, after a warm-up.
+    """Run the jobs in turn after a warm-up; each turn repeats its job for at least `least` seconds.
 
     Every other round runs them in reverse, so that no job profits from its neighbor.
     """
@@ -86,7 +86,7 @@ def interleave(jobs: Mapping[str, Job], rounds: int, least: float = 0.1) -> Time
 
 
 def turns(jobs: Mapping[str, Job], rounds: int, warm: int = 1) -> dict[str, list[float]]:
-    """Seconds of every job in every round, one call each, without the first `warm` rounds."""
+    """Seconds of every job in every round, one call each, except the first `warm` rounds."""
     taken: dict[str, list[float]] = {name: [] for name in jobs}
     for number in range(warm + rounds):
         for name, job in jobs.items():
@@ -97,7 +97,7 @@ def turns(jobs: Mapping[str, Job], rounds: int, warm: int = 1) -> dict[str, list
 
 
 def _calls(job: Job, least: float) -> int:
-    """How many calls fill the least time; warms up on the way."""
+    """The number of calls that fill the smallest time; also warms up."""
     job()
     began = time.perf_counter()
     job()
@@ -105,10 +105,10 @@ def _calls(job: Job, least: float) -> int:
 
 
 def products_alone(counts: Counter[Product]) -> Job:
-    """The same matrix products with nothing around them: what arithmetic alone would take.
+    """The same matrix products alone: the time of the arithmetic.
 
-    Each runs by the faster of two libraries' kernels for its shape (on processors by AMD oneDNN's
-    are up to 2.4 times as fast as the ones that `torch.mm` calls).
+    Each product uses the faster of two libraries' kernels for its shape. On AMD processors,
+    oneDNN's are up to 2.4 times as fast as the ones that `torch.mm` calls.
     """
     source, ready = stream(0, "bench", "products"), list[tuple[Job, int]]()
     for shape, number in counts.items():
@@ -135,7 +135,7 @@ def _kernels(a: torch.Tensor, b: torch.Tensor) -> list[Job]:
 
 
 def _fastest(jobs: list[Job]) -> Job:
-    """By the least of five turns."""
+    """The kernel with the smallest of five times."""
     least = [min(_once(job) for _ in range(5)) for job in jobs]
     return jobs[least.index(min(least))]
 

@@ -1,7 +1,7 @@
-"""What the paper's quality of the sensitivities costs, in gradients, the gradient included.
+"""Cost of sensitivities with the paper's quality, in gradients, including the gradient itself.
 
-SimpleConvNet at random weights on real MNIST. Quality is Spearman's correlation of s_i / g_i² with
-the exact oracle's over coordinates with g_i != 0, mean over seeds and repetitions.
+SimpleConvNet with random weights on real MNIST. Quality is Spearman's correlation of s_i / g_i²
+with the exact oracle's over coordinates with g_i != 0, mean over seeds and repetitions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TARGETS = {16: "≤ 4.5", 1: "< 8"}
 
 
 class Measured(NamedTuple):
-    """One way's quality, and what it costs by the clock and by the count."""
+    """Quality of one estimator, and its cost by time and by count."""
 
     rank: float
     least: float
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
 
 
 def run(size: int, rounds: int, seeds: int, repetitions: int) -> tuple[list[Figure], str]:
-    """The cheapest way of the paper's quality, and a table of all."""
+    """The cheapest estimator with the paper's quality, and a table of all."""
     settings = [setting("simple_convnet", size, seed) for seed in range(seeds)]
     one = settings[0]
     images, labels = one.truth.inputs, one.labels
@@ -100,7 +100,7 @@ def _figures(size: int, found: dict[str, Measured], times: Times) -> list[Figure
         return []
     best = min(good, key=lambda name: times.ratio(name, "gradient").median)
     ratio, one = times.ratio(best, "gradient"), found[best]
-    what = f"{best}: Spearman {one.rank:.3f} (n = {one.n}); counts {one.counted:.2f}"
+    what = f"{best}: Spearman {one.rank:.3f} (n = {one.n}); counted {one.counted:.2f}"
     title = f"sensitivity of the paper's quality, B = {size}: gradients"
     return [Figure(title, ratio.text(), ratio.n, what, TARGETS[size], f"{one.counted:.2f}")]
 

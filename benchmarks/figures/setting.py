@@ -1,4 +1,4 @@
-"""What a comparison is about: one model at fixed weights, one update that was seen, one start."""
+"""The setting of a comparison: one model with fixed weights, one observed update, one start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRAY = ("simple_convnet", "lenet", "mlp")
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A module in eval mode, the task of its weights, what its client sent, and a first guess."""
+    """A module in eval mode, its task, its client's update, and a first candidate."""
 
     model: nn.Module
     task: Task
@@ -30,19 +30,19 @@ class Setting:
 
     @property
     def seen(self) -> list[Tensor]:
-        """The update as one tensor a parameter."""
+        """The update as one tensor per parameter."""
         return list(self.task.unflatten(self.observation.update.rows[0]).values())
 
     @property
     def labels(self) -> Tensor:
-        """What both sides are told."""
+        """The labels, which both sides know."""
         return self.truth.labels
 
 
 def setting(
     name: str, size: int, seed: int = 0, side: int = 0, device: str = "cpu", **options: str
 ) -> Setting:
-    """A fresh network, `size` real images of its own (MNIST, or tiles of photographs), and a start.
+    """A fresh network, `size` real images (MNIST, or tiles of photographs), and a start.
 
     The start is what `GradientMatching` draws from `stream(seed, "bench", "attack")`.
     """
@@ -62,7 +62,7 @@ def setting(
 
 
 def attack_stream(seed: int) -> torch.Generator:
-    """Where an attack on a setting draws from."""
+    """The random stream of an attack on a setting."""
     return stream(seed, "bench", "attack")
 
 

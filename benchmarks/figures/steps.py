@@ -1,4 +1,4 @@
-"""One step: objective and gradient in the guess, against what the peers' optimizers call."""
+"""One step: objective and its gradient in the candidate, compared with the peers' optimizers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from leakbound import client
 
 STEPS = 10**6
 AGREE = 1e-5
-FLOOR = 7
+MINIMUM = 7
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, a batch size, and what its step's ratio to breaching's should be."""
+    """A model, a batch size, and the target ratio of its step to breaching's."""
 
     row: str
     title: str
@@ -58,7 +58,7 @@ def run(case: Case, rounds: int, least: float) -> tuple[list[Figure], str]:
         "breaching": theirs,
         "recipe": recipe,
         "ours": ours.step,
-        "its products alone": products_alone(counts.counts),
+        "its matrix products alone": products_alone(counts.counts),
     }
     times = interleave(jobs, rounds, least)
     used = {name: count(jobs[name]).operations / forward for name in ("breaching", "recipe")}
@@ -69,7 +69,7 @@ def run(case: Case, rounds: int, least: float) -> tuple[list[Figure], str]:
 
 
 class Agreement(NamedTuple):
-    """How far value and gradient are from those in float64: breaching's, and ours."""
+    """Distance of value and gradient from those in float64: breaching's and ours."""
 
     theirs: tuple[float, float]
     ours: tuple[float, float]
@@ -78,7 +78,10 @@ class Agreement(NamedTuple):
     def text(self) -> str:
         """For a note."""
         (a, b), (c, d) = self.theirs, self.ours
-        return f"Off float64 (value, gradient): breaching {a:.1e}, {b:.1e}; ours {c:.1e}, {d:.1e}."
+        return (
+            f"Distance from float64 (value, gradient): breaching {a:.1e}, {b:.1e}; ours "
+            f"{c:.1e}, {d:.1e}."
+        )
 
 
 def check_agreement(given: Setting) -> Agreement:
@@ -86,7 +89,7 @@ def check_agreement(given: Setting) -> Agreement:
 
     Raises:
         RuntimeError: ours is farther from float64 than 1e-5 and twice breaching's distance, so that
-            a comparison of times would say nothing.
+            comparing times would be meaningless.
     """
     value, slope = _in_float64(given)
 
@@ -112,8 +115,8 @@ def _in_float64(given: Setting) -> tuple[float, Tensor]:
 
 def _figures(case: Case, times: Times, used: dict[str, float]) -> list[Figure]:
     against, recipe = times.ratio("ours", "breaching"), times.ratio("ours", "recipe")
-    alone = times.ratio("its products alone", "breaching")
-    floor = f"{alone.median:.2f}"
+    alone = times.ratio("its matrix products alone", "breaching")
+    minimum = f"{alone.median:.2f}"
     title = f"step, {case.title}"
     return [
         Figure(
@@ -121,8 +124,8 @@ def _figures(case: Case, times: Times, used: dict[str, float]) -> list[Figure]:
             f"{used['ours']:.2f}",
             1,
             f"counted; breaching {used['breaching']:.2f}, recipe {used['recipe']:.2f}",
-            f"≤ {FLOOR:.1f}",
-            f"{FLOOR}",
+            f"≤ {MINIMUM:.1f}",
+            f"{MINIMUM}",
         ),
         Figure(
             f"{title}: time / breaching",
@@ -130,7 +133,7 @@ def _figures(case: Case, times: Times, used: dict[str, float]) -> list[Figure]:
             against.n,
             "public attack's step against breaching 0.1.2's closure",
             f"≤ {case.target:.2f}",
-            floor,
+            minimum,
         ),
         Figure(
             f"{title}: time / invertinggradients recipe",
@@ -142,8 +145,8 @@ def _figures(case: Case, times: Times, used: dict[str, float]) -> list[Figure]:
 
 
 def _times(times: Times, used: dict[str, float], memory: dict[str, float]) -> str:
-    """A table of what the ratios were made of."""
-    lines = ["| job | ms, median (range) | operations / forward | most bytes alive / gradient |"]
+    """A table of the times behind the ratios."""
+    lines = ["| job | ms, median (range) | operations / forward | peak bytes / gradient |"]
     lines.append("|---|--:|--:|--:|")
     for job, seconds in times.seconds.items():
         own = [1e3 * s for s in seconds]

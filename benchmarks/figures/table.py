@@ -1,4 +1,4 @@
-"""The page of results: one line a figure, kept until the same figure is measured anew."""
+"""The page of results: one line per figure, kept until the same figure is measured again."""
 
 from __future__ import annotations
 
@@ -13,41 +13,40 @@ from pathlib import Path
 import torch
 
 PAGE = Path(__file__).parents[1] / "RESULTS.md"
-HEADER = "| figure | measured | n | target | floor | what it is | on |"
+HEADER = "| figure | measured | n | target | minimum | what it is | date |"
 RULE = "|---|--:|--:|--:|--:|---|---|"
-TITLE = "# How fast, against whom, and how far from the floor"
+TITLE = "# Speed, compared with other tools"
 INTRO = (
-    "Ratios are medians (least to most) over interleaved rounds in one process with one "
-    "thread, formed within each round; below 1 is faster than the peer. Same model, same "
-    "images, same start, same objective (cosine, no total variation): before the clock "
-    "starts, value and gradient are checked to be as near to float64 as the peer's (within "
-    "1e-5, or twice its distance). A floor is what the arithmetic alone would take: the same "
-    "matrix products with nothing around them, by the faster of two libraries' kernels, in "
-    "the same rounds. Written by `make bench`; a line stays until its figure is measured "
-    "anew."
+    "A ratio below 1 means that leakbound is faster than the peer. Ratios are formed within each "
+    "round; the table gives the median (smallest to largest) over interleaved rounds in one "
+    "process with one thread. Model, images, start and objective (cosine, no total variation) "
+    "are the same. Before timing, value and gradient are checked against float64: they must be "
+    "as close as the peer's (within 1e-5, or twice its distance). The minimum is the time of the "
+    "arithmetic alone: the same matrix products, by the faster of two libraries' kernels, in the "
+    "same rounds. Written by `make bench`; a line stays until its figure is measured again."
 )
 PACKAGES = ("torch", "leakbound", "breaching", "numpy")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One line: its name, the number with its spread, and what it is to be compared with."""
+    """One line: its name, the number with its spread, and its target."""
 
     name: str
     measured: str
     n: int
     what: str
     target: str = ""
-    floor: str = ""
+    minimum: str = ""
 
     def line(self, day: str) -> str:
         """For the table."""
-        cells = (self.name, self.measured, self.n, self.target, self.floor, self.what, day)
+        cells = (self.name, self.measured, self.n, self.target, self.minimum, self.what, day)
         return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
 
 
 def machine() -> str:
-    """What ran this, without its name."""
+    """Processor, memory and versions, without the machine's name."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -68,7 +67,7 @@ def _installed(name: str) -> str:
 
 
 def write(figures: list[Figure], notes: dict[str, str], page: Path = PAGE) -> None:
-    """Put new lines in the place of old ones; a page of another machine starts anew."""
+    """Replace old lines by new ones; on another machine, start a new page."""
     day, here = datetime.now(tz=UTC).date().isoformat(), machine()
     old = page.read_text(encoding="utf-8") if page.exists() else ""
     kept = _lines(old) if f"Machine: {here}." in old else {}

@@ -1,4 +1,4 @@
-"""Many cells: what one costs among 32, and how many a minute an audit finishes."""
+"""Many experiments: the cost of one among 32, and how many per minute an audit finishes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKERS = 2
 
 
 def batched(rounds: int, steps: int) -> tuple[list[Figure], str]:
-    """One cell of 32 in `Attack.many` against a cell alone, MNIST, one image each."""
+    """One experiment of 32 in `Attack.many` against one alone, MNIST, one image each."""
     figures, notes = list[Figure](), ""
     for model, title in MODELS.items():
         found, note = _batched(model, title, rounds, steps)
@@ -39,16 +39,19 @@ def _batched(model: str, title: str, rounds: int, steps: int) -> tuple[list[Figu
     times = interleave(jobs, rounds)
     ratio = times.ratio("32 together", "alone")
     each = ratio.scaled(1 / TOGETHER)
-    what = f"`Attack.many` of {TOGETHER} cells with weights of their own, {steps} steps, a cell"
-    name = f"{title}: one cell of {TOGETHER} batched / one alone"
+    what = (
+        f"`Attack.many` of {TOGETHER} experiments with their own weights, {steps} steps, time "
+        "per experiment"
+    )
+    name = f"{title}: one experiment of {TOGETHER} batched / one alone"
     figure = Figure(name, each.text(), each.n, what, "≤ 0.35")
     alone, both = (1e3 * times.of(job).median for job in jobs)
     note = f"alone {alone:.0f} ms, {TOGETHER} together {both:.0f} ms (medians). "
     return [figure], note + f"Control: {times.speed().text(0)} GFLOP/s."
 
 
-def cells_a_minute(rounds: int, cells: int, alone: int, steps: int) -> tuple[list[Figure], str]:
-    """An audit with two workers against breaching on one cell after the other, two threads."""
+def per_minute(rounds: int, cells: int, alone: int, steps: int) -> tuple[list[Figure], str]:
+    """An audit with two workers against breaching's attacks one at a time, two threads."""
     figures, notes = list[Figure](), ""
     for model in ("lenet", "simple_convnet"):
         found, note = _a_minute(model, rounds, cells, alone, steps)
@@ -61,7 +64,7 @@ def _a_minute(
 ) -> tuple[list[Figure], str]:
     plan = audit.parse(
         {
-            "name": "cells a minute",
+            "name": "experiments per minute",
             "seeds": list(range(cells)),
             "data": {"source": "mnist5k"},
             "models": [{"name": model}],
@@ -76,33 +79,35 @@ def _a_minute(
     both = [mine / theirs for mine, theirs in zip(rates["ours"], rates["breaching"], strict=True)]
     ratio = Spread.of(both)
     what = (
-        f"{cells} cells of {steps} steps, MNIST, one image; audit with {WORKERS} workers, their "
-        "start included, against breaching's attacks one at a time, by one thread or two"
+        f"{cells} experiments of {steps} steps, MNIST, one image. Audit with {WORKERS} workers, "
+        "start included; breaching's attacks one at a time, with one or two threads"
     )
     title = MODELS[model]
+    name, mine = f"{title}: experiments per minute", Spread.of(rates["ours"])
     figures = [
-        Figure(f"{title}: cells a minute / breaching's", ratio.text(), ratio.n, what, "≥ 5"),
-        Figure(f"{title}: cells a minute, audit", Spread.of(rates["ours"]).text(0), ratio.n, what),
+        Figure(f"{name} / breaching's", ratio.text(), ratio.n, what, "≥ 5"),
+        Figure(f"{name}, audit", mine.text(0), ratio.n, what),
     ]
     theirs = Spread.of(rates["breaching"]).text(1)
-    return figures, f"breaching: {theirs} cells a minute ({alone} cells a round)."
+    return figures, f"breaching: {theirs} experiments per minute ({alone} per round)."
 
 
 def _audit(plan: audit.Plan, cells: int) -> float:
-    """Cells a minute."""
+    """Experiments per minute."""
     began = time.perf_counter()
     results = list(audit.run(plan, workers=WORKERS, pictures=False))
     taken = time.perf_counter() - began
     failed = [r.record for r in results if r.record.status != "ok"]
     if failed or len(results) != cells:
-        raise RuntimeError(f"{len(results)} of {cells} cells came, {len(failed)} failed")
+        raise RuntimeError(f"{len(results)} of {cells} experiments finished, {len(failed)} failed")
     return 60 * cells / taken
 
 
 def _breaching(model: str, cells: int, steps: int) -> float:
-    """Cells a minute, with one thread or with both cores: what is faster.
+    """Experiments per minute, with one thread or with both cores, whichever is faster.
 
-    Two threads are tried on one cell: where another program holds a core they wait for each other.
+    Two threads are tried on one experiment: if another program uses a core, they wait for each
+    other.
     """
     alone, both = _attacks(model, cells, steps, 1), 0.0
     if (os.cpu_count() or 1) > 1:

@@ -1,1 +1,1 @@
-"""Other people's attacks, on the models, images and starts of a comparison."""
+"""Other tools' attacks, on the models, images and starts of a comparison."""

@@ -1,7 +1,8 @@
 """breaching 0.1.2's own attacker class, as its functions `prepare_attack` and `reconstruct` run it.
 
 Its preset `invertinggradients`: cosine, signed Adam at rate 0.1, rate x 0.1 at 3/8, 5/8 and 7/8 of
-the steps, box. Total variation is off: its own hard-codes three channels, and pads with zeros.
+the steps, box. Total variation is off, because breaching's assumes three channels and pads with
+zeros.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from peers.stand_in import import_breaching
 
 
 class Timed(list):  # type: ignore[type-arg]
-    """breaching's list of objective values, with the moment at which each came."""
+    """breaching's list of objective values, each with its time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class Breaching:
         self.shared = [{"gradients": given.seen, "buffers": None, "metadata": told}]
 
     def closure(self) -> tuple[Any, Tensor]:
-        """What its optimizer calls once a step, and the candidate that it moves.
+        """The closure that its optimizer calls once per step, and the candidate that it changes.
 
         The closure turns the gradient into signs last; it leaves the objective as its value.
         """
@@ -84,7 +85,7 @@ class Breaching:
         return value, candidate.grad.detach().clone()
 
     def run(self) -> tuple[Tensor, list[float], list[float]]:
-        """Its whole attack: the answer, the objective at every step, seconds since the call."""
+        """The whole attack: its result, the objective at every step, seconds since the call."""
         timed: defaultdict[str, Any] = defaultdict(Timed)
         plain = self.attacker.prepare_attack
 
@@ -116,7 +117,7 @@ def _config(breaching: Any, steps: int) -> Any:
 
 
 def version() -> str:
-    """Of what is installed."""
+    """The installed version."""
     from importlib.metadata import version as installed
 
     return f"breaching {installed('breaching')}"

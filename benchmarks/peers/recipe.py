@@ -1,8 +1,8 @@
-"""The recipe of Inverting Gradients, in our own words (its code is on no package index).
+"""The recipe of Inverting Gradients, written again (its code is in no package index).
 
-Per step: the gradient of the guess with `create_graph`, one minus the cosine over all tensors,
-`.backward()`, which fills the gradients of the weights as well as the guess's, signs, Adam at rate
-0.1 (x 0.1 at 3/8, 5/8 and 7/8 of the steps), box. The answer is the last guess.
+Per step: the gradient of the candidate with `create_graph`, one minus the cosine over all tensors,
+`.backward()`, which fills the gradients of the weights as well as the candidate's, signs, Adam at
+rate 0.1 (x 0.1 at 3/8, 5/8 and 7/8 of the steps), box. The result is the last candidate.
 
 Source: Geiping et al. 2020, section 4 and appendix.
 """
@@ -27,7 +27,7 @@ class Recipe:
         self.loss = nn.CrossEntropyLoss()
 
     def _mismatch(self, guess: Tensor) -> Tensor:
-        """1 - cosine of the guess's gradient and the one that was seen."""
+        """1 - cosine of the candidate's gradient and the observed one."""
         self.model.zero_grad()
         loss = self.loss(self.model(guess), self.given.labels)
         own = torch.autograd.grad(loss, list(self.model.parameters()), create_graph=True)
@@ -37,7 +37,7 @@ class Recipe:
         return 1 - product / (mine * theirs)
 
     def closure(self) -> tuple[Callable[[], Tensor], Tensor]:
-        """One evaluation with its backward pass, and the guess that it fills the gradient of."""
+        """One evaluation with its backward pass, and the candidate whose gradient it fills."""
         guess = self.given.start.clone().requires_grad_()
 
         def run() -> Tensor:
@@ -49,7 +49,7 @@ class Recipe:
         return run, guess
 
     def run(self, steps: int) -> tuple[Tensor, list[float], list[float]]:
-        """A whole attack: the answer, the objective at every step, seconds since the call."""
+        """A whole attack: its result, the objective at every step, seconds since the call."""
         began, values, times = time.perf_counter(), list[float](), list[float]()
         evaluate, guess = self.closure()
         optimizer = torch.optim.Adam([guess], lr=0.1)

@@ -1,9 +1,9 @@
-"""An import of breaching without torchvision, of which running an attack uses nothing.
+"""Import breaching without torchvision, which its attacks do not use.
 
-The wheel of torchvision that fits this torch does not import beside it (it is built for CUDA), and
-torchmetrics fails where a torchvision is installed that does not import. So empty modules stand in
-for it while breaching is imported, and are gone afterwards: whatever asks for torchvision later
-finds none.
+The wheel of torchvision that fits this torch does not import with it (it is built for CUDA), and
+torchmetrics fails if an installed torchvision does not import. So empty modules replace torchvision
+while breaching is imported. They are removed afterwards, and later imports of torchvision find
+none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PARTS = ("datasets", "datasets.utils", "models", "models.densenet", "transforms"
 
 
 class _Absent:
-    """What breaching inherits from or annotates with, and an attack never calls."""
+    """A base class or annotation for breaching that an attack never calls."""
 
     def __init__(self, *_: object, **__: object) -> None:
         raise RuntimeError("this needs torchvision, for which an empty module stands in")
