@@ -45,9 +45,9 @@ class Attack:
         raise TypeError(f"{type(self).__name__} defines no __call__(observation, generator)")
 
     def why_not(self, defense: DefenseProtocol, examples: int) -> str | None:
-        """Why the attack applies to no batch of this size under this defense; None: it may apply.
+        """Why the attack cannot apply to a batch of this size under this defense; None if it may.
 
-        Known without a round, so that an audit leaves such pairs out of its plan.
+        Known without a round, so an audit can leave these pairs out of its plan.
         """
         return None
 
