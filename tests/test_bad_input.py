@@ -129,6 +129,62 @@ def test_arguments(complain, plan, tmp_path):
     assert "finite" in complain("attack", "--defense", "gaussian_noise,noise_std=nan")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("attak",), "there is no command 'attak'; did you mean 'attack'"),
+        (("reprot", "runs/demo"), "did you mean 'report'"),
+        (("zzz",), "there is no command 'zzz'; `leakbound --help` shows all"),
+        (("--seed", "1"), "--seed comes before the command"),
+        (("attack", "--sed", "1"), "attack has no option --sed; did you mean '--seed'"),
+        (("audit", "--wrkers=3"), "audit has no option --wrkers; did you mean '--workers'"),
+        (("attack", "--seed", "x"), "--seed is 'x'; give a whole number"),
+        (("attack", "--seed"), "--seed needs a value: --seed INT"),
+        (("attack", "--json=1"), "--json is '1', but it takes no value"),
+        (("attack", "stray"), "attack does not take 'stray'"),
+        (("attack", "--input-range", "1"), "--input-range needs 2 values: --input-range LOW HIGH"),
+        (("attack", "--error-bound", "ful"), "--error-bound is 'ful'; did you mean 'full'"),
+        (("calibrate", "--data", "digits"), "--target is not given; calibrate needs it"),
+        (("compare", "x"), "RUN_B is not given; compare needs it"),
+        (("list", "attakcs"), "there is no name 'attakcs'; did you mean 'attacks'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_names_the_word_and_the_mend(complain, arguments, words):
+    assert words in complain(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "near", "kind"),
+    [
+        ("--attack", "invert_gradients", "inverting_gradients", "attacks"),
+        ("--attack", "xyz", "", "attacks"),
+        ("--defense", "gausian_noise", "gaussian_noise", "defenses"),
+        ("--model", "mlpp", "mlp", "models"),
+        ("--data", "digts", "digits", "data"),
+    ],
+)
+def test_an_unknown_name_gets_three_near_names_and_no_list(complain, option, word, near, kind):
+    line = complain("attack", option, word)
+    assert f"`leakbound list {kind}` shows all " in line
+    assert f"did you mean '{near}'" in line or not near
+    assert len(re.findall("'[a-z_0-9:]+'", line.partition("did you mean")[2])) <= 3
+    assert len(line) < 250
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "nonsense"])
+def test_a_device_that_is_not_there_is_told_before_anything_else(
+    complain, plan, tmp_path, device, capsys, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    line = complain(*plan(), "--device", device)
+    assert line.startswith(f"leakbound: device is '{device}'")
+    assert 'give "cpu", or "cuda" on a machine with a GPU' in line
+    assert "AssertionError" not in line
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "run").exists()
+
+
 def test_reports(complain, tmp_path):
     assert "no-such" in complain("report", tmp_path / "no-such")
     (tmp_path / "file").write_text("mine")
@@ -147,7 +203,7 @@ def test_links_to_themselves(complain, plan, tmp_path):
         link.symlink_to(link)
     (tmp_path / "data" / "a").mkdir(parents=True)
     (tmp_path / "data" / "a" / "0.png").symlink_to(tmp_path / "data" / "a" / "0.png")
-    assert "'a/0.png' is a link that leads nowhere" in complain(
+    assert "'a/0.png' is a broken link" in complain(
         *plan(PLAN.replace('"digits"', json.dumps(f"folder:{tmp_path / 'data'}")))
     )
     for command in (

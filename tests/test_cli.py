@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,11 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from leakbound import cli
+from leakbound import cli, registry
 from leakbound._util.text import printable
 from leakbound.cli import audit as audit_command
-from leakbound.cli import listing, main, shared, terminal
+from leakbound.cli import listing, main, options, parser, shared, terminal
 
+ENTRIES = [e for kind in registry.PACKAGES for e in registry.entries(kind).values()]
 PLAN = """
 seeds = [0, 1]
 [data]
@@ -79,15 +81,42 @@ COMMANDS = ("audit", "attack", "capture", "bound", "calibrate", "train", "reprod
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_each_command(command, capsys):
-    assert call(command, "--help") == 0
+def test_help_of_each_command_fits_a_screen(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    known = parser.arguments(cli.verbs([command])[command][0])
+    for page in ("--help", "--help-all"):
+        assert call(command, page) == 0
+        shown = capsys.readouterr().out
+        assert "None" not in shown
+        assert "default: )" not in shown
+        assert f"usage: leakbound {command}" in shown
+        lines = shown.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert page == "--help-all" or len(lines) <= 40
+    assert all(argument.option in shown for argument in known.values())
+    assert all(argument.text for argument in known.values())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_groups_of_options_name_options(command):
+    kind = cli.verbs([command])[command][0]
+    groups = [name for text in getattr(kind, "GROUPS", {}).values() for name in text.split()]
+    known = parser.arguments(kind)
+    assert len(groups) == len(set(groups))
+    assert {*groups, *getattr(kind, "RARE", "").split()} <= set(known)
+    assert not groups or set(groups) == set(known)
+
+
+def test_without_a_command_there_is_help(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert call("--help") == 0
     shown = capsys.readouterr().out
-    assert "None" not in shown
-    assert "default: )" not in shown
-    assert f"usage: leakbound {command}" in shown
-    usage, *lines = shown.splitlines()
-    assert len(usage) <= 115
-    assert max(map(len, lines)) <= 100
+    assert call() == 2
+    assert capsys.readouterr() == (shown, "")
+    lines = shown.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert all(re.search(rf"^  {command} ", shown, re.MULTILINE) for command in options.VERBS)
 
 
 def test_list(capsys, monkeypatch):
@@ -105,10 +134,50 @@ def test_list(capsys, monkeypatch):
     assert all(row["summary"] for rows in found.values() for row in rows)
     for width in (40, 80):
         monkeypatch.setattr(terminal.console, "width", width)
-        assert call("list") == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert max(map(len, lines)) <= width
-    assert "GaussianMechanism" not in "".join(lines)
+        for what in ((), ("attacks",), ("defense",), ("psnr",), ("data",)):
+            assert call("list", *what) == 0
+            lines = capsys.readouterr().out.splitlines()
+            assert max(map(len, lines)) <= width, what
+    assert call("list") == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= 48
+    assert all(name in shown.split() for rows in names.values() for name in rows)
+    assert f"attacks ({len(names['attacks'])})\n" in shown
+    assert call("list", "attacks", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"attacks": found["attacks"]}
+
+
+def test_list_describes_a_name(capsys):
+    assert call("list", "inverting_gradients") == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "inverting_gradients (attack)",
+        "  steps = 1000\n      search steps.",
+        "Source\n  Geiping et al. 2020.",
+        "Example\n  leakbound attack --attack inverting_gradients\n",
+    ):
+        assert words in shown
+    assert call("list", "gaussian_noise") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "in gradient units" in shown
+    assert "leakbound attack --defense gaussian_noise,noise_std=0.01" in shown
+    assert call("list", "folder") == 0
+    assert "--data folder:PATH" in capsys.readouterr().out
+    for name in ("psnr", "mlp", "magnitude", "none"):
+        assert call("list", name) == 0
+        assert capsys.readouterr().out.startswith(f"{name} (")
+    assert call("list", "invertin_gradients") == 2
+    assert "did you mean 'inverting_gradients'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_every_name_is_described_with_a_command_that_parses(entry, capsys):
+    assert call("list", entry.name) == 0
+    shown = capsys.readouterr().out
+    verb, *words = shlex.split(shown.rstrip().splitlines()[-1])[1:]
+    assert parser.parse(options.VERBS[verb][0], words, verb)
+    for setting in entry.parameters:
+        assert f"  {setting.name} = " in shown
 
 
 @pytest.mark.parametrize(("kind", "name"), [("trace", "tight_trace"), ("full", "full")])
@@ -117,9 +186,16 @@ def test_a_bound_that_is_not_proved_says_nothing_of_attackers(capsys, kind, name
     given = ["attack", "--data", "digits", "--attack", "linear_inversion", "--error-bound", kind]
     given += ["--defense", "gaussian_noise,noise_std=0.1", "--model"]
     assert call(*given, "mlp") == 0  # of ReLUs
+    brief = capsys.readouterr().out
+    assert call(*given, "mlp", "--explain") == 0
     kinked = capsys.readouterr().out
     said = f"estimate of a lower bound on the error ({name}), not proved: a mean squared error of"
+    assert said in brief
+    assert "bounds cover: nothing (an estimate); prior: one Gaussian per class" in brief
+    assert "unit: one update of this batch. Assumptions: --explain" in brief
+    assert "(relu" not in brief
     assert said in kinked
+    assert "--explain" not in kinked
     assert "is not known to be smooth in the inputs (relu" in kinked
     assert "no attacker" not in kinked
     assert call(*given, 'mlp,activation="tanh"') == 0
@@ -159,7 +235,7 @@ def test_attack_is_the_cell_of_the_grid(plan, tmp_path, capsys):
     assert call("audit", plan, "--out", out, "--workers", "1") == 0
     shown = capsys.readouterr()
     assert "audit plan: 4 experiments, 1 worker, into" in shown.out
-    assert re.search(r"4 experiments: \d exposed(, \d undecided)?\n", shown.out)
+    assert "1 configuration (model, batch size, defense): 1 exposed\n" in shown.out
     assert f"report: {out / 'report.html'}\n" in shown.out
     assert re.fullmatch(r"4 of 4 done after \d+ s", shown.err.splitlines()[-1])
     settings = ["--data", "digits", "--attack", "inverting_gradients,steps=2", "--seed", "1"]
@@ -178,7 +254,9 @@ def test_attack_in_words(capsys, tmp_path):
         call("attack", "--data", "digits", "--attack", "linear_inversion", "--out", tmp_path) == 0
     )
     shown = capsys.readouterr().out
-    assert "LinearInversion(" in shown
+    assert "attack:  linear_inversion\n" in shown
+    assert "model:   mlp on digits, batch size 1\n" in shown
+    assert "LinearInversion(" not in shown
     assert "verdict: exposed (threshold 20 dB)" in shown
     assert {p.name for p in tmp_path.iterdir()} == {"truth.png", "reconstruction.png"}
     settings = ["--model", "lenet", "--attack", "linear_inversion", "--data", "digits"]
@@ -214,7 +292,7 @@ def test_failed_cells_make_the_exit_code_1(plan, tmp_path, capsys, monkeypatch):
         patch.setattr(experiment, "_judge", lambda *_: broken())
         assert call("audit", plan, "--out", tmp_path / "run", "--workers", "1") == 1
         shown = capsys.readouterr()
-        assert "4 experiments: 4 failed" in shown.out
+        assert "1 configuration (model, batch size, defense): 1 undecided" in shown.out
         assert shown.err.endswith("leakbound: 4 experiments failed; the report gives the reasons\n")
         assert call("attack", "--data", "digits", "--attack", "linear_inversion") == 1
         shown = capsys.readouterr().out
@@ -269,7 +347,7 @@ def test_output_into_a_pipe_that_closes_is_no_crash(arguments, first):
     assert (run.stdout, run.stderr) == (first, "")
 
 
-BOUND = ("bound", "--noise-multiplier", "1", "--dim", "64", "--norm", "3")
+BOUND = ("bound", "--noise-multiplier", "1", "--dim", "64", "--norm", "3", "--prior", "sphere")
 MISTAKES = (("audit", "missing.toml"), ("nonsense",))
 
 
@@ -326,7 +404,7 @@ def test_progress_on_a_terminal(plan, tmp_path, columns):
     assert bars
     assert max(map(len, bars)) <= columns
     assert "of 4 done" not in plain
-    assert "4 experiments: " in plain
+    assert "1 configuration" in plain
 
 
 def on_terminal(arguments: list[str], columns: int) -> str:
@@ -413,12 +491,12 @@ def test_a_verb_that_does_not_load_leaves_the_rest_alone(monkeypatch, capsys):
     added(monkeypatch, AddedVerb("greet", broken), AddedVerb("list", lambda: (Greet, "x:y")))
     assert call("--help") == 0
     shown = capsys.readouterr()
-    assert "the verb 'greet' does not load: no such thing" in shown.err
+    assert "the command 'greet' does not load: no such thing; repair" in shown.err
     assert call("list", "--json") == 0
 
 
 def test_the_reproductions_say_how_they_are_installed(monkeypatch, capsys):
     added(monkeypatch)
     assert call("reproduce", "priprune") == 2
-    said = '"reproduce" is a distribution of its own; install it with: pip install ./reproductions'
+    said = "reproduce is a separate package; install it: pip install ./reproductions"
     assert capsys.readouterr().err == f"leakbound: {said}\n"

@@ -112,7 +112,7 @@ def test_what_is_shown_without_the_truth_claims_no_decibels(place, capsys):
         "robbing_the_fed not applicable: the server is honest",
         "exposed (certified): after.safetensors by linear_inversion:",
         "verdict: 1 exposed (certified), 1 not applicable",
-        "it is no PSNR",
+        "it is not a PSNR",
         "report: run/report.html",
     ):
         assert words in text
@@ -165,6 +165,7 @@ BAD = {
     "two": (("after.safetensors", "--round", "1"), "leave round out"),
     "cell": (("after.safetensors", "--malicious-server"), "leave it out with --update"),
     "missing": (("nowhere.npz",), "does not exist"),
+    "missing before all": (("nope.pt", "--classes", "0"), "update is 'nope.pt', which does not"),
     "missing folder": (("seen",), "update is 'seen', which does not exist; give a file, or a f"),
     "labels in words": (("after.safetensors", "--labels", "cat"), "give class numbers such as 3,5"),
     "no examples": (("after.safetensors", "--batch-size", "0"), "batch_size is 0; give a whole"),
@@ -217,7 +218,7 @@ def test_an_interrupt_keeps_what_is_finished(place, capsys, monkeypatch):
         "utf-8"
     )
     err = " ".join(capsys.readouterr().err.split())
-    assert "what was found until then is in run; the same command runs all attacks again" in err
+    assert "the results so far are in run; the same command runs all attacks again" in err
 
 
 @pytest.mark.parametrize("option", ["--before", "--truth", "--labels", "--local-steps"])
@@ -226,9 +227,16 @@ def test_options_of_updates_need_one(option, capsys):
     assert "give --update FILE too" in capsys.readouterr().err
 
 
+def test_a_missing_update_is_named_before_any_option_is_asked_for(capsys):
+    assert call("attack", "--update", "nope.pt", "--seed", "1", "--batch-size", "0") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("leakbound: update is 'nope.pt', which does not exist; give a file")
+    assert error.count("\n") == 1
+
+
 def test_a_simulated_cell_takes_one_attack(capsys):
     assert call("attack", "--attack", "dlg", "idlg") == 2
-    assert "name one" in capsys.readouterr().err
+    assert "give one (several go with --update)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["rounds", "=3", "a b=1"])

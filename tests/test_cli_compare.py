@@ -54,7 +54,7 @@ def test_changes_and_warnings(capsys, two, tmp_path):
     text = " ".join(capsys.readouterr().out.split())
     assert "not fair: The threat models differ: A honest server, labels known" in text
     assert "1 of 7 configurations changed verdict: 1 less safe in B." in text
-    assert "adaptive_noise │ mlp (hidden=[128]) │ 2 │ undecided │ exposed" in text
+    assert "adaptive_noise budget=1 │ mlp (hidden=[128]) │ 2 │ undecided │ exposed" in text
     assert "+9.1 dB" in text
     assert "2 more on the page" in text
     assert "a page.html" in text

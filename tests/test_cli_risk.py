@@ -49,8 +49,8 @@ def test_calibrate_shows_answer_and_scope(capsys):
         "noise against naming 1 of 5000 examples │ 2.22",
         "% less)",
         "prior: direction uniform on a sphere",
-        "covers: all attackers, who see which steps hold the example; prior: direction uniform on a "
-        "sphere; unit: one example. Scopes: --explain",
+        "covers: all attackers, who see which steps hold the example; prior: direction uniform "
+        "on a sphere; unit: one example. Scopes: --explain",
     ):
         assert words in text, words
     assert "it does not say: " not in text

@@ -10,7 +10,7 @@ import msgspec
 from rich.table import Table
 
 from leakbound import audit as audits
-from leakbound import check
+from leakbound import check, registry
 from leakbound._util.rounding import percent, short
 from leakbound.assess.record import ESTIMATE, Assessment, Bound, ColumnResult
 from leakbound.attacks import Attack
@@ -18,7 +18,7 @@ from leakbound.attacks.pace import Pace, planned
 from leakbound.audit.context import check_plan
 from leakbound.audit.plan import Plan, build_attack
 from leakbound.audit.plan_file import spec_of
-from leakbound.cli import captured, options
+from leakbound.cli import captured, describe, options
 from leakbound.cli.shared import Bar, announce_code, check_files, write_files
 from leakbound.cli.terminal import brief, console, errors, safe, table
 from leakbound.risk.statement import of_assessment, of_guarantee
@@ -119,7 +119,8 @@ def _show(record: Assessment, command: options.AttackOptions, name: str) -> None
     console.print(f"defense: {brief(command.defense)} (guarantee: {promise})")
     if record.status != "ok":
         console.print(f"{record.status.replace('_', ' ')}: {brief(record.reason or '')}")
-        if record.threat.server == "honest" and "plants no" in (record.reason or ""):
+        entry = registry.find("attack", record.attack.name)
+        if record.threat.server == "honest" and describe.is_malicious(entry):
             console.print("This attack needs a malicious server: add --malicious-server.")
         return
     console.print(_measured(record))
@@ -171,7 +172,7 @@ def _show_scope(bounds: Sequence[Bound], *, explain: bool) -> None:
 
 
 def _covered(bound: Bound) -> str:
-    return "no attackers (an estimate)" if bound.covers == ESTIMATE else f"{bound.covers} attackers"
+    return "nothing (an estimate)" if bound.covers == ESTIMATE else f"{bound.covers} attackers"
 
 
 def _show_columns(columns: Sequence[ColumnResult]) -> None:

@@ -30,14 +30,16 @@ from leakbound.risk.statement import of_assessment
 _OF_EXPERIMENTS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
 CLASSES = 10
 MOST = 100_000
-"""Examples, steps and classes of one update: more is a slip, and would run for hours."""
+"""Examples, steps and classes of one update: more is a mistake, and would run for hours."""
 
 
 def attack(command: options.AttackOptions) -> int:
     assert command.update is not None  # the command line asks here only then
+    _check_exists(command.update)
     for name in (*_OF_EXPERIMENTS, "lpips_weights"):
         if getattr(command, name):
-            raise ValueError(f"{name} goes with a simulated experiment; leave it out with --update")
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} is for a simulated experiment; leave it out with --update")
     for name in ("batch_size", "local_steps", "local_batch_size", "classes"):
         value = getattr(command, name)
         if value is not None and not 1 <= value <= MOST:
@@ -75,11 +77,10 @@ def attack(command: options.AttackOptions) -> int:
                 ended=lambda record: None if command.json else _certificate(record),
             )
     except KeyboardInterrupt:
-        words = "nothing is kept without --out DIR" if bar.done else "no attack was finished"
+        words = "without --out DIR no result is kept" if bar.done else "no attack was finished"
         if command.out is not None and bar.done:
             place = brief(command.out)
-            words = f"what was found until then is in {place}; the same command runs all attacks"
-            words += " again"
+            words = f"the results so far are in {place}; the same command runs all attacks again"
         errors.say(words)
         raise
     if command.json:
@@ -88,6 +89,14 @@ def attack(command: options.AttackOptions) -> int:
         _show(outcome, shown)
     ends = [record.status for record in outcome.records]
     return 1 if "failed" in ends else 0 if "ok" in ends else 2
+
+
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        raise ValueError(
+            f"update is {str(path)!r}, which does not exist; give a file, or a folder that "
+            "`leakbound capture` wrote"
+        )
 
 
 def _settings(command: options.AttackOptions, first: Capture) -> Settings:
@@ -136,18 +145,13 @@ def capture(command: options.CaptureOptions) -> int:
         f"  leakbound attack --update {brief(command.out)} --model {brief(model)} "
         f"--input-shape {brief(shape)} --out DIR"
     )
-    console.print("(--input-range LOW HIGH if the model is fed other values than 0 to 1)")
+    console.print("Add --input-range LOW HIGH if the inputs of the model are not from 0 to 1.")
     return 0
 
 
 def _captures(command: options.AttackOptions) -> list[Capture]:
     path, before = command.update, command.before
     assert path is not None  # asked in `attack`
-    if not path.exists():
-        raise ValueError(
-            f"update is {str(path)!r}, which does not exist; give a file, or a folder that "
-            "`leakbound capture` wrote"
-        )
     if path.is_dir():
         return captured.load_all(path, before, kind=command.kind, round=command.round)
     if command.round is not None:
@@ -198,7 +202,7 @@ def _labels(text: str) -> Tensor | list[int] | None:
 
 
 def _run_config(text: str) -> dict[str, Any]:
-    """`key=value key=value` as a table; values as in TOML."""
+    """The table of `key=value key=value`; values as in TOML."""
     import tomllib
 
     found: dict[str, Any] = {}
@@ -209,7 +213,7 @@ def _run_config(text: str) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             found[key] = value
         if not key or "=" not in part:
-            raise ValueError(f"run_config holds {part!r}; write key=value, separated by blanks")
+            raise ValueError(f"run_config holds {part!r}; write key=value, separated by spaces")
     return found
 
 
@@ -254,16 +258,16 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]]) -> None
         _remarks(own)
     if outcome.unended:
         console.print(
-            f"the time is up: {outcome.unended} of {len(records) + outcome.unended} attacks did "
-            "not begin; give more --time"
+            f"the time limit is over: {outcome.unended} of {len(records) + outcome.unended} "
+            "attacks did not start; give a larger --time"
         )
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
     console.print(f"verdict: [bold]{ends}[/bold]")
     if any(record.status == "ok" and not record.truth_known for record in records):
         console.print(
-            "Without the truth no picture can be called right or wrong: how much of the update a "
-            "reconstruction explains is all that is known, and it is no PSNR. --truth FILE "
-            "measures it."
+            "Without the true batch, no picture can be called right or wrong. The share of the "
+            "update that a reconstruction explains is known, but it is not a PSNR. "
+            "To measure the PSNR, give --truth FILE."
         )
     if outcome.page is not None:
         console.say(f"report: {brief(outcome.page)}")
@@ -304,13 +308,15 @@ def _remarks(records: Sequence[Assessment]) -> None:
         return
     noise = first.release and first.release.noise_share
     if noise:
-        console.print(f"noise of the declared law makes {_share(noise)} of the update's energy")
+        console.print(
+            f"noise of the declared distribution is {_share(noise)} of the update's energy"
+        )
     for said in of_assessment(first):
         console.say(brief(said))
 
 
 def _share(value: float | None) -> str:
-    """A share of the update in percent, with digits for what is left."""
+    """A share of the update in percent, with enough digits to show what is missing from 100 %."""
     if value is None:
         return "unknown"
     value = max(value, 0.0)

@@ -102,7 +102,7 @@ def _overview(tables: Mapping[str, list[Row]]) -> Iterator[str]:
         names = [row["name"] for row in tables[kind]]
         yield f"[bold]{kind}[/bold] ({len(names)})"
         yield from (escape(line) for line in _columns(names))
-    yield "Details: leakbound list attacks, or leakbound list NAME"
+    yield from _filled("Details: leakbound list attacks, or leakbound list NAME")
 
 
 def _columns(names: Sequence[str]) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _of_kind(kind: str, rows: Sequence[Row]) -> Iterator[str]:
     yield f"[bold]{kind}[/bold] ({len(rows)})"
     for row in rows:
         yield from _item(row["name"], row["summary"])
-    yield "Settings, source and an example: leakbound list NAME"
+    yield from _filled("Settings, source and an example: leakbound list NAME")
 
 
 def _of_name(kind: str, row: Row) -> Iterator[str]:

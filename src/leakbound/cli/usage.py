@@ -58,8 +58,8 @@ def help_of(verb: str, options: type, *, all_options: bool = False) -> str:
             lines += _row(_name(argument), _text(argument, all_options), NAMES)
     shorter = any(first(a.text) != a.text for a in known.values())
     if rare or (shorter and not all_options):
-        more = f"{len(rare)} more options, and all details" if rare else "all details"
-        lines += ["", *_row("--help-all", more, NAMES)]
+        many = f"{len(rare)} more option{'' if len(rare) == 1 else 's'}, and " if rare else ""
+        lines += ["", *_row("--help-all", f"{many}all details", NAMES)]
     return "\n".join(lines)
 
 
