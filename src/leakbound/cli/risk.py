@@ -155,7 +155,7 @@ def _show_honest(found: Calibration, honest: dict[str, Any]) -> None:
 def bounded(
     command: options.BoundOptions,
 ) -> tuple[Examples, Corridor, list[dict[str, Any]]]:
-    """The examples and the attained success and the upper bound of a setting, and a row for each threshold."""
+    """The examples, both sides of the risk of a setting, and a row for each threshold."""
     thresholds = _thresholds(command)
     examples = Examples.of(
         command.data,
