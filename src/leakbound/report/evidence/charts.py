@@ -1,4 +1,4 @@
-"""The corridor as pictures: what attacks reached from below, what theorems exclude from above."""
+"""Attacks and bounds in one picture: what attacks reached and what theorems exclude."""
 
 from __future__ import annotations
 
