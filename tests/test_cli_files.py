@@ -35,6 +35,7 @@ batch_size = 8
 """
 MODEL = "mlp,hidden=[4]"
 RUN = ("run.json", "records.jsonl", "timings.jsonl", "report.html", "pictures", ".lock")
+KNOWN = ("--dim", "64", "--norm", "3", "--prior", "sphere")
 NOISE = ("noise_multiplier=1", "steps=2", "dim=64", "norm=3")
 
 
@@ -97,7 +98,7 @@ VERBS = {
     ),
     "update": ((*UPDATE, "--out"), RUN[:2] + RUN[3:]),
     "bound": (
-        ("bound", "--noise-multiplier", "1", "--dim", "64", "--norm", "3", "--out"),
+        ("bound", "--noise-multiplier", "1", *KNOWN, "--out"),
         ("bound.json", "corridor.png", "surface.png"),
     ),
     "evidence": (

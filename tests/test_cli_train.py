@@ -108,7 +108,7 @@ def test_a_plan_that_trains_nothing_is_refused(plan, tmp_path, capsys):
         plan.write_text(own, encoding="utf-8")
         assert ran(plan, "--out", tmp_path / "run") == 2
         words = capsys.readouterr().err
-        assert "no [utility]" in words
+        assert "it has no table [utility]" in words
         assert "rounds = 40" in words
     assert not (tmp_path / "run").exists()
 

@@ -56,6 +56,7 @@ PACKAGES = (
     "leakbound.channel",
     "leakbound.check",
     "leakbound.cli.kit",
+    "leakbound.cli.parser",
     "leakbound.client",
     "leakbound.cluster",
     "leakbound.data",

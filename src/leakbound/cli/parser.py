@@ -20,6 +20,8 @@ from typing import Any, Literal, TypeVar, Union
 
 from leakbound.check import closest
 
+__all__ = ["Option"]  # what a command of another package needs
+
 T = TypeVar("T")
 NUMBER = re.compile(r"-(\d|\.\d|inf|nan)")
 WORDS = {int: "a whole number", float: "a number", Path: "a path", str: "a text"}
