@@ -1,4 +1,4 @@
-"""A claim from comparisons that were made seed by seed."""
+"""Build a claim from comparisons made seed by seed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from leakbound_reproductions.claim import Claim, Finding, Interval, Verdict, fin
 
 @dataclass(frozen=True)
 class Part:
-    """One comparison of a claim, before its interval: a number for each seed.
+    """One comparison of a claim, before its interval: one number per seed.
 
     Attributes:
-        statement: what should be so.
-        values: one a seed; logarithms where `ratio`.
-        region: the values for which it is true, of the ratio itself where `ratio`.
+        statement: what should hold.
+        values: one per seed; logarithms if `ratio`.
+        region: the values for which it is true; values of the ratio itself if `ratio`.
         ratio: the mean of `values` and its interval are shown as powers of e.
         unit, paper: as in a finding.
     """
@@ -43,8 +43,8 @@ def claimed(
 ) -> Claim:
     """A claim from comparisons seed by seed, each with Student's interval.
 
-    Where a comparison has fewer than two seeds, or a value that is no number, none is made: the
-    claim cannot be tested.
+    If a comparison has fewer than two seeds, or a value that is not finite, the claim cannot be
+    tested.
     """
     lacking = [part.statement for part in parts if len(part.values) < 2]
     if lacking or not parts:
@@ -71,7 +71,7 @@ def claimed(
 
 @dataclass(frozen=True)
 class Repeated:
-    """What to judge a claim by: its comparisons, what to say, and whether a second run decides."""
+    """The basis of a verdict: comparisons, a remark, and whether a second run decides."""
 
     parts: list[Part]
     told: str = ""
@@ -79,10 +79,10 @@ class Repeated:
 
 
 def repeated(first: Sequence[Part], second: Sequence[Part]) -> Repeated:
-    """The comparisons to judge a claim by where some were measured again, and what to say of it.
+    """The comparisons to judge a claim by if some were measured again, with a remark.
 
-    Those of `second` replace those of the same statement if the first measurement as a whole left
-    the claim undecided. Else the first stays: a second look must not overturn a decision.
+    Those of `second` replace those of the same statement if the first measurement as a whole was
+    undecided. Otherwise the first stays, because a second look must not change a verdict.
 
     Args:
         first: all comparisons of the claim.
@@ -121,7 +121,7 @@ def _judged(parts: Sequence[Part]) -> Claim:
 
 
 def in_words(found: Finding) -> str:
-    """A finding in a sentence, with its interval, n and word."""
+    """A finding as text, with its interval, n and verdict."""
     ends = words.interval(found.interval)
     return f"{found.statement}: {words.measured(found)} {ends}, n = {found.n}, {found.verdict}"
 

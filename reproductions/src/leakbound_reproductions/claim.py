@@ -1,8 +1,8 @@
-"""A paper's claim, what was measured for it, and the word that follows by one rule.
+"""A paper's claim, its measurements, and the verdict that follows by one rule.
 
-A finding is an estimate with an interval, and the region of values for which the claim is true.
-Whoever measures states the region; the word follows: it *holds* where the interval lies inside,
-*does not hold* where it lies outside, and is *undecided* where it reaches over the edge.
+A finding is an estimate with an interval, and the region of values for which the claim is true. The
+region is stated by the code that measures. The finding *holds* if the interval lies inside the
+region, *does not hold* if it lies outside, and is *undecided* if it overlaps the limit.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from scipy import stats
 
 LEVEL = 0.95
 POSITIVE = (math.nextafter(0.0, 1.0), math.inf)
-"""The region of "higher" and "falls": above 0, which equality is not."""
+"""The region of "higher" and "falls": above 0; equality does not count."""
 TIE = 1e-12
-"""How near to an edge a value without any spread counts as on it."""
+"""How near to a limit a value without any spread counts as on it."""
 Interval = tuple[float, float]
 
 
 class Verdict(StrEnum):
-    """What an interval says of a claim."""
+    """The verdict of an interval on a claim."""
 
     HOLDS = "holds"
     FAILS = "does not hold"
@@ -33,10 +33,10 @@ class Verdict(StrEnum):
 
 
 class Mark(StrEnum):
-    """What a reader must know of a verdict at a glance.
+    """A condition on a verdict that a reader must see at a glance.
 
-    `LATE`: a rule that its verdict may rest on changed when numbers of a `cpu` run of the claim
-    were known, whether it was then measured anew or not.
+    `LATE`: a rule that the verdict may rest on changed after numbers of a `cpu` run of the claim
+    were known, whether the claim was then measured again or not.
     """
 
     CORRECTED = "as corrected"
@@ -46,16 +46,16 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison that a claim stands or falls with.
+    """One comparison that a claim depends on.
 
     Attributes:
-        statement: what should be so.
+        statement: what should hold.
         unit: of the values; empty for a plain number.
         estimate, interval: what was measured, with its two-sided interval of 95 %.
         strict: the interval that allows for all findings of the claim (Bonferroni).
         region: the values for which the statement is true; ends may be infinite.
         n: how many independent draws (seeds, images, tests) the interval rests on.
-        paper: the paper's own value, with table or figure and page; empty where it prints none.
+        paper: the paper's own value, with table or figure; empty if it prints none.
     """
 
     statement: str
@@ -89,7 +89,7 @@ class Claim:
         scale: the setting in which it was tested, in words.
         findings: all must hold for the claim to hold; one that is excluded refutes it.
         why: why it cannot be tested here, if there are no findings; else remarks, one a line.
-        marks: what is said beside its verdict.
+        marks: conditions shown with its verdict.
     """
 
     number: str
@@ -106,10 +106,10 @@ class Claim:
 
     @property
     def verdict(self) -> Verdict:
-        """Holds if every finding holds; does not hold if one refutes it; else undecided.
+        """Holds if every finding holds; does not hold if one refutes it; otherwise undecided.
 
         All findings must hold at 95 %, so the claim's own level is no worse (intersection-union).
-        To refute it any one is enough, so each is held to its share of 5 %.
+        One finding is enough to refute it, so each gets its share of 5 %.
 
         Source: Berger, R. L. (1982). "Multiparameter hypothesis testing and acceptance sampling",
         Technometrics 24(4).
@@ -123,10 +123,10 @@ class Claim:
 
 
 def decide(interval: Interval, region: Interval) -> Verdict:
-    """Whether an interval lies in a region, outside, or on its edge.
+    """Whether an interval lies in a region, outside, or on its limit.
 
-    Seeds that all tie give an interval without width, which says nothing of an edge that it lies
-    on: it is undecided, whether the edge belongs to the region or not.
+    If all seeds tie, the interval has no width. On a limit of the region it is undecided, whether
+    the limit belongs to the region or not.
 
     Example:
         >>> str(decide((0.1, 0.4), (0.0, math.inf))), str(decide((-0.1, 0.4), (0.0, math.inf)))
@@ -154,10 +154,10 @@ def finding(
     unit: str = "",
     paper: str = "",
 ) -> Finding:
-    """A finding from a law that gives its two-sided interval at any level.
+    """A finding from a function that gives its two-sided interval at any level.
 
     `interval` goes from a level, such as 0.95, to (low, high); `among` is how many findings the
-    claim has; the rest is that of `Finding`.
+    claim has; the other arguments are those of `Finding`.
     """
     strict = interval(1 - (1 - LEVEL) / among)
     return Finding(statement, estimate, interval(LEVEL), strict, region, n, unit, paper)

@@ -1,4 +1,4 @@
-"""What `leakbound reproduce` does: a paper's experiments again, and which claims hold here."""
+"""Run `leakbound reproduce`: repeat a paper's experiments and say which claims hold."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STYLES = {"holds": "green", "does not hold": "red", "undecided": "yellow"}
 
 
 def reproduce(command: options.Reproduce) -> int:
-    """Run one paper's reproduction, or all, each into its folder."""
+    """Run one paper's reproduction, or all, each in its own folder."""
     report.check_installed()
     workers, chosen, missing = workers_of(command.workers), named(command.name), 0
     base = command.out or Path("runs") / "reproduce"
@@ -73,7 +73,7 @@ def _announce(about: Reproduction, scale: str, folder: Path) -> None:
 
 @contextmanager
 def _claimed(about: Reproduction, command: options.Reproduce, folder: Path) -> Iterator[None]:
-    """The folder is ours alone, and of this reproduction, these versions and this machine."""
+    """Lock the folder for this run; it must belong to this reproduction, version and machine."""
     plan = {"name": about.name, "scale": command.scale, "color": command.color}
     with ExitStack() as held:
         with kit.writing(folder):
@@ -90,7 +90,7 @@ def _here() -> dict[str, Any]:
 
 
 def _data(folder: Path) -> dict[str, Any]:
-    """What named the data: of the run itself, and of the audits in it."""
+    """Names and digests of the data: of the run itself, and of the audits in it."""
     found: dict[str, Any] = kept.data_of(folder)
     for path in sorted(folder.glob("*/run.json")):
         own = json.loads(kit.read(path)).get("data")

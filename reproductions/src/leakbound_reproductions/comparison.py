@@ -1,4 +1,4 @@
-"""One comparison of a study, with the word of its own interval alone: for full tables."""
+"""One comparison of a study, with the verdict of its own interval: for full tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison with its own interval of 95 % and the word that this one alone gives."""
+    """One comparison with its own 95 % interval and the verdict of this interval alone."""
 
     number: str
     statement: str

@@ -1,4 +1,4 @@
-"""Two families of defenses compared where they cost the same: what papers A and B plot."""
+"""Compare two families of defenses at equal cost, as papers A and B plot them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ Point = tuple[float, float]
 
 
 def at_equal_loss(ours: Levels, theirs: Levels, *, least: float = 0.0) -> list[float]:
-    """How much higher our error is than theirs at equal loss: pseudo-values, one a seed.
+    """How much higher our error is than theirs at equal loss: pseudo-values, one per seed.
 
-    Losses and errors are means over the seeds. What a family gives for a loss is the largest mean
-    error among its levels that cost no more, read linearly between the levels that raise it; the
-    difference is the mean over the losses that both families span. As pseudo-values of the
-    jackknife, so that an interval of their mean counts what all these means may be off. The
-    largest of single seeds' errors would grow with their scatter and favor the noisier family.
+    Losses and errors are means over the seeds. The value of a family at a loss is the largest mean
+    error among its levels that cost no more, with linear interpolation between the levels that
+    raise it. The difference is the mean over the losses that both families span. Results are
+    jackknife pseudo-values, so that an interval of their mean includes the uncertainty of all these
+    means. The largest error of single seeds would grow with their scatter and favor the noisier
+    family.
 
     Args:
         ours: the levels of one family; seeds that all levels have are used.
         theirs: those of the other.
-        least: how much of the losses both must span, more than which is compared.
+        least: families are compared only if they share a range of losses wider than this.
 
     Returns:
         One number a seed; none where the families span no more than `least` together, where one
@@ -52,7 +53,7 @@ def at_equal_loss(ours: Levels, theirs: Levels, *, least: float = 0.0) -> list[f
 
 
 def shared(ours: Sequence[Point], theirs: Sequence[Point]) -> Point:
-    """The least and the largest loss that both families reach; high < low where they do not meet.
+    """The smallest and the largest loss that both families have; high < low if they do not overlap.
 
     Example:
         >>> shared([(1.0, 0.0), (3.0, 0.5)], [(2.0, 0.0), (5.0, 0.1)])
@@ -80,9 +81,9 @@ def raising(points: Iterable[Point]) -> list[Point]:
 
 
 def jackknife(seeds: Sequence[int], value: Callable[[Sequence[int]], float]) -> list[float]:
-    """N times the value of all less (n - 1) times that of all but one, for each.
+    """For each: n times the value of all minus (n - 1) times the value of all others.
 
-    Of a mean these are its terms.
+    For a mean, these are its terms.
 
     Example:
         >>> jackknife([1, 2, 6], lambda seeds: sum(seeds) / len(seeds))

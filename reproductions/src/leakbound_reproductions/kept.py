@@ -1,4 +1,4 @@
-"""Parts of a run that are kept: what a stopped run has done is not done again."""
+"""Store finished parts of a run, so that a stopped run continues where it was."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Parts:
     folder: Path
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` gives, as JSON reads it again; made only where no file has it.
+        """The result of `make`, as read back from JSON; computed only if no file has it.
 
         Example:
             >>> from tempfile import mkdtemp
@@ -49,10 +49,10 @@ class Parts:
 
 
 def note_data(folder: Path, name: str, dataset: Dataset) -> None:
-    """Write down what named a part's data, or compare it with what the folder's parts are of.
+    """Store the digest of a part's data, or compare it with the folder's.
 
     Raises:
-        ValueError: other data than in the run that began here.
+        ValueError: the data differ from those of the run that began here.
     """
     known = data_of(folder)
     own = {"fingerprint": dataset.fingerprint, "examples": len(dataset.labels)}

@@ -1,4 +1,4 @@
-"""What every reproduction gives: claims with their words, and figures in the paper's form."""
+"""The result of a reproduction: claims with verdicts, and figures in the paper's form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from leakbound_reproductions.claim import Claim
 
 SCALES = ("minutes", "cpu", "paper")
-"""A look in minutes, a full run on two cores, and the paper's own setting."""
+"""A short look in minutes, a full run on two cores, and the paper's own setting."""
 
 Tell = Callable[[str, int, int], None]
 """Called with the part that runs, how many of its steps are done, and how many there are."""
@@ -20,8 +20,8 @@ class Figure:
 
     Attributes:
         file: its name there.
-        caption: what it shows, for those who do not see it as well.
-        paper: the figure of the paper that it redraws, with its page; empty for our own.
+        caption: what it shows; also the alternative text.
+        paper: the figure of the paper that it redraws; empty for new figures.
     """
 
     file: str
@@ -38,7 +38,7 @@ class Outcome:
             tested at this scale say why.
         figures: files that were drawn.
         settings: data, models, attacks and how many seeds, in a paragraph of Markdown.
-        pages: names of further Markdown pages in the folder: full tables and all cells.
+        pages: names of further Markdown pages in the folder: full tables and all experiments.
     """
 
     claims: tuple[Claim, ...]

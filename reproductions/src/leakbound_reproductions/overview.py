@@ -52,7 +52,7 @@ def page(stored: Path, base: Path) -> str:
 
 
 def store(run: Path, stored: Path) -> Path:
-    """Take a finished run's results and figures over into the folder of stored ones."""
+    """Copy a finished run's results and figures to the folder of stored ones."""
     own = results.read(run)
     folder = stored / own.about.name
     folder.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ def tally(results: Results) -> str:
 
 
 def overview(claims: Iterable[Claim]) -> list[str]:
-    """A table with a row a claim."""
+    """A table with one row per claim."""
     rows = [(c.number, c.statement, c.source, f"**{c.verdict}**{beside(c)}") for c in claims]
     return [*table(("claim", "the paper says", "where", "verdict"), rows), ""]
 
@@ -68,7 +68,7 @@ def beside(claim: Claim) -> str:
 
 
 def details(claims: Iterable[Claim], level: int = 2) -> list[str]:
-    """A section a claim, with its findings.
+    """One section per claim, with its findings.
 
     Args:
         claims: all of them.
@@ -111,7 +111,7 @@ def row(finding: Finding) -> tuple[str, ...]:
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """A table in Markdown; bars within cells are escaped.
+    """A Markdown table; bars in table cells are escaped.
 
     Example:
         >>> for line in table(("a", "b"), [("1", "2")]):
@@ -199,8 +199,8 @@ overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 <div class="scroll" role="region" aria-label="{{ name }}" tabindex="0"><table>
 <caption class="hidden">{{ name }}</caption>
 <thead><tr>{% for head in heads %}<th scope="col">{{ head }}</th>{% endfor %}</tr></thead><tbody>
-{% for finding in claim.findings %}<tr>{% for cell in row(finding) %}
-{% if loop.first %}<th scope="row">{{ cell }}</th>{% else %}<td>{{ cell }}</td>{% endif %}
+{% for finding in claim.findings %}<tr>{% for value in row(finding) %}
+{% if loop.first %}<th scope="row">{{ value }}</th>{% else %}<td>{{ value }}</td>{% endif %}
 {% endfor %}</tr>{% endfor %}</tbody></table></div>{% endif %}</section>{% endfor %}
 {% for figure, data in figures %}<figure><img alt="{{ figure.caption }}" src="{{ data }}">
 <figcaption>{{ ended(figure.caption) }}{% if figure.paper %}

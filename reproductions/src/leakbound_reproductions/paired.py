@@ -1,4 +1,4 @@
-"""Paired comparisons of what was measured seed by seed: means of differences with intervals."""
+"""Paired comparisons by seed: means of differences with intervals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Gain:
 
     @property
     def word(self) -> str:
-        """Holds, does not hold, or undecided: whether the interval excludes 0 and on which side."""
+        """Holds, does not hold or undecided: whether the interval excludes 0, and on which side."""
         if self.low > 0:
             return "holds"
         return "does not hold" if self.high < 0 else "undecided"
@@ -49,7 +49,7 @@ def gain(differences: Sequence[float]) -> Gain:
 
 
 EXACT = 1e-15
-"""A mean squared error below this is the rounding of single precision: exact, whatever it reads."""
+"""A mean squared error below this is rounding of single precision: the reconstruction is exact."""
 
 
 def logs(values: Mapping[int, float]) -> dict[int, float]:

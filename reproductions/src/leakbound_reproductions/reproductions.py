@@ -1,7 +1,7 @@
-"""The papers that can be repeated: what each scale runs, and the page of what was found.
+"""The papers that can be reproduced, what each scale runs, and the page of results.
 
 `python -m leakbound_reproductions.reproductions docs/reproductions docs/reproductions.md` writes
-the page from stored results; `--store RUN_FOLDER` takes a finished run's results over first.
+the page from stored results. `--store RUN_FOLDER` first copies a finished run's results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leakbound_reproductions.outcome import SCALES, Outcome, Tell
 
 
 class Reproduce(Protocol):
-    """What repeats a paper's claims at a scale, going on from what the folder already holds."""
+    """Repeat a paper's claims at a scale, continuing from what the folder already holds."""
 
     def __call__(
         self, scale: str, folder: Path, *, workers: int, color: str, tell: Tell
@@ -41,11 +41,11 @@ class Paper:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """One paper and how it is repeated.
+    """One paper and how it is reproduced.
 
     Attributes:
         name: of the experiment's package and on the command line.
-        letter: by which the project's pages call the paper.
+        letter: the project's pages call the paper by it.
         scales: scale -> what it runs and about how long that takes.
     """
 
@@ -163,7 +163,7 @@ def named(name: str) -> list[Reproduction]:
 
 
 def check_scale(scale: str) -> str:
-    """The scale, where there is such a one."""
+    """The scale, if it exists."""
     if scale not in SCALES:
         raise ValueError(f"scale is {scale!r}; take one of {', '.join(SCALES)}")
     return scale

@@ -24,10 +24,10 @@ INTERVALS = ("interval", "strict", "region")
 
 @dataclass(frozen=True)
 class Results:
-    """An outcome, and what it depends on.
+    """An outcome, and the data, versions and machine that it depends on.
 
     Attributes:
-        data: what named the data, and its digest.
+        data: the name of the data, and its digest.
         versions, machine: as an audit's `run.json` has them.
     """
 
@@ -39,7 +39,7 @@ class Results:
     machine: Mapping[str, Any] = field(default_factory=dict)
 
     def split(self) -> tuple[list[Claim], list[Claim]]:
-        """The claims of the project's list, and the further statements beside them."""
+        """The claims of the project's list, and the further statements."""
         claims = self.outcome.claims
         numbered = [claim for claim in claims if NUMBERED.fullmatch(claim.number)]
         return numbered, [claim for claim in claims if claim not in numbered]
@@ -47,7 +47,7 @@ class Results:
     def counts(self) -> dict[str, int]:
         """How many claims of the list have each verdict.
 
-        A claim that cannot be tested here counts for none of the others.
+        A claim that cannot be tested here is counted separately.
         """
         words = [str(claim.verdict) for claim in self.split()[0]]
         return {word: words.count(word) for word in dict.fromkeys(sorted(words))}

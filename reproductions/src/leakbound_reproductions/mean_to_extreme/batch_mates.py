@@ -1,10 +1,10 @@
-"""Claim 3-8: the least error from a sum of B clipped records, B = 1 among them, by record.
+"""Claim 3-8: the smallest error from a sum of B clipped examples, B = 1 included, by example.
 
-The attacker knows the noise, the clip norm, B, the record's norm, and at every B the same of the
-records that he attacks: nothing, or their mean. What he says is the guess that he has without an
-update plus the best multiple of what the sum tells beyond it. The plain reading and that guess (the
-zero image, where he knows nothing) are multiples too, so he takes the best of all three; the
-multiple is in closed form and not chosen on the draws.
+The attacker knows the noise, the clip norm, B and the example's norm. At every B they also know the
+same about such examples: nothing, or their mean. The estimate is the prior-only baseline plus the
+best multiple of what the sum adds to it. The plain estimate and the baseline (the zero image, if
+the attacker knows nothing) are multiples too, so the attacker takes the best of all three. The
+multiple is in closed form and is not chosen on the draws.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ SIZES = (1, *BATCHES)
 SIDE, CHANNELS = 32, 3
 DIM = CHANNELS * SIDE**2
 READABLE = 0.9
-"""Share of the zero image's error below which an attacker at B = 1 reads something."""
+"""Share of the zero image's error below which an attacker at B = 1 learns something."""
 INFORMED, BLIND = "informed", "blind"
 
 
 def share(noise: float, size: int, dim: int = DIM) -> float:
-    """Error of the best linear attacker over that of the zero image, in closed form.
+    """Error of the best linear attacker relative to the zero image, in closed form.
 
-    For clipped records of norm C that share nothing: sent sums are X plus B - 1 others and noise
-    of C sigma, so the multiple 1 / (B + sigma^2 N) leaves this share.
+    For clipped examples of norm C that share nothing, sums are X plus B - 1 others and noise of C
+    sigma, so the multiple 1 / (B + sigma^2 N) leaves this share.
 
     Source: paper C's channel; minimum of (1 - c)^2 + c^2 (B - 1 + sigma^2 N) over c.
 
@@ -42,18 +42,18 @@ def share(noise: float, size: int, dim: int = DIM) -> float:
 
 
 JUDGED = tuple(noise for noise in BATCH_NOISES if share(noise, 1) < READABLE)
-"""Noise multipliers at which the attack at B = 1 still reads something."""
+"""Noise multipliers at which the attack at B = 1 still learns something."""
 FAINT = tuple(noise for noise in BATCH_NOISES if share(noise, 1) >= READABLE)
 
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """What the attacker knows of all records.
+    """What the attacker knows about all examples.
 
     Attributes:
         direction: (N,) mean of X / |X|.
-        sent: (N,) mean of the clipped records.
-        spread: mean squared distance of a clipped record from `sent`.
+        sent: (N,) mean of the clipped examples.
+        spread: mean squared distance of a clipped example from `sent`.
     """
 
     direction: Tensor
@@ -62,13 +62,13 @@ class Prior:
 
 
 def blind(dim: int, clip: float) -> Prior:
-    """Of who knows nothing: directions have mean zero, and company has the clip norm."""
+    """For an attacker who knows nothing: mean direction zero, other examples of the clip norm."""
     nothing = torch.zeros(dim, dtype=torch.float64)
     return Prior(nothing, nothing, clip**2)
 
 
 def informed(public: Tensor, clip: float) -> Prior:
-    """Of who has other records of the same kind, (n, N)."""
+    """For an attacker who has other examples of the same kind, (n, N)."""
     sent = clipped(public, clip)
     mean = sent.mean(0)
     directions = public / public.norm(dim=1, keepdim=True)
@@ -82,15 +82,15 @@ def clipped(records: Tensor, clip: float) -> Tensor:
 
 
 def guess(seen: Tensor, norm: float, size: int, deviation: float, clip: float, of: Prior) -> Tensor:
-    """What the attacker says of one record in a sum, (N,).
+    """The attacker's estimate of one example in a sum, (N,).
 
     Args:
-        seen: (N,) the sum of `size` clipped records plus noise.
-        norm: of the record.
-        size: how many records are in the sum.
+        seen: (N,) the sum of `size` clipped examples plus noise.
+        norm: of the example.
+        size: how many examples are in the sum.
         deviation: of the noise in each coordinate.
         clip: the clip norm.
-        of: what is known of all records.
+        of: what is known about all examples.
     """
     sent = min(norm, clip)
     own = 1 - float(of.direction.square().sum())
@@ -100,11 +100,11 @@ def guess(seen: Tensor, norm: float, size: int, deviation: float, clip: float, o
 
 
 def errors(color: str, trials: int) -> dict[str, list[float]]:
-    """Errors over the zero image's, one a trial: "KNOWS NOISE B", the same records at every B.
+    """Errors relative to the zero image, one per trial: "KNOWS NOISE B", same examples at every B.
 
-    A trial draws records of natural norms, of which the first is attacked, and noise; the first B
-    are summed. Half of the images are the public ones that `INFORMED` knows the mean of; the clip
-    norm is the median of all norms, as in `draws.batches`. Black images are left out.
+    A trial draws examples with natural norms, of which the first is attacked, and noise; the first
+    B are summed. Half of the images are public, and `INFORMED` knows their mean. The clip norm is
+    the median of all norms, as in `draws.batches`. Black images are left out.
 
     Args:
         color: a data source of color images.

@@ -1,8 +1,9 @@
 """Claims 3-1 to 3-9 of paper C, IV.3 and IV.6, from what was measured.
 
-Each region is the tolerance; it and the comparisons were fixed before the first run, but for three
-changes after it, argued from the paper: 3-8 judged one reading, which is worse than the zero image
-where it refuted the claim; what 3-9 had on the zero image became IV.3; N = 4 left 3-4.
+Each region is the tolerance. Regions and comparisons were fixed before the first run. Three changes
+after it are argued from the paper. 3-8 judged one estimate, which is worse than the zero image
+where it refuted the claim. The part of 3-9 on the zero image became IV.3. N = 4 was removed from
+3-4.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from leakbound_reproductions.mean_to_extreme.grid import Box, Certificate
 from leakbound_reproductions.mean_to_extreme.risk_claims import ABOVE, POSITIVE
 
 ALIGNED = 0.1
-"""Largest difference of probabilities, at any eta, that still counts as the same law."""
+"""Largest difference of probabilities, at any eta, that still counts as the same distribution."""
 LINEAR, RESNET = trap.KINDS[1:]
 MARKS: dict[str, tuple[Mark, ...]] = {
     "3-1": (Mark.THEOREM,),
@@ -45,7 +46,7 @@ def all_claims(measured: Mapping[str, Any], boxes: Sequence[Box]) -> tuple[Claim
     """Every claim, in the order of their numbers.
 
     Args:
-        measured: what `draws`, `company` and `rivals` gave, by part.
+        measured: the results of `draws`, `company` and `rivals`, by part.
         boxes: of figures 4 and 5.
     """
     certificates = [Certificate(**row) for row in measured["certificates"]]
@@ -66,7 +67,7 @@ def all_claims(measured: Mapping[str, Any], boxes: Sequence[Box]) -> tuple[Claim
 
 
 def law(boxes: Sequence[Box]) -> Claim:
-    """3-1: the chi-square law of the errors in the optimal case."""
+    """3-1: the chi-square distribution of the errors in the optimal case."""
     found = []
     for dim in trap.DIMS:
         own = [box for box in boxes if (box.dim, box.kind) == (dim, "optimal")]
@@ -97,7 +98,7 @@ def law(boxes: Sequence[Box]) -> Claim:
 
 
 def rows(measured: Mapping[str, list[float]]) -> Claim:
-    """3-2: how many rows of the trap suffice."""
+    """3-2: how many rows of the linear trap are enough."""
 
     def one(count: int, text: str, region: Interval, paper: str) -> Finding:
         value, interval = chi_square(measured[str(count)], 784)
@@ -172,7 +173,7 @@ def sinks(boxes: Sequence[Box]) -> Claim:
 def _mean(
     words: str, of: tuple[float, float], n: int, region: Interval, paper: str, tests: int = 1
 ) -> Callable[[int], Finding]:
-    """Of a mean with its standard deviation over n images, the least of several tests."""
+    """A finding on a mean with its standard deviation over n images; the least of several tests."""
     from scipy import stats
 
     mean, deviation = of
@@ -235,7 +236,7 @@ def _of(share: Mapping[str, int]) -> str:
 
 
 def crossing(measured: Mapping[str, Any]) -> Claim:
-    """3-5: beyond some eta more noise is needed than against identification."""
+    """3-5: beyond some eta, more noise is needed than against identification."""
     small, large = draws.ETAS
     regions: dict[float, Interval] = {
         small: (0.0, math.nextafter(draws.GAMMA, 0)),
@@ -288,7 +289,7 @@ def spread(boxes: Sequence[Box]) -> Claim:
 
 
 def sightings(measured: Mapping[str, list[float]]) -> Claim:
-    """3-7: the mean of k readings of one record."""
+    """3-7: the mean of k estimates of one example."""
     found = []
     for times in draws.SIGHTINGS:
         value, interval = chi_square(measured[str(times)], 784)

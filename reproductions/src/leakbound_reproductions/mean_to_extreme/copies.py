@@ -1,4 +1,4 @@
-"""A noisy copy of each record, trained on in all rounds, against fresh noise in every round."""
+"""A noisy copy of each example, used in all rounds, against fresh noise in every round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PSNR = 20.0
 
 @dataclass(frozen=True)
 class Copied:
-    """One defense: the probability that no attacker exceeds at 20 dB by rounds, and accuracy."""
+    """One defense: an upper bound on the probability of 20 dB by rounds, and accuracy."""
 
     name: str
     risks: tuple[float, ...]

@@ -14,7 +14,7 @@ Array = NDArray[Any]  # of float64
 
 
 def rows_needed(clip_norm: ArrayLike, *, norm: ArrayLike) -> Any:
-    """The least number M of trap rows that reaches the least noise: ceil((C / |X|)^2).
+    """The smallest number M of rows of the linear trap with the least noise: ceil((C / |X|)^2).
 
     Source: paper C, Theorem IV.1, corrected (docs/errata.md, 3.1: the ratio is squared).
     """
@@ -24,9 +24,9 @@ def rows_needed(clip_norm: ArrayLike, *, norm: ArrayLike) -> Any:
 def separation(mixing: ArrayLike) -> Array:
     """The factor rho (B,) of unbiased separation of B examples that M rows mix by a known matrix.
 
-    Row j of the trap sends sum_i mixing[i, j] X_i plus noise. Alone, example i is read with a
-    variance of noise^2 / |a_i|^2; in a batch, with rho_i = |a_i|^2 [(A A^T)^-1]_ii times that. An
-    attacker with a prior can do better.
+    Row j of the linear trap sends sum_i mixing[i, j] X_i plus noise. Alone, example i is estimated
+    with a variance of noise^2 / |a_i|^2; in a batch, with rho_i = |a_i|^2 [(A A^T)^-1]_ii times
+    that. An attacker with a prior can do better.
 
     Shapes: (B, M) with M >= B and independent rows.
 
@@ -45,7 +45,7 @@ def separation(mixing: ArrayLike) -> Array:
     if a.shape[0] > a.shape[1] or np.linalg.matrix_rank(a) < a.shape[0]:
         raise ValueError(
             f"mixing of shape {a.shape} does not separate the examples; give at least as many "
-            "independent rows of the trap as examples"
+            "independent rows of the linear trap as examples"
         )
     inverse = np.linalg.inv(triangle)  # (A A^T)^-1 = inverse inverse^T
     return np.asarray(np.maximum(1.0, (a**2).sum(1) * (inverse**2).sum(1)))
@@ -59,7 +59,7 @@ def auc(noise_multiplier: ArrayLike, *, dim: int, cosine: float = 0.0) -> Any:
     whose directions have the given cosine it is that cosine; its variance is noise^2
     (2 + noise^2 N) for equal ones. One attack: it does not say that no other statistic leaks more.
 
-    Source: docs/errata.md, "matching"; normal approximation of the inner product's law.
+    Source: docs/errata.md, "matching"; normal approximation of the inner product's distribution.
     """
     sigma = np.asarray(noise_multiplier, float)
     if not (sigma >= 0).all():

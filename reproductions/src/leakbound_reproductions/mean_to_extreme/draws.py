@@ -1,4 +1,4 @@
-"""What is drawn for claims 3-2, 3-4, 3-5, 3-7 and 3-8: through the client, DP-SGD and the trap."""
+"""Draws for claims 3-2, 3-4, 3-5, 3-7 and 3-8: through client, DP-SGD and linear trap."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from leakbound.types import Batch, Server, Task, ThreatModel
 from leakbound_reproductions.mean_to_extreme import trap
 
 SPREAD = 5.0
-"""C / |X| of claim 3-2, so that 25 rows suffice and 5 are as many as eq. 16 asks for."""
+"""C / |X| of claim 3-2, so that 25 rows are enough and eq. 16 asks for 5."""
 ROWS = (5, 24, 25, 100)
 SIGHTINGS = (4, 16, 64)
 BATCHES = (2, 8, 32)
 BATCH_NOISES = (0.0, 0.01, 0.1, 0.5)
 """Without noise as in section III-A, and the noise of the authors' experiment on batches."""
 SMALL, FAR, NEAR = 0.1, 10.0, 1e-4
-"""Noise of the vanishing error and of the vanishing risk; N eta / |X|^2 of the former."""
+"""Noise for the vanishing error and for the vanishing risk; N eta / |X|^2 of the first."""
 HALF, CANDIDATES, BLIND = 0.5, 10, 1e6
 ETAS, KAPPAS, GAMMA = (0.1, 10.0), (11, 13), 0.1
 Law = Callable[[float], tuple[float, float]]
@@ -52,7 +52,7 @@ def digit(number: int, bench: audit.PlanContext) -> tuple[Batch, float]:
 
 
 def reading(task: Task, batch: Batch, attack: LinearTrap, privacy: Any, *path: Any) -> Tensor:
-    """What the trap reads from one defended update of a record, (N,), float64."""
+    """The linear trap's estimate from one defended update of an example, (N,), float64."""
     played = play(
         task,
         [batch],
@@ -65,7 +65,7 @@ def reading(task: Task, batch: Batch, attack: LinearTrap, privacy: Any, *path: A
 
 
 def rows(draws: int) -> dict[str, list[float]]:
-    """Squared errors over N sigma^2 |X|^2, the floor that theorem IV.1 states, by rows of the trap.
+    """Squared errors / (N sigma^2 |X|^2), the minimum by theorem IV.1, by rows of the linear trap.
 
     Args:
         draws: digits, one draw of noise each.
@@ -86,10 +86,10 @@ def rows(draws: int) -> dict[str, list[float]]:
 
 
 def sightings(records: int) -> dict[str, list[float]]:
-    """Squared errors of the mean of k readings, over N sigma^2 |X|^2 / k.
+    """Squared errors of the mean of k estimates, divided by N sigma^2 |X|^2 / k.
 
     Args:
-        records: how many digits are seen, each k times.
+        records: how many digits are sent, each k times.
     """
     bench, noise = audit.PlanContext(DataSpec()), 0.1
     task, found = bench.task(ModelSpec("mlp"), 0), {}
@@ -110,7 +110,7 @@ def sightings(records: int) -> dict[str, list[float]]:
 
 
 def limits(draws: int) -> dict[str, Any]:
-    """How often errors are small where the noise is large, or the error asked for tiny (3-4)."""
+    """How often errors are small if the noise is large or the required error is tiny (3-4)."""
     found: dict[str, Any] = {}
     for dim in trap.DIMS:
         for name, noise, e in (("far", FAR, HALF), ("near", SMALL, NEAR)):
@@ -125,7 +125,7 @@ def limits(draws: int) -> dict[str, Any]:
 
 
 def _share(dim: int, noise: float, e: float, draws: int, estimator: Any = unbiased) -> Share:
-    """Errors of at most e |X|^2 / N, of records with random directions."""
+    """Errors of at most e |X|^2 / N, for examples with random directions."""
     source, hits, n = stream(8, "limits", dim, repr(noise), repr(e)), 0, 0
     while n < draws:
         records = trap.directions(dim, min(500, draws - n), source)
@@ -135,7 +135,7 @@ def _share(dim: int, noise: float, e: float, draws: int, estimator: Any = unbias
 
 
 def _named(noise: float, candidates: int, draws: int) -> Share:
-    """How often the right one of orthogonal candidates fits the update best."""
+    """How often the true candidate among orthogonal ones fits the update best."""
     source, like = stream(8, "named", candidates), torch.zeros(1, dtype=torch.float64)
     fits = noise * normal((draws, candidates), source, like=like)
     fits[:, 0] += 1
@@ -143,7 +143,7 @@ def _named(noise: float, candidates: int, draws: int) -> Share:
 
 
 def crossing(draws: int) -> dict[str, Any]:
-    """At noise that holds identification to 10 %: how often N = 1 errs by at most eta (3-5)."""
+    """How often the error is at most eta (N = 1), at noise that keeps identification at 10 % (3-5)."""
     found: dict[str, Any] = {}
     for over in KAPPAS:
         noise = float(identification.gaussian.noise_for(GAMMA, kappa=1 / over))
@@ -159,11 +159,11 @@ def crossing(draws: int) -> dict[str, Any]:
 
 
 def batches(color: str, trials: int) -> dict[str, list[float]]:
-    """Mean squared error of the plain reading to each image in company, less that of the same
-    images alone (3-8's remark).
+    """Mean squared error of the plain estimate in a batch, minus that of the images alone (3-8).
 
-    As in the authors' experiment: records of natural norms clipped to their median, summed, noise
-    of C sigma, divided by B; the reading is compared with each image. "NOISE B" -> one a trial.
+    As in the authors' experiment: examples with natural norms are clipped to the median, summed,
+    get noise of C sigma, and are divided by B. The estimate is compared with each image. "NOISE B"
+    -> one per trial.
     """
     source = data.load(color, size=32, channels=3, limit=max(BATCHES) * trials)
     flat = source.inputs.flatten(1).double()
@@ -198,9 +198,7 @@ def chi_square(ratios: Sequence[float], dim: int) -> tuple[float, Any]:
 
 
 def kolmogorov(distance: float, draws: int, tests: int = 1) -> tuple[float, Any]:
-    """A distance between distributions, and its interval by the inequality of Dvoretzky, Kiefer
-    and Wolfowitz; the largest of several tests if `tests` > 1.
-    """
+    """A distance between distributions, with its Dvoretzky-Kiefer-Wolfowitz interval."""
 
     def interval(level: float) -> tuple[float, float]:
         slack = math.sqrt(math.log(2 * tests / (1 - level)) / (2 * draws))

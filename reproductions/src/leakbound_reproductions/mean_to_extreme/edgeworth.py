@@ -1,8 +1,8 @@
 """The Edgeworth series that paper C's code uses for subsampled steps: for comparison, no bound.
 
-It replaces the law of the summed privacy loss by a normal one with corrections from the cumulants.
-Where an example is rarely sampled or the noise is small the sum is far from normal, and the series
-errs in both directions. `composition.subsampled` is the bound.
+It replaces the distribution of the summed privacy loss by a normal one with corrections from the
+cumulants. Where an example is rarely sampled or the noise is small the sum is far from normal, and
+the series errs in both directions. `composition.subsampled` is the bound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REACH, NODES = 14.0, 20001
 SPAN = 40.0
 """Thresholds are searched this many standard deviations around the mean."""
 HALVINGS = 60
-"""Of that search: to the last bit of a float64."""
+"""Tolerance of that search: the last bit of a float64."""
 SERIES = {2: "3", 3: "4", 4: "5", 5: "33", 6: "34", 8: "333"}
 WEIGHTS = {2: 6.0, 3: 24.0, 4: 120.0, 5: 72.0, 6: 144.0, 8: 1296.0}
 
@@ -107,7 +107,7 @@ def _tail(z: Array, sums: Array) -> Array:
 def _power(shift: float, q: float, steps: Array, kappa: Array) -> Array:
     there, back = (found[:, None] * steps for found in cumulants(shift, q))
     low, high = np.full(kappa.shape, -SPAN), np.full(kappa.shape, SPAN)
-    for _ in range(HALVINGS):  # the series need not fall: any crossing of the level is as good
+    for _ in range(HALVINGS):  # the series need not fall; any crossing of the level will do
         middle = (low + high) / 2
         above = _tail(middle, back) > kappa
         low, high = np.where(above, middle, low), np.where(above, high, middle)

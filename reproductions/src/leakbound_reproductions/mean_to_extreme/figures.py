@@ -1,4 +1,4 @@
-"""Paper C's figures again, with the corrected law beside them."""
+"""Paper C's figures, redrawn, with the corrected distribution."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLUE, RED, GREEN, GRAY = "#0072b2", "#d55e00", "#009e73", "#808080"
 
 
 def calibration(folder: Path) -> None:
-    """Figure 1: noise that keeps the risk at 10 %, over eta, for N = 1 and N = 3,072."""
+    """Figure 1: noise that keeps the risk at 10 %, against eta, for N = 1 and N = 3,072."""
     with matplotlib.rc_context():
         figure = Figure(figsize=(9, 3.4), layout="constrained")
         for axes, dim, top in zip(figure.subplots(1, 2), (1, 3072), (6.0, 0.9), strict=True):
@@ -29,7 +29,7 @@ def calibration(folder: Path) -> None:
             axes.plot(e, paper, color=BLUE, label="paper C (unbiased attackers)")
             if dim > 1:
                 exact = from_scratch.exact.noise_for(0.1, dim=dim, eta=e / dim)
-                axes.plot(e, exact, color=RED, label="gamma* (all estimators of the trap)")
+                axes.plot(e, exact, color=RED, label="gamma* (all estimators of the linear trap)")
             else:
                 for kappa, mark in ((1 / 11, "o"), (1 / 13, "s")):
                     noise = identification.gaussian.noise_for(0.1, kappa=kappa)
@@ -41,7 +41,7 @@ def calibration(folder: Path) -> None:
 
 
 def rows(measured: Mapping[str, Sequence[float]], folder: Path) -> None:
-    """What the caption of figure 2 says: the variance over its floor, by rows of the trap."""
+    """Caption of figure 2: variance relative to its minimum, by rows of the linear trap."""
     counts = sorted(map(int, measured))
     line, found = np.linspace(counts[0], counts[-1], 200), []
     for count in counts:
@@ -55,13 +55,15 @@ def rows(measured: Mapping[str, Sequence[float]], folder: Path) -> None:
         axes.plot(line, np.maximum(1, 25 / line), color=BLUE, label="max(1, (C / |X|)² / M)")
         axes.errorbar(counts, values, ends, fmt="o", color=RED, capsize=3, label="measured")
         axes.axvline(25, color=GRAY, ls=":", label="M = (C / |X|)²")
-        axes.set(xscale="log", xlabel="rows M of the trap", ylabel="variance / (sigma² |X|²)")
+        axes.set(
+            xscale="log", xlabel="rows M of the linear trap", ylabel="variance / (sigma² |X|²)"
+        )
         axes.legend(frameon=False)
         kept.figure(figure, folder / "trap_rows.png", 130)
 
 
 def surface(folder: Path) -> None:
-    """Figure 3: the risk over noise and eta, N = 1 as printed and N = 784 corrected."""
+    """Figure 3: the risk by noise and eta, N = 1 as printed and N = 784 corrected."""
     noise, e = np.logspace(-1, 1, 60), np.linspace(0.005, 0.5, 60)
     wide = np.logspace(-2.5, 0, 60)
     with matplotlib.rc_context():
@@ -79,7 +81,7 @@ def surface(folder: Path) -> None:
 
 
 def boxes(rows: Sequence[Box], dim: int, folder: Path) -> None:
-    """Figure 4 (N = 4) or 5 (N = 3,072): errors of 500 images over noise, the law behind them."""
+    """Figure 4 (N = 4) or 5 (N = 3,072): errors of 500 images by noise, with the distribution."""
     with matplotlib.rc_context():
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         for axes, kind in zip(figure.subplots(1, 3, sharey=True), trap.KINDS, strict=True):
@@ -112,7 +114,7 @@ def _drawn(row: Box) -> dict[str, float]:
 
 
 def certificates(rows: Sequence[Certificate], folder: Path) -> None:
-    """What paper C promises against what the right estimator reaches."""
+    """What paper C promises, and what the best estimator attains."""
     with matplotlib.rc_context():
         figure = Figure(figsize=(9, 3.4), layout="constrained")
         for axes, dim in zip(figure.subplots(1, 2, sharey=True), trap.DIMS, strict=True):

@@ -1,4 +1,4 @@
-"""Figures 4 and 5: errors of the trap over noise, sinks and sizes, against both laws."""
+"""Figures 4 and 5: errors of the linear trap by noise, sinks and sizes, with both distributions."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ class Box:
     """One box of figures 4 and 5.
 
     Attributes:
-        draws: errors that went into it, `repeats` an image.
-        distance: largest difference between the distribution of errors and paper C's law, which
-            knows no sink. The attacker is that of the paper's code, who forgets the sink.
-        fit: the same for who knows the sink, against the law at each image's effective noise.
+        draws: how many errors it has, `repeats` per image.
+        distance: largest difference between the distribution of errors and paper C's, which has no
+            sink. The attacker is that of the paper's code, who ignores the sink.
+        fit: the same for an attacker who knows the sink, with each image's effective noise.
         quantiles: of the errors, at `SHOWN`.
-        excess: error over that of the law, mean over images, and its standard deviation over them.
-        raised: error of who knows the sink over that without a sink at the same draws, likewise.
-        spreads: deviation over mean of groups of errors, over sqrt(2 / N).
+        excess: error relative to the distribution's, mean over images, and its standard deviation
+            over them.
+        raised: error of an attacker who knows the sink relative to no sink at the same draws,
+            likewise.
+        spreads: (standard deviation / mean) of groups of errors, divided by sqrt(2 / N).
     """
 
     dim: int
@@ -55,7 +57,7 @@ class Box:
 
 
 def box(records: trap.Records, dim: int, kind: str, noise: float, repeats: int) -> Box:
-    """One box: all images, `repeats` draws of noise each."""
+    """One box: all images with `repeats` draws of noise each."""
 
     def errors(found: trap.Records, *, scale_known: bool) -> Array:
         source = stream(1, "boxes", dim, kind, repr(noise))
@@ -91,17 +93,17 @@ def box(records: trap.Records, dim: int, kind: str, noise: float, repeats: int) 
 
 
 def _distance(places: Any) -> float:
-    """Kolmogorov's, of values that should be uniform."""
+    """Kolmogorov's distance, for values that should be uniform."""
     return float(stats.kstest(np.asarray(places).ravel(), "uniform").statistic)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """Paper C's promise at one level, and what an attacker makes of it.
+    """Paper C's promise at one level, and what an attacker attains.
 
     Attributes:
-        promised: at most this share of errors is below eta, says `unbiased`.
-        hits, n: how often the attacker that knows the norm is below eta.
+        promised: at most this share of errors is below eta, according to `unbiased`.
+        hits, n: how often the attacker who knows the norm is below eta.
         exact: gamma* there; upper: what no attacker exceeds.
     """
 
@@ -116,7 +118,7 @@ class Certificate:
 
 
 def certificates(draws: int) -> list[Certificate]:
-    """How often the estimator that attains gamma* beats paper C's certificates.
+    """How often the estimator that attains gamma* exceeds paper C's certificates.
 
     Args:
         draws: for each certificate.
@@ -146,7 +148,7 @@ def _certificate(dim: int, noise: float, level: float, eta: float, draws: int) -
 
 @dataclass(frozen=True)
 class Beaten:
-    """Comparisons of estimators with the edges that cover them; `above` lists what beat one."""
+    """Comparisons of estimators with gamma*; `above` lists those that exceed it."""
 
     compared: int
     above: tuple[str, ...]
@@ -156,8 +158,8 @@ class Beaten:
 def beaten(found: Found) -> Beaten:
     """Whether any estimator's share of successes lies above gamma*.
 
-    On real images too: all estimators turn with the record, so their success is the same for every
-    direction, except the zero image, which has its own rule (it succeeds from |X|^2 / N on).
+    Real images included: all estimators are rotation-equivariant, so their success is the same for
+    every direction. The exception is the zero image, which succeeds from |X|^2 / N on.
     """
     estimators = {"unbiased": unbiased, "shrinkage": shrinkage, "sphere": sphere_mean}
     compared, worst, above = 0, -np.inf, []

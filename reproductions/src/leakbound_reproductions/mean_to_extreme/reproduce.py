@@ -1,4 +1,4 @@
-"""Paper C's claims, measured at a scale; what is done is kept in the folder."""
+"""Measure paper C's claims at a scale; finished parts are stored in the folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell)
     Args:
         scale: a name of `SETTINGS`.
         folder: for the parts, figures and pages.
-        workers: not used: all is drawn in this process.
+        workers: not used; everything is drawn in this process.
         color: a data source of color images.
         tell: called as the run goes on.
     """
@@ -56,7 +56,7 @@ def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell)
 
 @dataclass(frozen=True)
 class _Run:
-    """One run and where it is kept."""
+    """One run and where it is stored."""
 
     setting: Setting
     parts: Parts
@@ -84,7 +84,7 @@ class _Run:
         return make
 
     def records(self, dim: int, kind: str) -> trap.Records:
-        """The images of a size, with what is beside the trap in their gradients."""
+        """The images of a size, with the gradients of parameters other than the linear trap's."""
         size, channels = {4: (2, 1), 3072: (32, 3)}[dim]
         setting = self.setting
         source = data.load(self.color, size=size, channels=channels, limit=setting.tiles)
@@ -97,7 +97,7 @@ class _Run:
         return trap.Records(inputs, torch.tensor(norms, dtype=torch.float64))
 
     def measured(self) -> dict[str, Any]:
-        """What the claims need beside the boxes."""
+        """What the claims need in addition to the boxes."""
         setting = self.setting
         thousands = 1000 * setting.chances
         makers: dict[str, Callable[[], Any]] = {

@@ -1,4 +1,4 @@
-"""Claims 3-8, 3-9, IV.3 and IV.6 of paper C: what company, other attackers and zero change."""
+"""Claims 3-8, 3-9, IV.3 and IV.6 of paper C: batches, other attackers and the zero image."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Errors = Mapping[str, list[float | None]]
 
 
 def batches(risks: Mapping[str, list[float]], read: Mapping[str, list[float]]) -> Claim:
-    """3-8: whether company protects.
+    """3-8: whether other examples in the batch protect.
 
     Args:
         risks: of `mates.errors`.
@@ -59,8 +59,8 @@ def batches(risks: Mapping[str, list[float]], read: Mapping[str, list[float]]) -
 def _relative(
     risks: Mapping[str, list[float]], knows: str, noise: float, size: int
 ) -> tuple[float, draws.Law]:
-    """Error over that at B = 1, geometric mean over records; without noise over the zero image's,
-    as there is no error at B = 1.
+    """Error relative to B = 1, geometric mean over examples. Without noise, relative to the zero
+    image, because the error at B = 1 is 0.
     """
     own = np.array(risks[f"{knows} {noise} {size}"])
     if not noise:
@@ -165,7 +165,7 @@ def others(measured: Mapping[str, Errors]) -> Claim:
 
 
 def best(measured: Mapping[str, Errors]) -> Claim:
-    """IV.3, not among the numbered claims: no other estimator has a lower mean squared error."""
+    """IV.3, not a numbered claim: no other estimator has a lower mean squared error."""
     made = tuple(
         _over(
             measured[repr(noise)],
@@ -201,7 +201,7 @@ def _attacked(images: int) -> str:
 def _over(
     own: Errors, first: str, second: str, words: str, region: Interval, among: int
 ) -> Finding:
-    """The first one's error over the second one's, in dB, by image; of `others` and `best`."""
+    """Error of the first relative to the second, in dB, by image; for `others` and `best`."""
     gains = 10 * (np.log10(counted(own, first)) - np.log10(counted(own, second)))
     value, interval = student(gains.tolist())
     paper = "above 0" if region is POSITIVE else "at most 0"
@@ -211,7 +211,7 @@ def _over(
 
 
 def counted(own: Errors, name: str) -> list[float]:
-    """Errors of one attacker, by image; the zero image's where the attack failed.
+    """Errors of one attacker, by image; the zero image's if the attack failed.
 
     Example:
         >>> counted({"DLG": [0.5, None], rivals.ZERO: [0.1, 0.2]}, "DLG")
@@ -224,7 +224,7 @@ def counted(own: Errors, name: str) -> list[float]:
 
 
 def certificate(measured: Sequence[Certificate]) -> Claim:
-    """IV.6, not among the numbered claims: the promise that no attacker exceeds the law."""
+    """IV.6, not a numbered claim: the promise that no attacker exceeds the distribution."""
     own = [row for row in measured if row.promised == PROMISE and row.noise in trap.CERTIFIED]
     found = []
     for row in own:

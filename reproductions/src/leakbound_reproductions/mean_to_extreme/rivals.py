@@ -1,4 +1,4 @@
-"""Claims 3-9 and IV.3: the trap's unbiased estimator against other attacks and the zero image."""
+"""Claims 3-9 and IV.3: the linear trap's unbiased estimator, other attacks and the zero image."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from leakbound.types import Batch, Reconstruction, Server, ThreatModel
 from leakbound_reproductions.mean_to_extreme.settings import Setting
 
 NOISES = (0.005, 0.02, 0.1, 1.0)
-"""Of the authors' experiment with earlier attacks."""
-OURS, ZERO = "the trap", "the zero image"
+"""Noise of the authors' experiment with earlier attacks."""
+OURS, ZERO = "the linear trap", "the zero image"
 RIVALS = ("division", "DLG", "Inverting Gradients")
 DLG_STEPS = 300
 TOGETHER = 10
@@ -76,7 +76,7 @@ def _some(
 
 
 def _error(truth: Batch, answer: Reconstruction) -> float | None:
-    """None where the picture or its error is not finite: the attack failed."""
+    """None if the reconstruction or its error is not finite: the attack failed."""
     if not bool(answer.inputs.isfinite().all()):
         return None
     value = metrics.mse(pair(truth, answer), data_range=1.0)[0]
@@ -84,7 +84,7 @@ def _error(truth: Batch, answer: Reconstruction) -> float | None:
 
 
 def _ours(noise: float, clip: float, number: int, bench: audit.PlanContext) -> float:
-    """Of the estimator as paper C has it: not moved into the range of the images."""
+    """Errors of the estimator as in paper C, not clamped to the range of the images."""
     (batch,) = bench.batches(1, 1, number)
     norm = float(batch.inputs.double().norm())
     rows = max(1, math.ceil((clip / norm) ** 2))

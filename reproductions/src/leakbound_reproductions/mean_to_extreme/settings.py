@@ -11,16 +11,16 @@ class Setting:
 
     Attributes:
         images: of each size, in the boxes of figures 4 and 5.
-        tiles: of which they are chosen.
-        repeats: noise draws an image and a box.
+        tiles: from which they are chosen.
+        repeats: noise draws per image and box.
         chances: draws for each certificate and each limit, in thousands.
         rows: draws for each number of rows (claim 3-2).
-        sighted: records that are seen k times (3-7).
+        sighted: examples that are sent k times (3-7).
         trials: batches of each size (3-8).
         attacked: images under all attacks (3-9, IV.3); steps, restarts: of Inverting Gradients.
-        side: pixels a side of what the ResNet sees.
+        side: pixels per side of the ResNet's input.
         color_attacked: the attacked images are color ones of 32 x 32, as in the paper's code.
-        more: attacks against the exact edge and noisy copies too, which no claim needs.
+        more: attacks compared with gamma*, and noisy copies, which no claim needs.
     """
 
     images: int

@@ -1,4 +1,4 @@
-"""Further pages: all certificates, attacks against the exact edge, noisy copies."""
+"""Further pages: all certificates, attacks compared with gamma*, noisy copies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from leakbound_reproductions.mean_to_extreme import copies, grid
 
 
 def certificates(rows: Sequence[grid.Certificate]) -> list[str]:
-    """What is promised, what is reached, and the exact edge."""
+    """What is promised, what is attained, and gamma*."""
     lines = [
         "# The certificate, and an estimator that exceeds it",
         "",
@@ -29,7 +29,7 @@ def certificates(rows: Sequence[grid.Certificate]) -> list[str]:
 
 
 def edges(found: grid.Beaten) -> list[str]:
-    """How far any estimator came above gamma*."""
+    """How far any estimator exceeds gamma*."""
     lines = [
         "",
         "# Does any attack exceed gamma*?",

@@ -1,7 +1,7 @@
-"""Real images through a linear trap, alone or beside a norm sink: what its rows release.
+"""Real images through a linear trap, alone or with a norm sink: what its rows release.
 
-Only the trap's rows are read, so noise on other parameters is not drawn; their gradients are
-computed in full, as they share the clip norm.
+Only the linear trap's rows are used, so noise on other parameters is not drawn. Their gradients are
+computed in full, because they share the clip norm.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ NOISES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 PRINTED = (0.1, 1.0, 10.0)
 """Noise multipliers of the boxes in the paper's figures, among `NOISES`."""
 CERTIFIED = (0.01, 0.1)
-"""Noise multipliers of the certificates that a claim is decided by."""
+"""Noise multipliers of the certificates that decide a claim."""
 KINDS = ("optimal", "linear layer of 1M", "ResNet-18")
 DIMS = (4, 3072)
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Images scaled to one norm, and what else is in their gradients.
+    """Images scaled to one norm, and the norms of their other gradients.
 
     Attributes:
         inputs: (n, C, H, W), float64, each of norm 1.01 as in paper C.
-        rest: (n,) norm of the gradient of all parameters but the trap's, before clipping.
+        rest: (n,) norm of the gradient of all parameters except the linear trap's, before clipping.
     """
 
     inputs: Tensor
@@ -53,7 +53,7 @@ class Records:
 
     @property
     def beta(self) -> Tensor:
-        """(n,) what clipping to 1 multiplies each gradient by; one row in the trap."""
+        """(n,) the factor of clipping to 1 for each gradient; the linear trap has one row."""
         return CLIP / torch.hypot(self.flat.norm(dim=1), self.rest).clamp_min(CLIP)
 
 
@@ -61,7 +61,7 @@ def images(source: data.Dataset, count: int) -> Tensor:
     """Real images scaled to norm 1.01, (count, C, H, W), float64.
 
     Args:
-        source: of which they are chosen.
+        source: from which they are chosen.
         count: how many.
     """
     bright = source.inputs.flatten(1).norm(dim=1) > 0
@@ -78,14 +78,14 @@ def images(source: data.Dataset, count: int) -> Tensor:
 
 
 def directions(dim: int, count: int, source: torch.Generator) -> Records:
-    """Records whose direction is uniform, for the laws that average over it."""
+    """Examples with uniform direction, for distributions that average over it."""
     drawn = normal((count, dim), source, like=torch.zeros(1, dtype=torch.float64))
     drawn = NORM * drawn / drawn.norm(dim=1, keepdim=True)
     return Records(drawn.reshape(count, 1, 1, dim), torch.zeros(count, dtype=torch.float64))
 
 
 def release(found: Records, noise_multiplier: float, source: torch.Generator) -> Tensor:
-    """What the server reads, (n, N): clipped inputs plus noise."""
+    """What the server observes, (n, N): clipped inputs plus noise."""
     noise = normal(found.flat.shape, source, like=found.flat)
     return found.beta[:, None] * found.flat + CLIP * noise_multiplier * noise
 
@@ -109,15 +109,15 @@ def errors(
 
 
 def rest(inputs: Tensor, kind: str, *, side: int = 32) -> Tensor:
-    """(n,) norms of the gradients of all that is beside the trap, as in the authors' code.
+    """(n,) norms of the gradients of all other parameters, as in the authors' code.
 
-    There the loss is the sum of the trap's output and the mean output of what is beside it: a
-    linear layer of a million weights, or a residual net of 1,000 outputs.
+    There the loss is the sum of the linear trap's output and the mean output of the other part: a
+    linear layer of a million weights, or a residual network of 1,000 outputs.
 
     Args:
         inputs: (n, C, H, W).
         kind: one of `KINDS`.
-        side: pixels a side of what the residual net sees.
+        side: pixels per side of the residual network's input.
     """
     model = _sink(kind, (inputs.shape[1], inputs.shape[2], inputs.shape[3]), side)
     if model is None:
@@ -136,7 +136,7 @@ def _mean(output: Tensor, labels: Tensor) -> Tensor:
 
 
 class _Tiled(nn.Module):
-    """Copies of a small image beside each other, in three channels."""
+    """Copies of a small image side by side, in three channels."""
 
     def __init__(self, times: int, channels: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class _Tiled(nn.Module):
 
 
 def _sink(kind: str, shape: tuple[int, int, int], side: int) -> nn.Module | None:
-    """The model beside the trap: nothing, a linear layer of a million weights, or a ResNet-18."""
+    """The norm sink: nothing, a linear layer of a million weights, or a ResNet-18."""
     source = stream(0, "paper C", kind)
     if kind == "optimal":
         return None

@@ -1,4 +1,4 @@
-"""The paper's claims 0-1 to 0-5, each against measured points: holds, does not hold, undecided."""
+"""The paper's claims 0-1 to 0-5, each judged by measured points."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _noise(study: Study, attacker: str) -> list[Row]:
 
 
 def _public(study: Study, attacker: str) -> list[Row]:
-    """Not claimed by the paper: the forms that give nothing away."""
+    """Not claimed by the paper: the forms that depend only on public data."""
     theirs = [Key("gaussian_noise", "noise_std", level) for level in NOISES]
     forms = {
         "optimal_noise (utility rule)": [Key("optimal_noise", "noise_std", x) for x in NOISES],

@@ -1,4 +1,4 @@
-"""The paper's figures again: error against loss, error by level, training curves."""
+"""The paper's figures, redrawn: error against loss, error by level, training curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Points of a study: what each defense gave, seed by seed."""
+"""Points of a study: the results of each defense, seed by seed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Key:
 
 @dataclass
 class Point:
-    """What one defense at one level gave, by seed."""
+    """Results of one defense at one level, by seed."""
 
     mse: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     psnr: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
@@ -40,7 +40,7 @@ class Point:
     curves: dict[int, dict[int, float]] = field(default_factory=dict)
 
     def strongest(self) -> dict[int, float]:
-        """The lowest mean squared error of all attacks, and of the blind guess, by seed."""
+        """The lowest mean squared error of all attacks and the prior-only baseline, by seed."""
         seeds = {seed for own in self.mse.values() for seed in own}
         return {s: min(own[s] for own in self.mse.values() if s in own) for s in sorted(seeds)}
 

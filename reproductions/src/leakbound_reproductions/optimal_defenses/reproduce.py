@@ -1,4 +1,4 @@
-"""Paper A's claims, measured at a scale; what is done is kept in the folder."""
+"""Measure paper A's claims at a scale; finished parts are stored in the folder."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell)
 
 
 def _audited(name: str, plan: Plan, folder: Path, workers: int, tell: Tell) -> dict[Key, Point]:
-    """The points of one audit, which goes on where it was stopped."""
+    """The points of one audit, which continues where it was stopped."""
     own = folder / name.replace(" ", "-")
 
     def watch(now: audit.Progress) -> None:

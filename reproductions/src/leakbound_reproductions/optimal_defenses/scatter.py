@@ -1,7 +1,7 @@
 """The paper's measure of utility: the loss on a batch after a few steps on that batch.
 
-Four clients share 64 images; each step the server averages their defended gradients and takes one
-step of Adam (appendix C.1, figures 7 and 10). The noise that was added is noted layer by layer.
+Four clients share 64 images. In each step, the server averages their defended gradients and takes
+one step of Adam (appendix C.1, figures 7 and 10). The added noise is stored layer by layer.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ CLIENTS, SHARE, STEPS, RATE = 4, 16, 5, 1e-3
 
 @dataclass(frozen=True)
 class Descent:
-    """What a few steps came to.
+    """The result of a few steps.
 
     Attributes:
         loss: on the 64 images, after the last step.
         before: the same before the first.
-        noise: root mean square of the noise in each tensor, over steps and clients; empty where
-            the defense adds none.
+        noise: root mean square of the noise in each tensor, over steps and clients; empty if the
+            defense adds none.
     """
 
     loss: float
@@ -46,7 +46,7 @@ def descend(bench: PlanContext, model: ModelSpec, links: tuple[Spec, ...], seed:
         bench: the data.
         model: which, at the weights of the seed.
         links: the defense.
-        seed: names weights, images and noise, so that defenses are compared on the same.
+        seed: sets weights, images and noise, so that defenses are compared on the same ones.
     """
     task, parts = bench.task(model, seed), bench.batches(SHARE, CLIENTS, seed)
     defense = build_defense(links)

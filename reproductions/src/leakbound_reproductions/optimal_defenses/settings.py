@@ -13,13 +13,13 @@ from leakbound.audit.plan import Plan
 OURS, PRUNED = "local_optimal_noise", "local_optimal_pruning"
 EQUAL, MAGNITUDE = "gaussian_noise", "magnitude_pruning"
 FRESH = 1000
-"""The first seed of what is measured again: the first run had those from 0 on."""
+"""The first seed of what is measured again; the first run had those from 0 on."""
 COLOR_SOURCE = "photos"
 LOUD, KEPT, CUT = 0.1, 0.8, 0.9
 """The noise of figure 9, and the rates of optimal and of magnitude pruning in figure 6."""
 MODEL = "simple_convnet"
 FIGURES = ((0.7, "section 4.1, figure 2"), (0.8, "figure 3"))
-"""Rates of optimal pruning that the paper sets against magnitude pruning at `CUT`, on CIFAR-10."""
+"""Rates of optimal pruning that the paper compares with magnitude pruning at `CUT`, on CIFAR-10."""
 NOISE_RATE, PRUNING_RATE = 1e-3, 5e-4
 """Adam's, as in appendix C.1."""
 
@@ -33,8 +33,8 @@ class Setting:
         steps: of the attacks.
         seeds: for errors under the paper's attack, and for losses after 5 steps.
         aware: seeds for errors under attacks that know the defense; 0 leaves them out.
-        trained, rounds: trainings with batches that change.
-        again: seeds for the errors of claim 0-3, which a first run left undecided; 0: as `seeds`.
+        trained, rounds: training runs with changing batches.
+        again: seeds for the errors of claim 0-3, which was undecided in a first run; 0: as `seeds`.
         noises, rates: levels of the defenses.
         models: random linear models for the theory; draws: in thousands.
     """
@@ -62,7 +62,7 @@ SETTINGS = {
 
 
 def plans(setting: Setting, color: str = COLOR_SOURCE) -> dict[str, Plan]:
-    """The audits: the paper's attack, attackers who know, and trainings under noise and pruning.
+    """The audits: the paper's attack, aware attackers, and training under noise and pruning.
 
     `color`: a data source of color images, for what the paper shows on CIFAR-10.
     """

@@ -1,7 +1,7 @@
-"""Does the noise itself name the record? Identification among candidates at drowning noise.
+"""Does the noise itself identify the example? Identification among candidates at very large noise.
 
-The threat model here is explicit: the attacker holds a gallery of images of which one is the
-client's. That is no reconstruction, and no verdict of an audit comes from it.
+The threat model is explicit: the attacker has a gallery of images, one of which is the client's.
+This is not a reconstruction, and no verdict of an audit uses it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEFENSES: dict[str, Defense] = {
 
 @dataclass(frozen=True)
 class Found:
-    """How often the record was named: hits of n, with the 95 % Wilson interval."""
+    """How often the example was identified: hits of n, with the 95 % Wilson interval."""
 
     defense: str
     model: str
@@ -48,10 +48,10 @@ class Found:
 def identify(
     model: str, defense: Defense, *, trials: int = 100, candidates: int = 200, name: str = ""
 ) -> Found:
-    """Name the client's image among `candidates` from one update, `trials` times.
+    """Identify the client's image among `candidates` from one update, `trials` times.
 
-    One model (seed 0) and one gallery of public images; each trial has its own record, directions
-    and noise. The attacker replays the defense with directions of his own.
+    One model (seed 0) and one gallery of public images; each trial has its own example, directions
+    and noise. The attacker replays the defense with their own directions.
     """
     bench = PlanContext(DataSpec())
     task = bench.task(ModelSpec(model), 0)
@@ -64,7 +64,7 @@ def identify(
         one = Batch(gallery.inputs[index : index + 1], gallery.labels[index : index + 1])
         sources = [stream(trial, "identify", side) for side in ("client", "server")]
         seen = play(task, [one], defense, sources).observation
-        if replays is None:  # they serve for all updates of one model and defense
+        if replays is None:  # the same for all updates of one model and defense
             replays = replay(seen, gallery, stream(0, "identify", "attacker"))
         hits += int(torch.argmax(score(seen, replays)) == index)
     return Found(name or repr(defense), model, hits, len(order))

@@ -1,4 +1,4 @@
-"""Claim 0-6: the paper's theorems, by draws and by other solvers than theirs."""
+"""Claim 0-6: the paper's theorems, checked by draws and by other solvers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIRECTIONS, OFF = 10, 0.5
 
 
 def measured(models: int, draws: int) -> dict[str, Any]:
-    """What the findings of the claim need.
+    """The measurements that the findings of the claim need.
 
     Args:
         models: random linear models.
@@ -48,7 +48,7 @@ def _linear(seed: int, weights: int = WEIGHTS) -> tuple[Array, Array]:
 
 
 def _floor(seed: int, draws: int) -> dict[str, float]:
-    """The best attacker's error over theorem 3.2's floor: x ~ N(0, I), y = J x + noise."""
+    """The best attacker's error / theorem 3.2's lower bound: x ~ N(0, I), y = J x + noise."""
     jacobian, _ = _linear(seed)
     source = np.random.default_rng([7, seed])
     x = source.standard_normal((draws, INPUTS))
@@ -63,7 +63,7 @@ def _floor(seed: int, draws: int) -> dict[str, float]:
 
 
 def _fisher(draws: int) -> dict[str, float]:
-    """Squared length of the score over tr J_F = sum |grad g_i|^2 / Sigma_ii (eq. 6)."""
+    """Squared length of the score relative to tr J_F = sum |grad g_i|^2 / Sigma_ii (eq. 6)."""
     jacobian, gradient = _linear(0)
     variance = np.abs(gradient) + 0.5
     noise = np.random.default_rng(8).standard_normal((draws, WEIGHTS)) * variance**0.5
@@ -73,7 +73,7 @@ def _fisher(draws: int) -> dict[str, float]:
 
 
 def _utility(draws: int) -> dict[str, float]:
-    """Squared deviation of <g, y> over sum g_i^2 Sigma_ii, the cost of eq. 5."""
+    """Squared deviation of <g, y> relative to sum g_i^2 Sigma_ii, the cost of eq. 5."""
     _, gradient = _linear(0)
     variance = np.abs(gradient) + 0.5
     noise = np.random.default_rng(9).standard_normal((draws, WEIGHTS)) * variance**0.5
@@ -82,7 +82,7 @@ def _utility(draws: int) -> dict[str, float]:
 
 
 def _noise(models: int, draws: int) -> dict[str, int]:
-    """How often another covariance of the same cost tells less than theorem 3.5's."""
+    """How often another covariance of the same cost leaks less than theorem 3.5's."""
     hits = n = 0
     for seed in range(models):
         jacobian, gradient = _linear(seed)
@@ -104,7 +104,7 @@ def _optimal(s: Array, g2: Array, rule: str) -> Array:
 
 
 def _algorithm(models: int) -> dict[str, int]:
-    """In how many models eq. 7 tells less than algorithm 1 as printed, at the same cost."""
+    """In how many models eq. 7 leaks less than algorithm 1 as printed, at the same cost."""
     hits = 0
     for seed in range(models):
         jacobian, gradient = _linear(seed)
@@ -127,7 +127,7 @@ def _pruning(seed: int) -> float:
 
 
 class _Projection(nn.Module):
-    """<w, x>: the slope of each weight's gradient is a unit vector of its own."""
+    """<w, x>: each weight's gradient has its own unit vector as slope."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ Make = Callable[[int], Finding]
 
 
 def theory(found: Mapping[str, Any]) -> Claim:
-    """0-6: theorems 3.2, 3.5 and 3.6 with what they rest on."""
+    """0-6: theorems 3.2, 3.5 and 3.6 with their lemmas."""
     least = min(found["floor"], key=lambda one: one["mean"])
     models, other = len(found["floor"]), found["algorithm"]
     made = [
@@ -76,7 +76,7 @@ def theory(found: Mapping[str, Any]) -> Claim:
 def _normal(
     text: str, of: Mapping[str, float], region: Interval, paper: str, tests: int = 1
 ) -> Make:
-    """Of a mean over many draws; the least of several tests."""
+    """A finding on a mean over many draws; the smallest of several tests."""
     error = of["deviation"] / math.sqrt(of["n"])
 
     def interval(level: float) -> Interval:

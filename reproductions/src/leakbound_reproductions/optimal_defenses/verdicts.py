@@ -1,13 +1,13 @@
 """Claims 0-1 to 0-6 of paper A, from what was measured at one scale.
 
 Each region is the tolerance. Regions and comparisons were fixed before the first run of this
-command, when an earlier study was known (docs/optimal_defenses_results.md: 0-1 to 0-5 with seeds 0
-to 5, which are among those of `cpu`, the same data, batches and steps). The exception was 0-5; see
-its remark. After the results at `minutes` were known, a review changed by the paper's text alone:
-0-1 to 0-4 at equal loss (means first; a claim is not judged without it), 0-1 (errors at 70 % and
-80 % against 90 % are told, not judged), 0-5 (by the panels of figure 14) and 0-6 (no finding on
-algorithm 1 as printed). The paper's attacker, which knows nothing of the defense, decides;
-attackers who know are told in a remark.
+command. An earlier study was known by then (docs/optimal_defenses_results.md: 0-1 to 0-5 with seeds
+0 to 5, which are among those of `cpu`, the same data, batches and steps). The exception was 0-5;
+see its remarks. After the results at `minutes` were known, a review changed some rules by the
+paper's text alone: 0-1 to 0-4 at equal loss (means first; a claim is not judged without it), 0-1
+(errors at 70 % and 80 % against 90 % are reported, not judged), 0-5 (by the panels of figure 14)
+and 0-6 (no finding on algorithm 1 as printed). The paper's attacker, who does not know the defense,
+decides; aware attackers appear in remarks.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from leakbound_reproductions.optimal_defenses.theory_claim import theory
 from leakbound_reproductions.paired import logs
 
 ALIKE = (-3.0, 3.0)
-"""dB: errors within a factor of two are comparable. Ours: the paper prints no number."""
+"""dB: errors within a factor of two are comparable (our choice; the paper gives no number)."""
 UNEVEN = (3.0, math.inf)
-"""Noise of one layer over another's that counts as significantly higher. Ours as well."""
+"""Ratio of the noise of two layers that counts as significantly higher (our choice)."""
 PANELS = ("weight", "bias")
-"""Of figure 14, by how the names of their tensors end."""
+"""Panels of figure 14, by the ends of tensor names."""
 APART = (
     "The two families have no mean training losses in common at this scale (or fewer than two "
     "seeds), so their errors cannot be compared at equal loss; the claim is not judged by the rest."
@@ -53,12 +53,12 @@ Seeds = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Measured:
-    """What one scale gave.
+    """The measurements of one scale.
 
     Attributes:
         naive, aware: errors under the paper's attack, and under attacks that know the defense.
         losses: after 5 steps on one batch, by seed.
-        trained: trainings with batches that change.
+        trained: training runs with changing batches.
         layers: noise in each tensor under `OURS` at `LOUD`, by seed.
         theory: see `theory.measured`.
         sizes: parameters of each tensor.
@@ -148,7 +148,7 @@ def pruning_trade(measured: Measured) -> Claim:
 
 
 def _lower(measured: Measured, ours: Key, theirs: Key) -> list[float]:
-    """By seed, how much lower the loss is under ours."""
+    """By seed, how much lower the loss is under our defense."""
     return _less(measured.losses.get(theirs, {}), measured.losses.get(ours, {}))
 
 
@@ -276,7 +276,7 @@ def layers(measured: Measured) -> Claim:
 def held_out(panels: Mapping[str, Seeds]) -> dict[int, str]:
     """By seed, the panel with the largest mean over all other seeds.
 
-    Of two equal panels the larger value of each seed would be more than either is in the mean.
+    With two equal panels, the larger value of each seed would exceed the mean of either panel.
 
     Example:
         >>> held_out({"weight": {0: 1.0, 1: 1.0, 2: 1.0}, "bias": {0: 0.0, 1: 0.0, 2: 9.0}})
@@ -292,7 +292,7 @@ def held_out(panels: Mapping[str, Seeds]) -> dict[int, str]:
 
 
 def _spans(measured: Measured, part: str) -> dict[int, float]:
-    """By seed, the logarithm of the largest over the smallest noise of tensors of a panel."""
+    """By seed, the logarithm of (largest / smallest noise) of a panel's tensors."""
     found = {}
     for seed, noted in measured.layers.items():
         own = [value for name, value in noted.items() if name.endswith(part)]
@@ -301,7 +301,7 @@ def _spans(measured: Measured, part: str) -> dict[int, float]:
 
 
 def _at_equal_loss(measured: Measured, ours: str, theirs: str, source: str) -> Part:
-    """The comparison at equal loss; without values where the families' losses do not meet."""
+    """The comparison at equal loss; without values if the families' losses do not overlap."""
     pruned = ours == PRUNED
     levels = measured.setting.rates if pruned else measured.setting.noises
     make = rate if pruned else noise
@@ -318,12 +318,12 @@ def _at_equal_loss(measured: Measured, ours: str, theirs: str, source: str) -> P
 
 
 def _apart(found: Claim, same: Part) -> Claim:
-    """The claim, saying why where it lacks the comparison at equal loss."""
+    """The claim, with a reason if it lacks the comparison at equal loss."""
     return found if len(same.values) else replace(found, why=APART)
 
 
 def _sides(found: Claim) -> str:
-    """On which side the errors fall that should be similar and are not."""
+    """For errors that should be similar and are not: whether protection is higher or lower."""
     return remarks(
         *(
             f"{one.statement}: not similar, protection is "
@@ -335,31 +335,31 @@ def _sides(found: Claim) -> str:
 
 
 def _less(a: Seeds, b: Seeds) -> list[float]:
-    """A - b over the seeds that both have."""
+    """Differences a - b for the seeds that both have."""
     return [a[seed] - b[seed] for seed in sorted(set(a) & set(b))]
 
 
 def _gains(measured: Measured, a: Key, b: Key, aware: bool = False) -> list[float]:
-    """How many decibels more error a leaves than b, by seed."""
+    """By how many decibels the error under a exceeds that under b, by seed."""
     return _less(*(logs(measured.error(key, aware)) for key in (a, b)))
 
 
 def _decibels(measured: Measured, a: Key, b: Key, aware: bool = False) -> str:
-    """The mean of these with its interval, in words."""
+    """The mean of these with its interval, as text."""
     mean, interval = student(_gains(measured, a, b, aware))
     low, high = interval(0.95)
     return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}] dB"
 
 
 def _times(spans: Seeds) -> str:
-    """Of logarithms of ratios, the geometric mean with its interval, in words."""
+    """The geometric mean of ratios (from logarithms) with its interval, as text."""
     mean, interval = student(list(spans.values()))
     low, high = interval(0.95)
     return f"{math.exp(mean):.2f} [{math.exp(low):.2f}, {math.exp(high):.2f}] times"
 
 
 def _knowing(measured: Measured, keys: Sequence[tuple[Key, Key]]) -> str:
-    """Our remark: the same differences of errors against attackers who know the defense."""
+    """Remarks: the same differences of errors against attackers who know the defense."""
     if not measured.aware:
         return ""
     seeds = len(measured.aware[keys[0][0]].strongest())

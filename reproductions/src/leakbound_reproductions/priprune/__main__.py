@@ -1,4 +1,4 @@
-"""Run a plan of your own, or some parts: `python -m leakbound_reproductions.priprune --scale PLAN`.
+"""Run your own plan, or some parts: `python -m leakbound_reproductions.priprune --scale PLAN`.
 
 The built-in plans run by `leakbound reproduce priprune`, which judges the claims as well.
 """

@@ -1,4 +1,4 @@
-"""One cell of the study: train a federation, attack one client, measure."""
+"""One experiment of the study: train a federation, attack one client, measure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from leakbound_reproductions.priprune.study import Cell
 SHOWN = ("psnr", "ssim", "nmi", "binned_nmi", "adjusted_mi")
 OTHERS, PERMUTATIONS = 20, 10
 DRAWS = {"gi": "sgi", "sgi_pruned": "sgi"}
-"""Attacks that start from the same draws as others, so that only what they know differs."""
+"""Attacks that start from the same draws as others, so that only their knowledge differs."""
 Record = dict[str, Any]
 
 
@@ -44,7 +44,7 @@ def attacks(steps: int) -> Mapping[str, Attack]:
 
 
 def run(cell: Cell) -> Record:
-    """Train, attack and measure; the same cell gives the same record."""
+    """Train, attack and measure; the same experiment gives the same record."""
     images, labels = _split(cell)
     task, plan = _task(cell), _plan(cell)
     clients, test, public = images[:-2], images[-2], images[-1]
@@ -76,12 +76,12 @@ LONGEST = 20
 
 
 def fresh(cell: Cell) -> tuple[Task, Batch]:
-    """A cell's model at its first weights, and its test images."""
+    """An experiment's model at its initial weights, and its test images."""
     return _task(cell), _split(cell)[0][-2]
 
 
 def linear(cell: Cell) -> float:
-    """Test accuracy of logistic regression on all private images, its penalty chosen by them."""
+    """Test accuracy of logistic regression on all private images, which also set its penalty."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV
 
@@ -101,7 +101,7 @@ def truth(cell: Cell) -> Tensor:
 
 
 def _of_round(one: FederatedRound) -> Record:
-    """What the round shows beside images: densities, and the bits that the mask may tell."""
+    """Other results of the round: densities, and the bits that the mask may leak."""
     target = one.turn(0)
     exists = pruning.prunable(target.task)
     if target.task.kept is not None:
@@ -195,7 +195,7 @@ def defense(text: str) -> Chain:
 
 
 def built(kind: str, text: str, **given: Any) -> Any:
-    """A thing from its name and settings, `name,setting=value,...`."""
+    """Build an object from its name and settings, `name,setting=value,...`."""
     name, *rest = text.split(",")
     if wrong := [pair for pair in rest if pair.count("=") != 1]:
         raise ValueError(f"{kind} {text!r} has {wrong[0]!r}; write name,setting=value,...")
@@ -226,7 +226,7 @@ def _task(cell: Cell) -> Task:
 
 @cache
 def _images(source: str, size: int) -> Dataset:
-    """The images; of a folder or zip, with the writers in the last part of their names."""
+    """The images; from a folder or zip, with the writers in the last part of their names."""
     writer = "last" if source.startswith(("folder:", "zip:")) else None
     return data.load(source, size=size, channels=1 if writer else None, writer=writer)
 

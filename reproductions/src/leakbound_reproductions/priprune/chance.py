@@ -1,8 +1,8 @@
-"""Claim 4-0: raw NMI can rank noise above a true reconstruction; which other measures do not?
+"""Claim 4-0: raw NMI can score noise above a true reconstruction. Which measures do not?
 
-Real images are spoiled in known ways (true but partial reconstructions) and set against guesses
-that know nothing of them. Run it with
-`python -m leakbound_reproductions.priprune.chance [PICTURE]`.
+Real images are degraded in known ways (true but partial reconstructions) and compared with
+candidates that do not depend on them. Run it with `python -m
+leakbound_reproductions.priprune.chance [PICTURE]`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from leakbound_reproductions.priprune.nmi import INFORMATION
 IMAGES = 200
 SETS = ("digits on black", "digits on white", "photographs", "clear photographs")
 CONTRAST = 0.2
-"""Least standard deviation of the pixels of a clear photograph's tile."""
+"""Smallest standard deviation of the pixels of a clear photograph's tile."""
 MEASURES: tuple[Metric, ...] = (*INFORMATION, *(m for m in METRICS if m.name in ("psnr", "ssim")))
 NOISE, OTHER = "uniform noise", "another image"
 BLUE, RED, GRAY = "#0072b2", "#d55e00", "#808080"
@@ -43,13 +43,13 @@ Maker = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of guess for the images of one set.
+    """One kind of candidate for the images of one set.
 
     Attributes:
         knows: whether it is made from the true image.
         means: of every measure, with 95 % intervals over the images.
         below_noise, below_other: for every measure, how many images have a lower value for this
-            guess than for noise, and than for another image of the set.
+            candidate than for noise, and than for another image of the set.
     """
 
     data: str
@@ -120,18 +120,18 @@ PARTIAL: dict[str, Maker] = {
     "2 gray levels": lambda truth, _: (truth > 0.5).float(),
     "blur": _blur,
 }
-"""True reconstructions, spoiled."""
+"""True reconstructions, degraded."""
 
 IGNORANT: dict[str, Maker] = {
     NOISE: lambda truth, source: uniform(truth.shape, source),
     "normal noise": lambda truth, source: 0.5 + 0.25 * normal(truth.shape, source),
     "its pixels shuffled": _shuffled,
 }
-"""Guesses that know no pixel; the last knows how often each gray level occurs."""
+"""Candidates that use no pixel; the last uses how often each gray level occurs."""
 
 
 def guesses(name: str, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The true images of a set and every guess for them, by name."""
+    """The true images of a set and every candidate for them, by name."""
     truth, others = images(name, count)
     found = {OTHER: others}
     for guess, make in (IGNORANT | PARTIAL).items():
@@ -140,7 +140,7 @@ def guesses(name: str, count: int) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def rows(count: int = IMAGES) -> list[Row]:
-    """Every guess for `count` images of every set: one to two minutes for 200."""
+    """Every candidate for `count` images of every set: one to two minutes for 200."""
     found = []
     for name in SETS:
         truth, made = guesses(name, count)
@@ -173,7 +173,7 @@ def _values(
 def table(found: Sequence[Row]) -> list[str]:
     """Means, and the share of images for which noise, and another image, score higher."""
     lines = [
-        "| images | guess | NMI | 16 bins | AMI | PSNR | SSIM "
+        "| images | candidate | NMI | 16 bins | AMI | PSNR | SSIM "
         "| noise above it by NMI | 16 bins | AMI, PSNR, SSIM | another image above it by NMI "
         "| AMI | PSNR |",
         "|---|---|--:|--:|--:|--:|--:|---|---|---|---|---|---|",
@@ -201,7 +201,7 @@ def _percent(hits: int, n: int) -> str:
 
 
 def draw(found: Sequence[Row], path: Path) -> None:
-    """What four measures give on average, beside each set's image of the highest contrast."""
+    """Four measures on average, with each set's image of the highest contrast."""
     shown = [m for m in MEASURES if m.name != "binned_nmi"]
     names = list(dict.fromkeys(row.data for row in found))
     with matplotlib.rc_context({"font.size": 8}):

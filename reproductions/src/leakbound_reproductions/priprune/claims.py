@@ -1,11 +1,11 @@
-"""Claims 4-1 to 4-9 of paper D, each judged as the paper judged it.
+"""Claims 4-1 to 4-9 of paper D, each judged as in the paper.
 
-The paper's attacker is SGI, its measure NMI, beside it PSNR where it shows both (over the rate);
-the differences are between cells of one seed, which have the same weights, images and draws. NMI
-and accuracy are means over the attacked rounds and over the schemes that a claim is about. Where
-PriPrune is compared, only the rounds count in which its masks can withhold: how it starts is not
-printed, and over the paper's thousands of rounds does not matter. What a stronger attacker gets is
-a remark: the paper claims nothing of him. All other comparisons are on the results' page.
+The paper's attacker is SGI and its measure NMI, with PSNR where it shows both (by rate).
+Differences are between experiments of one seed, which have the same weights, images and draws. NMI
+and accuracy are means over the attacked rounds and over the schemes that a claim is about. For
+PriPrune, only the rounds count in which its masks can withhold. The paper does not say how it
+starts, which does not matter over its thousands of rounds. Results of a stronger attacker are
+remarks, because the paper claims nothing about them. All other comparisons are on the results page.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ counts as equal."""
 POINT = 1.0
 """How many points of accuracy count as closely aligned."""
 MOST = 0.75
-"""The part of the reduction by Largest 60 % that counts as comparable to it: what its table 2 may
-move by chance, 0.025, is a quarter of the 0.10 that PriPrune gains there."""
+"""The share of the reduction by Largest 60 % that counts as comparable. The largest deviation in
+table 2, 0.025, is a quarter of PriPrune's gain of 0.10 there."""
 FIRST = "SGI in the first round, with random weights"
 EACH = "SGI, mean over the attacked rounds"
 NEAR = f"NMI closer than {REPEATED:g}, the largest deviation in table 2, counts as equal"
@@ -81,14 +81,14 @@ def rate_lowers(found: Measured, n: str) -> Claim:
 
 
 def _over_rates(found: Measured) -> list[Part]:
-    """The comparisons of 4-1 in one part of the plan; none where it has none."""
+    """The comparisons of 4-1 in one part of the plan; may be none."""
     rates, parts = sorted({rate_of(cell) for cell, _ in found.pairs}), []
     for measure, name, unit in (("nmi", "NMI", ""), ("psnr", "PSNR", "dB")):
         at = {rate: at_rate(found, rate).leak("sgi", measure) for rate in rates}
         low, high = (at[rates[0]], at[rates[-1]]) if rates else ({}, {})
         text = f"{name} falls from the lowest rate to the highest"
         parts.append(Part(text, less(low, high), POSITIVE, unit=unit, paper="falls (figure 4)"))
-        if measure == "nmi":  # the paper's "clearer" is said of NMI alone
+        if measure == "nmi":  # the paper says "clearer" only about NMI
             middle = at.get(0.5, {})
             first, second = difference(low, middle), difference(middle, high)
             text = f"{name} falls more from 0.5 on than up to 0.5"
@@ -99,8 +99,8 @@ def _over_rates(found: Measured) -> list[Part]:
 def sparse_beats_blind(found: Measured, n: str) -> Claim:
     """4-2: SGI infers more "at each pruning rate level, across all tested pruning methods".
 
-    Of a client who prunes a dense model, the setting of the paper's reason: only there does the
-    mask tell the server something that it does not have.
+    For a client who prunes a dense model, the setting of the paper's reason: only there does the
+    mask give the server new information.
     """
     ways = {
         f"rate {rate:g}": at_rate(found, rate)
@@ -151,8 +151,8 @@ def batch_lowers(found: Measured, n: str) -> Claim:
 def size_raises(found: Measured, n: str) -> Claim:
     """4-4: deeper models leak more, and not in proportion to their weights.
 
-    As in the paper the models differ in depth. "Not linear", as further weights of large models add
-    little: the middle model lies above the line from the smallest to the largest.
+    As in the paper, the models differ in depth. "Not linear" means that further weights of large
+    models add little: the middle model lies above the line from the smallest to the largest.
     """
     both = [found.where(part=part) for part in ("size", "size_again")]
     used = repeated(*map(_over_sizes, both))
@@ -167,13 +167,13 @@ def size_raises(found: Measured, n: str) -> Claim:
 
 
 def _by_size(found: Measured) -> list[str]:
-    """The models that differ in depth, from the smallest to the largest; none of fewer than 3."""
+    """The models that differ in depth, from smallest to largest; none if fewer than 3."""
     weights = in_depth({cell.model: record["weights"] for cell, record in found.pairs})
     return sorted(weights, key=lambda model: weights[model]) if len(weights) > 2 else []
 
 
 def _over_sizes(found: Measured) -> list[Part]:
-    """The comparisons of 4-4 in one part of the plan; none where it has none."""
+    """The comparisons of 4-4 in one part of the plan; may be none."""
     models, parts = _by_size(found), []
     if not models:
         return []
@@ -194,7 +194,7 @@ def _over_sizes(found: Measured) -> list[Part]:
 
 
 def in_depth(weights: Mapping[str, int]) -> dict[str, int]:
-    """Of models with their weights, the largest group that differs in depth alone.
+    """From models with their weights, the largest group that differs only in depth.
 
     Example:
         >>> in_depth({"conv,depth=1": 10, "conv,depth=2": 20, "conv,depth=2,width=2.0": 40})
@@ -208,10 +208,10 @@ def in_depth(weights: Mapping[str, int]) -> dict[str, int]:
 
 
 def rules(found: Measured, n: str) -> Claim:
-    """4-5: of the fixed rules at 30 %, figure 6's oval of real pruning and appendix D.1.
+    """4-5: the fixed rules at 30 %, figure 6's oval of real pruning and appendix D.1.
 
-    "Largest" has "the best privacy and the worst model accuracy", random the highest accuracy; that
-    mix lies between them in privacy, up to what repetitions differ by, is read from the figure.
+    "Largest" has "the best privacy and the worst model accuracy", random the highest accuracy. The
+    figure shows that mix lies between them in privacy, up to differences between repetitions.
     """
     own = {rule: arm(found, rule, 0.3, False) for rule in RULES}
     nmi = {rule: _nmi(some) for rule, some in own.items()}
@@ -240,9 +240,10 @@ def rules(found: Measured, n: str) -> Claim:
 
 
 def pseudo_raises(found: Measured, new: Measured, n: str) -> Claim:
-    """4-6: keeping what is withheld: "notably better" accuracy, no more NMI, with the same rule.
+    """4-6: keeping withheld weights gives "notably better" accuracy and no more NMI, with the same
+    rule.
 
-    `new`: a rule's cells that were measured again, for its accuracy.
+    `new`: a rule's experiments that were measured again, for its accuracy.
     """
     parts, hidden, second = [], [], []
     for rule in RULES:
@@ -272,7 +273,7 @@ def pseudo_raises(found: Measured, new: Measured, n: str) -> Claim:
 
 
 def as_base(found: Measured, n: str) -> Claim:
-    """4-7: PriPrune with the paper's ratio of weights beside PruneFL and Largest (Pseudo) 60 %."""
+    """4-7: PriPrune with the paper's ratio of weights, PruneFL and Largest (Pseudo) 60 %."""
     names = [name for name in found.values("defense") if name.startswith("pri_prune")]
     own, base = found.where(defense=names[0] if names else ""), found.where(defense="none")
     most = arm(found, "largest", 0.6, True)

@@ -1,4 +1,4 @@
-"""All comparisons behind claims 4-1 to 4-9 of paper D, one by one: for the page."""
+"""All comparisons behind claims 4-1 to 4-9 of paper D, for the page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from leakbound_reproductions.priprune.measured import BySeed, Measured, rate_of,
 Pair = tuple[BySeed, BySeed]
 MEASURES = (("psnr", "dB"), ("adjusted_mi", "AMI"))
 MARGIN = {"psnr": 1.0, "adjusted_mi": 0.02}
-"""How far below SGI may be of GI and still count as at least as good."""
+"""How far SGI may be below GI and still count as at least as good."""
 
 
 def comparisons(found: Measured) -> list[Comparison]:
-    """All for which there are cells."""
+    """All for which there are experiments."""
     return [
         *rate_lowers(found.where(part="rate", dense_server=False)),
         *sparse_beats_blind(found.where(part="rate")),
@@ -34,13 +34,13 @@ def comparisons(found: Measured) -> list[Comparison]:
 
 
 def by_scheme(found: Measured) -> dict[str, Measured]:
-    """The cells of each scheme."""
+    """The experiments of each scheme."""
     names = list(dict.fromkeys(scheme_of(cell) for cell, _ in found.pairs))
     return {n: Measured([p for p in found.pairs if scheme_of(p[0]) == n]) for n in names}
 
 
 def at_rate(found: Measured, rate: float) -> Measured:
-    """The cells of one base rate."""
+    """The experiments of one base rate."""
     return Measured([p for p in found.pairs if rate_of(p[0]) == rate])
 
 
@@ -111,7 +111,7 @@ def size_raises(found: Measured) -> Iterator[Comparison]:
 
 
 def rules(found: Measured) -> Iterator[Comparison]:
-    """4-5: of the fixed rules, the largest hides most and costs most, random ones least."""
+    """4-5: among the fixed rules, the largest hides and costs the most, random the least."""
     for pseudo in (False, True):
         own_arms = {rule: arm(found, rule, 0.3, pseudo) for rule in ("largest", "mix", "random")}
         if not all(own.pairs for own in own_arms.values()):
@@ -200,14 +200,14 @@ def table(found: Measured) -> Iterator[Comparison]:
 
 
 def arms(found: Measured) -> tuple[Measured, Measured] | None:
-    """The cells without a defense and with one; None where there are not both."""
+    """The experiments without a defense and with one; None if one is missing."""
     ours = [defense for defense in found.values("defense") if defense != "none"]
     plain = found.where(defense="none")
     return (plain, found.where(defense=ours[0])) if plain.pairs and len(ours) == 1 else None
 
 
 def privacy_weight(found: Measured) -> Iterator[Comparison]:
-    """4-9: a larger l_pri leaks less: over the pairs of cells that differ in it alone."""
+    """4-9: a larger l_pri leaks less, over pairs of experiments that differ only in it."""
     arms: dict[tuple[str, ...], dict[float, Measured]] = {}
     for defense in found.values("defense"):
         parts = dict(pair.split("=") for pair in defense.split(",")[1:])
@@ -230,19 +230,19 @@ def privacy_weight(found: Measured) -> Iterator[Comparison]:
 
 
 def spoken(found: Gain) -> str:
-    """A difference with its interval; what is only rounding is 0."""
+    """A difference with its interval; rounding errors become 0."""
     mean, low, high = (0.0 if abs(v) < 1e-9 else v for v in (found.mean, found.low, found.high))
     return f"{mean:+.3g} [{low:+.3g}, {high:+.3g}], n = {found.n}"
 
 
 def arm(found: Measured, rule: str, rate: float, pseudo: bool) -> Measured:
-    """The cells that withhold by a rule at a rate."""
+    """The experiments that withhold by a rule at a rate."""
     tail = "" if pseudo else ",pseudo=false"
     return found.where(defense=f"withhold,rule={rule},rate={rate}{tail}")
 
 
 def late(found: Measured) -> list[int]:
-    """The rounds that the attacker of all rounds attacked, but for the first, where all start."""
+    """The rounds that `rounds` attacked, except the first, where all start."""
     marks = {mark for cell, _ in found.pairs for mark in cell.marks}
     return sorted(mark for mark in marks if 1 < mark <= LONGEST)
 
@@ -266,11 +266,11 @@ def _one(number: str, statement: str, ours: BySeed, theirs: BySeed) -> Compariso
 def _many(
     number: str, statement: str, pairs: Mapping[str, Pair], *, margin: float = 0.0
 ) -> Comparison:
-    """One claim over several comparisons, by the mean over them and by each.
+    """One claim over several comparisons, judged by their mean and by each.
 
-    It holds where the mean over all comparisons does and no single one is on the other side, and
-    does not hold where one of these is: singles by intervals widened for their number. What is on
-    the other side by less than the margin counts as equal.
+    It holds if the mean over all comparisons does and no single one contradicts it. It does not
+    hold if a single one does, by an interval widened for their number. A contradiction smaller than
+    the margin counts as equal.
     """
     pairs = {k: ({s: v + margin for s, v in a.items()}, b) for k, (a, b) in pairs.items()}
     gains = {name: gain for name, own in pairs.items() if (gain := _difference(own)) is not None}

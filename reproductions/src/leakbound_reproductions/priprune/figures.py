@@ -1,4 +1,4 @@
-"""Pictures of the study: leakage against rate, accuracy against leakage, what was rebuilt."""
+"""Pictures of the study: leakage against rate, accuracy against leakage, reconstructions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAPER = "sgi"
 
 
 def draw(found: Measured, folder: Path) -> None:
-    """All pictures for which there are cells."""
+    """All pictures for which there are experiments."""
     with matplotlib.rc_context():
         for name, part, make in (
             ("rate", "rate", _rate),

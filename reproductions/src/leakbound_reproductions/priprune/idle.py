@@ -20,7 +20,7 @@ def acting(found: Measured) -> list[int]:
 def first(found: Measured) -> int:
     """The first round in which alpha can be above 1/2, at Adam's largest steps from its start.
 
-    0 where no cell has PriPrune.
+    0 if no experiment has PriPrune.
     """
     links = [
         link
@@ -33,7 +33,7 @@ def first(found: Measured) -> int:
 
 
 def started(found: Measured) -> str:
-    """When PriPrune's masks begin to withhold, and how much they do; nothing without cells."""
+    """When PriPrune's masks begin to withhold, and how much; empty without experiments."""
     if not first(found):
         return ""
     rates = {m: found.by_seed(lambda r, m=m: _rate(r, m)) for m in acting(found)}  # type: ignore[misc]

@@ -129,7 +129,7 @@ def printed(
         batch_size: B.
         rounds: T.
         mask_term: "squared" 1 - (1 - 2p)^2 / (2 ln 2), the first term of the entropy's series;
-            "linear" 1 - (p - 1) / (2 ln 2), as the print may be read; "ceiling" 1 + 1 / (2 ln 2),
+            "linear" 1 - (p - 1) / (2 ln 2), as the print may be read; `"ceiling"` 1 + 1 / (2 ln 2),
             its value at p = 0, as (25) in the appendix may be read.
 
     Raises:

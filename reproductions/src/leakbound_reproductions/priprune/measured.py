@@ -1,4 +1,4 @@
-"""The records of the study, looked up by what they are about."""
+"""The records of the study, looked up by their settings."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from leakbound_reproductions.priprune.study import Cell
 
 BySeed = dict[int, float]
 CAP = 40.0
-"""PSNR counts up to here, in dB: better images look the same."""
+"""Cap of PSNR, in dB: better images look the same."""
 ATTACKS = ("sgi", "ordered", "rounds", "mixed")
 """Attackers of a server that knows the base mask, the paper's first."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Cells with their records."""
+    """Experiments with their records."""
 
     pairs: Sequence[tuple[Cell, Record]]
 
     @staticmethod
     def of(cells: Iterable[Cell], records: Mapping[str, Record]) -> Measured:
-        """Every cell with its record, a cell of two parts in both."""
+        """Every experiment with its record; an experiment of two parts is in both."""
         return Measured([(cell, records[cell.id]) for cell in cells if cell.id in records])
 
     def where(self, **wanted: Any) -> Measured:
-        """Those whose cells have these settings."""
+        """Those whose experiments have these settings."""
         return Measured(
             [
                 (cell, record)
@@ -39,11 +39,11 @@ class Measured:
         )
 
     def values(self, key: str) -> list[Any]:
-        """What the cells have for a setting, in order of appearance."""
+        """The experiments' values of a setting, in order of appearance."""
         return list(dict.fromkeys(getattr(cell, key) for cell, _ in self.pairs))
 
     def by_seed(self, value: Callable[[Record], float | None]) -> BySeed:
-        """A number of each record, by seed; of several records of a seed the mean."""
+        """A number of each record, by seed; the mean if a seed has several records."""
         found: dict[int, list[float]] = {}
         for cell, record in self.pairs:
             number = value(record)
@@ -52,7 +52,7 @@ class Measured:
         return {seed: fmean(numbers) for seed, numbers in sorted(found.items())}
 
     def leak(self, attack: str, measure: str = "psnr", round_: int | None = None) -> BySeed:
-        """What an attack reached, by seed: the mean over images and, without `round_`, rounds."""
+        """An attack's result, by seed: the mean over images and, without `round_`, over rounds."""
         return self.by_seed(lambda record: leaked(record, attack, measure, round_))
 
     def accuracy(self, key: str = "accuracy") -> BySeed:
@@ -60,9 +60,9 @@ class Measured:
         return self.by_seed(lambda record: None if record[key] is None else 100 * record[key])
 
     def strongest(self, round_: int, among: Sequence[str] = ATTACKS) -> tuple[str, BySeed]:
-        """The attack with the highest mean PSNR in a round, and what it reached.
+        """The attack with the highest mean PSNR in a round, and its result.
 
-        Of the seeds that all attacks of the round attacked: some attack only the first ones.
+        Uses the seeds that all attacks of the round attacked; some attack only the first ones.
         """
         found = {attack: self.leak(attack, "psnr", round_) for attack in among}
         known = {attack: own for attack, own in found.items() if own}
@@ -72,9 +72,9 @@ class Measured:
         return best, {seed: known[best][seed] for seed in seeds}
 
     def worst(self, among: Sequence[str] = ATTACKS) -> tuple[str, BySeed]:
-        """The round and attack with the highest mean PSNR, in words, and what it reached.
+        """The round and attack with the highest mean PSNR, as text, and its result.
 
-        Of the seeds that every round's attacks attacked.
+        Uses the seeds that every round's attacks attacked.
         """
         marks = sorted({mark for cell, _ in self.pairs for mark in cell.marks})
         found = {mark: self.strongest(mark, among) for mark in marks}
@@ -85,7 +85,7 @@ class Measured:
 
 
 def gave_up(found: Measured, round_: int) -> float:
-    """The share of the attacks in a round that say themselves that they failed."""
+    """The share of the attacks in a round that report their own failure."""
     rows = [
         row
         for _, record in found.pairs
@@ -96,7 +96,7 @@ def gave_up(found: Measured, round_: int) -> float:
 
 
 def leaked(record: Record, attack: str, measure: str, round_: int | None = None) -> float | None:
-    """The mean over images (and rounds) of a measure; "corrected" is NMI less its chance level."""
+    """The mean over images (and rounds) of a measure; "corrected" is NMI minus its chance level."""
     rows = [
         row
         for row in record["attacked"]
@@ -120,26 +120,26 @@ def _values(row: Record, measure: str) -> list[float | None]:
 
 
 def rate_of(cell: Cell) -> float:
-    """The base rate in a cell's scheme."""
+    """The base rate in an experiment's scheme."""
     return float(cell.pruning.split("rate=")[1].split(",")[0])
 
 
 def scheme_of(cell: Cell) -> str:
-    """The name of a cell's scheme."""
+    """The name of an experiment's scheme."""
     return cell.pruning.split(",")[0]
 
 
 def difference(ours: BySeed, theirs: BySeed) -> BySeed:
-    """Ours less theirs, of the seeds that both have."""
+    """Ours minus theirs, for the seeds that both have."""
     return {seed: ours[seed] - theirs[seed] for seed in sorted(set(ours) & set(theirs))}
 
 
 def less(ours: BySeed, theirs: BySeed) -> list[float]:
-    """Ours less theirs, one number a seed."""
+    """Ours minus theirs, one number per seed."""
     return list(difference(ours, theirs).values())
 
 
 def average(each: Sequence[BySeed]) -> BySeed:
-    """By seed, the mean over several, of the seeds that all have."""
+    """By seed, the mean over several, for the seeds that all have."""
     seeds = set.intersection(*(set(own) for own in each))
     return {seed: fmean(own[seed] for own in each) for seed in sorted(seeds)}

@@ -1,9 +1,9 @@
-"""How much of the true gray levels a reconstruction tells: measures, and their chance level.
+"""How much a reconstruction reveals about the true gray levels: measures and chance levels.
 
 Both images are rounded to 256 gray levels; every pixel of every channel is one entry, and its level
-is the entry's label. None of these is a bound, and none looks at where pixels lie or at which level
-is near which. The raw `nmi` of unrelated images is far above 0 (see `chance`); `adjusted_mi` is 0
-there on average.
+is the entry's label. None of these is a bound, and none uses pixel positions or the distance of
+levels. The raw `nmi` of unrelated images is far above 0 (see `chance`); `adjusted_mi` is 0 for them
+on average.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NORMALIZERS: dict[str, Callable[[float, float], float]] = {
     "max": max,
     "min": min,
 }
-"""What the mutual information is divided by, from the two entropies."""
+"""The normalizer of the mutual information, from the two entropies."""
 
 _Array = NDArray[Any]
 
@@ -64,12 +64,12 @@ def gray_levels(images: Tensor, *, data_range: float, low: float = 0.0) -> _Arra
 def nmi(
     paired: Paired, *, data_range: float, low: float = 0.0, normalizer: str = "arithmetic"
 ) -> Values:
-    """Mutual information of the gray levels over the mean of their entropies, in [0, 1].
+    """Mutual information of the gray levels divided by the mean of their entropies, in [0, 1].
 
-    None where the normalizer is 0: both images are constant (`min`, `geometric`: one of them).
+    None if the normalizer is 0: both images are constant (`min`, `geometric`: one of them).
 
     Args:
-        paired: truth and guess; the truth lies in [low, low + data_range].
+        paired: truth and reconstruction; the truth lies in [low, low + data_range].
         data_range: high - low, in input units.
         low: the value of black, in input units.
         normalizer: "arithmetic", "geometric", "max" or "min".
@@ -101,11 +101,11 @@ def adjusted_mi(
 ) -> Values:
     """(MI - E) / (normalizer - E), E the mean of MI over all orders of the pixels: 0 by chance.
 
-    1 for the same image, below 0 where less is told than by chance. None where normalizer = E: both
-    images constant, or no two pixels of either alike.
+    1 for the same image, below 0 if less is revealed than by chance. None if normalizer = E: both
+    images are constant, or no two pixels of either are equal.
 
     Args:
-        paired: truth and guess.
+        paired: truth and reconstruction.
         data_range: as in `nmi`.
         low: as in `nmi`.
         normalizer: as in `nmi`.
@@ -121,16 +121,16 @@ INFORMATION = (
     Metric("binned_nmi", binned_nmi, True, "", "normalized mutual information of 16 gray levels"),
     Metric("adjusted_mi", adjusted_mi, True, "", "mutual information less its chance level"),
 )
-"""For `metrics.evaluate(..., more=INFORMATION)`, where images lie in [0, data_range]."""
+"""For `metrics.evaluate(..., more=INFORMATION)`, with images in [0, data_range]."""
 
 
 @dataclass(frozen=True)
 class Chance:
-    """One image's value of a measure, and what guesses that know nothing of it score.
+    """One image's value of a measure, and the scores of candidates that do not depend on it.
 
     Attributes:
-        permuted: mean over random orders of the guess's own pixels.
-        unrelated: mean over other real images in place of the guess.
+        permuted: mean over random orders of the reconstruction's own pixels.
+        unrelated: mean over other real images instead of the reconstruction.
         permuted_error, unrelated_error: their standard errors; None for fewer than two values.
     """
 
@@ -163,11 +163,11 @@ def chance(
 
     Args:
         metric: any that takes no distractors.
-        paired: truth and guess.
+        paired: truth and reconstruction.
         source: of the random orders.
         data_range: as in `nmi`.
-        others: real images of the same kind that are none of the batch; may be none at all.
-        permutations: random orders of each guess's pixels (of all channels together).
+        others: real images of the same kind that are not in the batch; may be empty.
+        permutations: random orders of each reconstruction's pixels (of all channels together).
 
     Raises:
         ValueError: others of another shape, fewer than one permutation.
@@ -184,7 +184,7 @@ def chance(
     check.count(permutations=permutations)
     if others.shape[1:] != paired.inputs.shape[1:]:
         raise ValueError(
-            f"others holds images {tuple(others.shape[1:])} and the guess "
+            f"others holds images {tuple(others.shape[1:])} and the reconstruction "
             f"{tuple(paired.inputs.shape[1:])}; give images of one shape"
         )
 
@@ -264,8 +264,9 @@ def _entropy(counts: _Array) -> float:
 def _expected(a: _Array, b: _Array) -> float:
     """The mean mutual information (nats) over all orders of labels with these counts.
 
-    A cell's count is hypergeometric; equal counts are computed once. Left out is what lies more
-    than 10 standard deviations + 40 from a cell's mean: less than 1e-20 of it (Bernstein).
+    The count of a table cell is hypergeometric; equal counts are computed once. Terms more than 10
+    standard deviations + 40 from a table cell's mean are left out: less than 1e-20 of it
+    (Bernstein).
     """
     total = int(a.sum())
     logs = gammaln(np.arange(total + 1) + 1.0)

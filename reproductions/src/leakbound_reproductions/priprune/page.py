@@ -30,7 +30,7 @@ FILE = "tables.md"
 def write(
     study: Study, wanted: Sequence[Cell], records: Mapping[str, Record], folder: Path
 ) -> Path:
-    """Write tables.md and the pictures beside it."""
+    """Write tables.md and its pictures."""
     found = Measured.of(wanted, records)
     figures.draw(found, folder)
     paper_figures.draw(found, folder)
@@ -40,7 +40,7 @@ def write(
 
 
 def lines(study: Study, found: Measured) -> list[str]:
-    """The page, a part for every part of the plan."""
+    """The page, with one section for every part of the plan."""
     base = study.base
     made = [
         "# Pruned federated learning and PriPrune: all comparisons and tables",

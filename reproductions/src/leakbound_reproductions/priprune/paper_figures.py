@@ -1,4 +1,4 @@
-"""The figures of paper D in their own form: NMI over what varies, and over accuracy."""
+"""The figures of paper D in their own form: NMI against settings and against accuracy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Points = Mapping[float, BySeed]
 
 
 def draw(found: Measured, folder: Path) -> None:
-    """All for which there are cells: attacks.png, parameters.png and accuracy_nmi.png."""
+    """All for which there are experiments: attacks.png, parameters.png and accuracy_nmi.png."""
     with matplotlib.rc_context():
         for name, parts, make in (
             ("attacks", ("rate",), _attacks),
@@ -33,7 +33,7 @@ def draw(found: Measured, folder: Path) -> None:
 
 
 def _attacks(found: Measured) -> Figure:
-    """Figure 3: NMI over the rate, of SGI and of GI, where the client prunes a dense model."""
+    """Figure 3: NMI of SGI and of GI by rate, if the client prunes a dense model."""
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     own = found.where(part="rate", dense_server=True)
     rates = sorted({rate_of(cell) for cell, _ in own.pairs})
@@ -49,7 +49,7 @@ def _attacks(found: Measured) -> Figure:
 
 
 def _parameters(found: Measured) -> Figure:
-    """Figures 4a, 4b, 5a and 5b: NMI of SGI over rate, batch, model and round."""
+    """Figures 4a, 4b, 5a and 5b: NMI of SGI by rate, batch, model and round."""
     figure = Figure(figsize=(14, 3.2), layout="constrained")
     panels = figure.subplots(1, 4, sharey=True)
     rate = found.where(part="rate", dense_server=False)
@@ -77,7 +77,7 @@ def _parameters(found: Measured) -> Figure:
 
 
 def _lines(axes: Axes, found: Measured, of: Callable[[Measured], Points]) -> None:
-    """One line a scheme: means over seeds with their standard deviations."""
+    """One line per scheme: means over seeds with their standard deviations."""
     looks = zip(COLORS, MARKS, by_scheme(found).items(), strict=False)
     for color, mark, (name, own) in looks:
         points = {x: list(values.values()) for x, values in sorted(of(own).items()) if values}
@@ -90,7 +90,7 @@ def _lines(axes: Axes, found: Measured, of: Callable[[Measured], Points]) -> Non
 
 
 def _accuracy(found: Measured) -> Figure:
-    """Figures 6, 8c and 9: NMI of SGI over accuracy."""
+    """Figures 6, 8c and 9: NMI of SGI against accuracy."""
     figure = Figure(figsize=(12.6, 3.8), layout="constrained")
     rules, fixed, schemes = figure.subplots(1, 3)
     own = found.where(part="defended")

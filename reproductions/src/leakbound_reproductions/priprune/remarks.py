@@ -1,4 +1,4 @@
-"""What stands beside the verdicts of paper D's claims."""
+"""Remarks on the verdicts of paper D's claims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leakbound_reproductions.priprune.measured import (
 
 
 def strongest(name: str, base: Measured, own: Measured) -> list[str]:
-    """What own hides beyond base from the best attacker of each, after the first round; or none."""
+    """How much more `own` hides than `base` from each best attacker, after round 1; or none."""
     each = [
         difference(base.strongest(round_)[1], own.strongest(round_)[1])
         for round_ in late(own)
@@ -30,18 +30,18 @@ def strongest(name: str, base: Measured, own: Measured) -> list[str]:
 
 
 def remark(texts: Sequence[str]) -> str:
-    """What the strongest attackers still get, in a sentence; nothing without texts."""
+    """PSNR that the strongest attackers lose, as a sentence; empty without texts."""
     if not texts:
         return ""
     return f"PSNR that the strongest attackers here lose, who know the defense: {', '.join(texts)}"
 
 
 def lost(right: Sequence[str]) -> str:
-    """The accuracy that schemes lose, in a sentence; nothing without texts."""
+    """The accuracy that schemes lose, as a sentence; empty without texts."""
     return f"Accuracy lost, in points: {', '.join(right)}" if right else ""
 
 
 def told(ours: BySeed, theirs: BySeed) -> str:
-    """Ours less theirs with its interval; nothing where fewer than two seeds have both."""
+    """Ours minus theirs with its interval; empty if fewer than two seeds have both."""
     values = less(ours, theirs)
     return spoken(gain(values)) if len(values) > 1 else ""

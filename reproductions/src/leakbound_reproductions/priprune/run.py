@@ -1,4 +1,4 @@
-"""Run the cells that are not done yet, in several processes, one line a record."""
+"""Run the experiments that are not done yet, in several processes, one line per record."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from leakbound_reproductions.priprune.study import Cell
 def records(
     wanted: Iterable[Cell], folder: Path, workers: int, tell: Tell = lambda part, done, total: None
 ) -> dict[str, Record]:
-    """The records of all cells by id; what the folder's journal has is not run again.
+    """The records of all experiments by id; those in the folder's journal are not run again.
 
-    Ctrl-C loses only the cells that are running: each record is written when it is there.
+    Ctrl-C loses only the running experiments, because each record is written when it is ready.
     """
     kit.folder(folder)
     path = folder / "cells.jsonl"
@@ -42,7 +42,7 @@ def records(
 
 
 def read(path: Path) -> dict[str, Record]:
-    """The journal's records by id; a line that was cut short is passed over."""
+    """The journal's records by id; incomplete lines are skipped."""
     found: dict[str, Record] = {}
     if path.exists():
         for line in kit.read(path).splitlines(keepends=True):
@@ -77,7 +77,7 @@ def _each(todo: list[Cell], workers: int) -> Iterator[tuple[Record, float]]:
 
 
 def _timed(cell: Cell) -> tuple[Record, float]:
-    """The record and its processor time in seconds, which stays out of it."""
+    """The record and its processor time in seconds, which is not part of it."""
     began = time.process_time()
     return cells.run(cell), time.process_time() - began
 

@@ -1,4 +1,4 @@
-"""What the study of paper D runs: parts of a plan file, each a list of cells."""
+"""What the study of paper D runs: parts of a plan file, each a list of experiments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAPER = {
 }
 """The paper's l_acc, l_pri and l_sha for FEMNIST (appendix D.3)."""
 VERSION = 1
-"""To be raised where a change of the code changes records: journals start anew then."""
+"""Raise it if a code change alters records; journals then start again."""
 FEDERATED_WEIGHTS = 6_603_710
 """Weights of the paper's Conv-2, for which its l_sha are printed."""
 
@@ -42,8 +42,8 @@ class Cell:
             the client pruned it.
         clients: how many there are, client 0 included.
         shared: images of a local step of the others.
-        skew: how images are spread: "equal", "class" (one class a client) or a Dirichlet
-            concentration as text, "writer" (one writer a client, or several).
+        skew: how images are distributed: "equal", "class" (one class per client) or a Dirichlet
+            concentration as text, "writer" (one or several writers per client).
     """
 
     part: str
@@ -68,7 +68,7 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """Twelve hex digits of all settings but the part."""
+        """Twelve hex digits of all settings except the part."""
         own = {k: v for k, v in asdict(self).items() if k != "part"}
         named = repr((VERSION, sorted(own.items())))
         return hashlib.sha256(named.encode()).hexdigest()[:12]
@@ -83,7 +83,7 @@ class Study:
 
     @staticmethod
     def read(name: str, data: str = "") -> Study:
-        """The built-in plan of that name, or the file at that path, on its data or other."""
+        """The built-in plan of that name, or the file at that path, on its data or others."""
         path = resources.files(__package__).joinpath(f"{name}.toml")
         if not path.is_file() and not Path(name).is_file():
             raise ValueError(
@@ -108,7 +108,7 @@ class Study:
         return Study(base | ({"data": data} if data else {}), parts)
 
     def cells(self, only: Sequence[str] = ()) -> list[Cell]:
-        """All cells of all parts, or of some; those that two parts share are listed in both."""
+        """All experiments of all parts, or of some; those in two parts are listed in both."""
         for name in only:
             if name not in self.parts:
                 raise ValueError(f"part {name!r} is not in the plan; it has {sorted(self.parts)}")
@@ -121,19 +121,19 @@ class Study:
             raise ValueError(f"part {part!r} lacks {error}; see cpu.toml") from None
 
     def cell(self, part: str, seed: int, rate: float = 0.3, scheme: str = "prune_fl") -> Cell:
-        """A cell with the plan's base settings."""
+        """An experiment with the plan's base settings."""
         plain = {k: v for k, v in self.base.items() if k != "every"}
         marks = tuple(plain.pop("marks", (1,)))
         cell = Cell(part, seed, pruning=self.pruning(scheme, rate), **plain)
         return replace(cell, marks=tuple(m for m in marks if m <= cell.rounds))
 
     def pruning(self, scheme: str, rate: float) -> str:
-        """The scheme's spec at a rate, with the plan's interval for those that adapt."""
+        """The scheme's spec at a rate, with the plan's interval for adaptive schemes."""
         adapts = scheme in ("prune_fl", "fed_dst")
         return f"{scheme},rate={rate}" + (f",every={self.base['every']}" if adapts else "")
 
     def price(self, share: float, weights: int) -> float:
-        """l_sha for a model of so many weights, from the paper's for its Conv-2."""
+        """l_sha for a model with this many weights, from the paper's value for its Conv-2."""
         return share * FEDERATED_WEIGHTS / weights
 
     def terms(self, accuracy: float, privacy: float, share: float, weights: int) -> str:
@@ -143,7 +143,7 @@ class Study:
 
 
 def _rate(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
-    """Privacy against rate, six schemes; SGI and GI, of servers who know the base mask or not."""
+    """Privacy against rate, six schemes; SGI and GI, by servers that know the base mask or not."""
     for seed, scheme, rate in product(range(own["seeds"]), SCHEMES, own["rates"]):
         cell = study.cell("rate", seed, rate, scheme)
         yield replace(cell, rounds=1, marks=(1,), attacks=("sgi", "gi"))
@@ -152,14 +152,14 @@ def _rate(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def _rate_again(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
-    """SGI over the rate where the mask is shared, on seeds of their own."""
+    """SGI by rate if the mask is shared, on separate seeds."""
     for seed, scheme, rate in product(_fresh(own), SCHEMES, own["rates"]):
         cell = study.cell("rate_again", seed, rate, scheme)
         yield replace(cell, rounds=1, marks=(1,))
 
 
 def _kept_again(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
-    """Accuracy alone, of real and of pseudo-pruning, on seeds of their own."""
+    """Only the accuracy of real and of pseudo-pruning, on separate seeds."""
     for seed, defense in product(_fresh(own), own["defenses"]):
         cell = study.cell("kept_again", seed)
         yield replace(cell, defense=defense, marks=(), attacks=())
@@ -197,7 +197,7 @@ def _rounds(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
 def _defended(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
     """Fixed rates and PriPrune on PruneFL; `more` defenses for fewer seeds.
 
-    All attackers; beyond `strong_seeds` only those of one round, which cost a quarter.
+    All attackers; after `strong_seeds` only those of one round, which cost a quarter.
     """
     pairs = [*product(range(own["seeds"]), own["defenses"])]
     pairs += product(range(own.get("more_seeds", 0)), own.get("more", ()))
@@ -238,7 +238,9 @@ def _search(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
 def _chain(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
     """PriPrune with noise and with secure aggregation."""
     for seed, defense in product(range(own["seeds"]), own["defenses"]):
-        cell = study.cell("chain", seed, scheme="magnitude")  # others report what noise is to hide
+        cell = study.cell(
+            "chain", seed, scheme="magnitude"
+        )  # others report what the noise must hide
         cell = replace(
             cell, defense=defense, marks=(1, *cell.marks[-2:-1]), attacks=("sgi", "mixed")
         )
@@ -248,7 +250,7 @@ def _chain(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def _skew(study: Study, own: Mapping[str, Any]) -> Iterator[Cell]:
-    """Accuracy where clients' images differ; nothing is attacked."""
+    """Accuracy if clients' images differ; no attacks."""
     for seed, skew, defense in product(range(own["seeds"]), own["skews"], own["defenses"]):
         yield replace(study.cell("skew", seed), defense=defense, skew=skew, marks=(), attacks=())
 
@@ -258,7 +260,7 @@ def _with_mixed(own: Mapping[str, Any], seed: int) -> tuple[str, ...]:
 
 
 def _strong(own: Mapping[str, Any], seed: int) -> bool:
-    """Whether the attackers of several rounds attack this seed's cells: all, unless a part says."""
+    """Whether attackers of several rounds attack this seed: yes, unless a part says no."""
     return bool(seed < own.get("strong_seeds", own["seeds"]))
 
 

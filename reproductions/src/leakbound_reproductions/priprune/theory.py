@@ -1,4 +1,4 @@
-"""Theorem 4.1 in numbers, for the study's model: what is printed, repaired, and what is a bound."""
+"""Theorem 4.1 in numbers, for the study's model: as printed, as corrected, and a bound."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Row:
 
     Attributes:
         rank: d*, the eigenvalues that are not zero, of at most `IMAGES` - 1.
-        private, public: the Gaussian channel with noise, where the mask tells (with the Sigma of
-            the whole gradient) or does not; a bound only with the true Sigma.
+        private, public: the Gaussian channel with noise, if the mask leaks (with the Sigma of the
+            whole gradient) or does not; a bound only with the true Sigma.
         precision: the rigorous bound without noise: the bits of the message.
     """
 
@@ -44,7 +44,7 @@ class Row:
 
 
 def rows(study: Study, seed: int = 0) -> list[Row]:
-    """One row a rate, for the base scheme at the first weights; Sigma of public images."""
+    """One row per rate, for the base scheme at the initial weights; Sigma of public images."""
     found = []
     for rate in RATES:
         cell = replace(study.cell("theory", seed, rate or 0.1), images=study.cell("t", 0).images)

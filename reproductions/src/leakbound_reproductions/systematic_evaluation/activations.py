@@ -19,7 +19,7 @@ class Differentiated(NamedTuple):
     """A function with its derivatives.
 
     Attributes:
-        parts: z -> (s, s', s''), elementwise; s'' is 0 where s' jumps.
+        parts: z -> (s, s', s''), elementwise; s'' is 0 at jumps of s'.
         smooth: whether s' is continuous.
     """
 

@@ -1,4 +1,4 @@
-"""The van Trees floor for all attackers beside the attack, on inputs from the floor's own prior."""
+"""The van Trees lower bound for all attackers and the attack, on inputs from the bound's prior."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class Compared:
     """One noise level: roots of mean squares over seeds, in units of R.
 
     Attributes:
-        error, floor: of the attack, which guesses unit vectors; estimated, of all attackers.
-        gap: the mean of squared error less squared floor; an attack that beat the floor would
-            have it below 0.
+        error: of the attack, which returns unit vectors.
+        floor: the estimated lower bound for all attackers.
+        gap: the mean of squared error minus squared lower bound; below 0 if the attack is better
+            than the bound.
     """
 
     activation: str

@@ -1,4 +1,4 @@
-"""All comparisons behind claims 2-7, 2-8 and 2-10, one by one, and the floors: for the page."""
+"""All comparisons behind claims 2-7, 2-8 and 2-10, and lower bounds, for the page."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ MASKS = ("dropout", PRUNE)
 
 
 def floors_hold(floors: Iterable[Floor]) -> Comparison:
-    """No attack beats the estimated floor, by the mean over rounds and its interval."""
+    """No attack is better than the estimated lower bound, by the mean and interval over rounds."""
     compared, closest, beaten, near = 0, math.inf, [], 0
     for floor in floors:
         if len(floor.floors) < 2:

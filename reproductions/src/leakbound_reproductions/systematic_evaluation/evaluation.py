@@ -18,7 +18,7 @@ def evaluate(
 ) -> Measured:
     """Run all parts into `folder` and write evaluation.md and evaluation.png.
 
-    An interrupted run goes on where it was; each part is an audit of its own in
+    An interrupted run continues where it was. Each part is a separate audit in
     `folder`/<data>/<part>, which `leakbound report` shows with all its records.
 
     Raises:

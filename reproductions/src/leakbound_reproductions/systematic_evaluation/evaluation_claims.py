@@ -1,8 +1,8 @@
 """Claims 2-5, 2-7, 2-8 and 2-10 of paper B, from the audits.
 
-Rounds (seeds) are the draws. Where the strongest of some attacks is taken, it is in each round the
-one with the smallest mean RMSE over all other rounds: what an attacker gets who chooses by the
-mean, as the paper does, before he knows the truth.
+Rounds (seeds) are the draws. The strongest of several attacks is, in each round, the one with the
+smallest mean RMSE over all other rounds. That is the error of an attacker who chooses by the mean,
+as the paper does, without knowing the truth.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ PRUNE, NONE, IMPRINT = "prune", "none", AS_PUBLISHED
 RIVALS = ("clip", "dropout", "noise")
 """The other defenses of tables 4 and 5, from which figure 3 is drawn."""
 BESIDE = "local steps"
-"""Another of the paper's defenses, which those tables leave out: it decides nothing."""
+"""Another of the paper's defenses, which those tables leave out; it is not judged."""
 LEAST = 0.05
-"""How much of the loss without a defense two families must both span to be compared: ours."""
+"""Share of the undefended loss that two families must both span to be compared (our choice)."""
 FREE = "not comparable, because it costs no loss"
 CONSIDERED = (HONEST[0], HONEST[2], HONEST[3], MALICIOUS[0], IMPRINT)
-"""The paper's attacks: its own with the features of an honest and of a planted head, Inverting
-Gradients, features alone first (CPA), Robbing the Fed as published. Its conclusion is on "our
-considered attacks", of which one has a malicious server."""
+"""The paper's attacks: its own with the features of an honest and of a malicious head, Inverting
+Gradients, features first (CPA), Robbing the Fed as published. Its conclusion is about "our
+considered attacks", one of which has a malicious server."""
 HELPED = {
     "clip 2": "20 log10(0.22 / 0.16) = 2.8 dB (C = 4, B = 4; tables 7 and 8)",
     "noise 0.01": "20 log10(0.31 / 0.24) = 2.2 dB (B = 4; tables 7 and 8)",
     "prune 0.9": "20 log10(0.28 / 0.27) = 0.3 dB (p = 0.99, B = 4; tables 7 and 8)",
 }
-"""What features gain in the paper where it calls it a lot, notable, and little."""
+"""What features gain in the paper, which calls it a lot, notable, and little."""
 NOTABLE = 1.0
 """Decibels between the paper's "little improvement" (0.3) and its "notable" one (2.2)."""
 RESOLUTION = 0.01
-"""RMSE to which the paper's tables are printed: what is closer counts as equal."""
+"""Precision of the paper's tables (RMSE): smaller differences count as equal."""
 WORDS = ("its RMSE minus the others'", "other attacks' RMSE minus its own")
 TABLE_4 = {
     "noise up to 0.01": "0.03 and 0.06",
@@ -68,20 +68,20 @@ IMPRINTED = (
     ("dropout", ("dropout",), -1),
     ("pruning", (PRUNE,), -1),
 )
-"""Where the imprint is said to be the strongest attack (1), and where not (-1)."""
+"""Where the paper says that the imprint is the strongest attack (1), and where not (-1)."""
 PRUNED = 1.45
-"""The least factor by which pruning at 0.7 raises the feature error in table 2: 0.248 / 0.171 =
+"""The smallest factor by which pruning at 0.7 raises the feature error in table 2: 0.248 / 0.171 =
 1.4503, at B = 1."""
 TABLE_2 = {1: "0.248 / 0.171 = 1.45 (table 2)", 2: "0.443 / 0.171 = 2.59 (table 2)"}
 SHARE = 0.001
-"""To which table 2 is printed: a smaller share outside of the span, 0 too, counts as this one."""
+"""Precision of table 2: a smaller share outside the span, also 0, counts as this one."""
 Errors = Mapping[str, Mapping[int, float]]
 
 
 def claims(found: Measured, n: str) -> list[Claim]:
     """The three on searches for images; `n` says the scale.
 
-    Where some searches were made longer, what the shorter ones say is told beside the verdict.
+    If some searches were longer, remarks give the verdict of the shorter ones.
     """
     short = shorter(found)
     each = (features_help, pruning_is_best, imprint_is_strongest)
@@ -100,9 +100,10 @@ def _late(claim: Claim, short: Claim) -> Claim:
 def pruning_hides_features(found: Measured, n: str, remark: str) -> Claim:
     """2-5: under pruning at 0.7 the tensor attack finds a head's features much worse (table 2).
 
-    Of the same round (weights, batch), the share of the true features outside of the found span
-    under pruning, over that without. `remark`: what the theory's networks show. A round that cannot
-    be read leaves the claim untested: to drop it would choose rounds by what happened in them.
+    For the same round (weights, batch): the share of the true features outside the span found under
+    pruning, relative to no pruning. `remark`: the results of the theory's networks. A round that
+    cannot be evaluated leaves the claim untested, because dropping it would select rounds by their
+    results.
     """
     parts, unread = [], []
     for data in found.data:
@@ -166,11 +167,11 @@ def features_help(found: Measured, n: str) -> Claim:
 
 
 def pruning_is_best(found: Measured, n: str) -> Claim:
-    """2-8: at equal training loss the strongest considered attack errs most under pruning.
+    """2-8: at equal training loss, pruning leaves the largest error to the strongest attack.
 
-    Each family of defenses starts at no defense, its level 0; what it gives for a loss is the
-    largest error among its levels that cost no more. A rival that costs next to nothing is no
-    rival: both families start at the same point, so that nothing is compared there.
+    Each family of defenses starts at no defense, its level 0. Its value at a loss is the largest
+    error among its levels that cost no more. A rival that costs almost nothing is not compared,
+    because both families start at the same point.
     """
     parts, aside, alone = [], [], []
     for data in found.data:
@@ -200,10 +201,10 @@ def pruning_is_best(found: Measured, n: str) -> Claim:
 
 
 def _less(losses: Errors, errors: Errors, rival: str) -> list[float] | None:
-    """Error under pruning less that under a rival, at equal loss: pseudo-values, one a round.
+    """Error under pruning minus that under a rival, at equal loss: pseudo-values, one per round.
 
-    None where the rival costs no loss: where both share no more than `LEAST` of the loss without a
-    defense. Nothing where a family lacks levels or rounds.
+    None if the rival costs no loss: the shared range is at most `LEAST` of the undefended loss.
+    Empty if a family lacks levels or rounds.
     """
     ours, theirs = (
         [
@@ -220,7 +221,7 @@ def _less(losses: Errors, errors: Errors, rival: str) -> list[float] | None:
 
 
 def _beside(losses: Errors, errors: Errors) -> str:
-    """What local steps give, which decide nothing: the paper's figure 3 does not show them."""
+    """The result for local steps, which are not judged: the paper's figure 3 does not show them."""
     values = _less(losses, errors, BESIDE)
     if values is None:
         return FREE
@@ -233,7 +234,7 @@ def _beside(losses: Errors, errors: Errors) -> str:
 
 
 def considered(found: Measured, data: str, batch: int) -> dict[str, dict[int, float]]:
-    """By defense: RMSE of the strongest of the paper's attacks and the guess without an update."""
+    """By defense: RMSE of the strongest of the paper's attacks and the prior-only baseline."""
     return {
         defense: held_out(_roots(rounds, (*CONSIDERED, LONG)) | {BASELINE: _root(rounds.baseline)})
         for defense, rounds in found.rounds(data, batch, UNAWARE, longest=True).items()
@@ -258,10 +259,10 @@ def held_out(errors: Errors) -> dict[int, float]:
 
 
 def imprint_is_strongest(found: Measured, n: str) -> Claim:
-    """2-10: the lowest RMSE of the paper's attacks under little noise, not so under masks.
+    """2-10: the lowest RMSE of the paper's attacks under little noise, and not under masks.
 
-    As published, by a server who knows of no defense; what the library's form reads, which knows
-    the noise and the mask, is a remark.
+    As published, by a server that does not know the defense. The library's form, which knows the
+    noise and the mask, is a remark.
     """
     parts, aware = [], []
     for data in found.data:
@@ -290,7 +291,7 @@ def imprint_is_strongest(found: Measured, n: str) -> Claim:
 def _leads(
     found: Measured, data: str, server: str, imprint: str
 ) -> Iterator[tuple[str, int, list[float]]]:
-    """Where an imprint is said to be ahead (1) or not (-1), and by how much it is, by round."""
+    """Where the paper says that an imprint leads (1) or not (-1), and by how much, by round."""
     names = (*(name for name in CONSIDERED if name != IMPRINT), LONG, imprint)
     rounds = found.rounds(data, max(found.batches(data)), server, longest=True)
     errors = {defense: _roots(own, names) for defense, own in rounds.items()}

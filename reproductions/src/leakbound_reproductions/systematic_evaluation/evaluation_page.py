@@ -238,7 +238,7 @@ def _apart(found: Measured) -> list[str]:
 
 
 def _longer(found: Measured) -> list[str]:
-    """How far the searches of the plan had come; nothing where none was made longer."""
+    """How far the searches of the plan came; empty if none was longer."""
     rows = []
     for data in found.data:
         for batch in found.batches(data):
@@ -268,7 +268,7 @@ def _longer(found: Measured) -> list[str]:
 def _gained(
     images: str, defense: str, name: str, short: Mapping[int, float], long: Mapping[int, float]
 ) -> list[str]:
-    """One row, where both were run."""
+    """One row, if both ran."""
     if len(set(short) & set(long)) < 2:
         return []
     less = paired(logs(short), logs(long))
@@ -340,7 +340,7 @@ def _small(values: Sequence[float]) -> str:
 
 
 def named(source: str) -> str:
-    """A source without the folder that it lies in on this machine."""
+    """The name of a source without its folder."""
     kind, colon, path = source.partition(":")
     return f"`{kind}{colon}{path.replace(chr(92), '/').rpartition('/')[2]}`"
 

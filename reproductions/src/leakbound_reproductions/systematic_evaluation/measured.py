@@ -46,7 +46,7 @@ NAMES = {
 }
 LEVELS = ("clip_norm", "rate", "noise_std", "steps", "bits", "noise_multiplier")
 HONEST, ANY, UNAWARE = "honest", "any", "unaware"
-"""`UNAWARE`: any server, and what one reads who knows of no defense."""
+"""`UNAWARE`: any server, including one that does not know the defense."""
 SERVERS = (HONEST, ANY)
 MALICIOUS = ("malicious", "others-malicious")
 """The parts of a malicious server."""
@@ -54,13 +54,14 @@ MALICIOUS = ("malicious", "others-malicious")
 
 @dataclass(frozen=True)
 class Floor:
-    """One attack on single images under noise, beside the floor on the mean squared error.
+    """One attack on single images under noise, with the lower bound on the mean squared error.
 
     Attributes:
         noise_std: the noise.
         attack: the attack's name.
         errors: mean squared errors by round.
-        floors: the estimated floor of each round (its weights), on the mean over images and noise.
+        floors: the estimated lower bound of each round (its weights), on the mean over images and
+            noise.
     """
 
     noise_std: float
@@ -76,7 +77,7 @@ class Measured:
     Attributes:
         cells: the attacks' records.
         trainings: the trainings' records.
-        names: by settings hash, what the tables call an attack.
+        names: by settings hash, the attack's name in the tables.
     """
 
     cells: Mapping[Where, Sequence[Assessment]]
@@ -85,7 +86,7 @@ class Measured:
 
     @staticmethod
     def read(wanted: Iterable[Part], folder: Path) -> Measured:
-        """From the folder of the study."""
+        """Read the folder of the study."""
         cells, trainings, names = {}, {}, {}
         for part in wanted:
             at = part.data, part.name
@@ -106,14 +107,14 @@ class Measured:
     def rounds(
         self, data: str, batch: int, server: str, *, longest: bool = False
     ) -> dict[str, Rounds]:
-        """Errors by defense: of an honest server's attacks, of all, or of the unaware as well.
+        """Errors by defense: of an honest server's attacks, of all, or including unaware ones.
 
         Args:
             data: the set of images.
             batch: the batch size.
             server: `HONEST`, `ANY` or `UNAWARE`.
-            longest: with the longer searches, which some defenses alone have: to compare defenses
-                by attacks that honest servers have would then favor the others.
+            longest: with the longer searches, which only some defenses have. Comparing defenses by
+                honest servers' attacks would then favor the others.
         """
         parts = ("honest", "others") + (MALICIOUS if server in (ANY, UNAWARE) else ())
         parts += (LONGER,) if longest else ()
@@ -148,9 +149,9 @@ class Measured:
         }
 
     def features(self, data: str, method: str) -> dict[str, dict[int, list[float]]]:
-        """By defense and batch size: distances of the true features from the span of the found.
+        """By defense and batch size: distances of the true features from the span found.
 
-        Nothing where the scale leaves features out.
+        Empty if the scale leaves features out.
         """
         part = "features" if method == "cocktail_party" else "tensors"
         if (data, part) not in self.cells:
@@ -170,7 +171,7 @@ class Measured:
 
         Args:
             data: the set of images.
-            longest: of the longest searches that were run, which are of few variants and defenses.
+            longest: use the longest searches, which exist for few variants and defenses.
         """
         longer = longest and (data, LONGER_ABLATION) in self.cells
         parts = (LONGER_ABLATION,) if longer else ("ablation", "variants")
@@ -183,7 +184,7 @@ class Measured:
         return found
 
     def floors(self, data: str) -> list[Floor]:
-        """Every attack on single images beside its floor."""
+        """Every attack on single images, with its lower bound."""
         if (data, "floors") not in self.cells:
             return []
         found = []
@@ -210,9 +211,9 @@ class Measured:
 def pruned_features(
     measured: Measured, data: str
 ) -> dict[tuple[int, str], dict[int, float | None]]:
-    """By batch size and defense, of each round: the distance as in `Measured.features`.
+    """By batch size and defense, for each round: the distance as in `Measured.features`.
 
-    None where it cannot be read: the attack failed, does not apply, or found no features.
+    None if it cannot be evaluated: the attack failed, does not apply, or found no features.
     """
     found: dict[tuple[int, str], dict[int, float | None]] = {}
     for cell in measured.cells.get((data, PRUNED_FEATURES), ()):
@@ -234,7 +235,7 @@ def failed(found: Measured) -> int:
 
 
 def chances(found: Measured, data: str, batch: int) -> dict[str, float]:
-    """By defense: the probability with which any attacker reaches the threshold, at most."""
+    """By defense: an upper bound on any attacker's probability of reaching the threshold."""
     worst: dict[str, float] = {}
     for cell in found.cells[data, "honest"]:
         for bound in cell.bounds:
@@ -245,7 +246,7 @@ def chances(found: Measured, data: str, batch: int) -> dict[str, float]:
 
 
 def label(record: Assessment | Training) -> str:
-    """What the tables call a defense, such as "clip 2"."""
+    """A defense's name in the tables, such as "clip 2"."""
     name, own = record.defense.name, record.defense.parameters
     level = next((f" {own[key]:g}" for key in LEVELS if key in own), "")
     return str(NAMES.get(name, name)) + level
@@ -275,7 +276,7 @@ def grouped(records: Iterable[R], key: Any) -> dict[Any, list[R]]:
 
 
 def _lines(path: Path, kind: type[R]) -> list[R]:
-    """The records of a file; it raises what is damaged."""
+    """The records of a file; raises an error if it is damaged."""
     found = []
     for record in read_records(path, kind) if path.exists() else ():
         if isinstance(record, Damage):
@@ -289,6 +290,6 @@ def _span(cell: Assessment) -> float | None:
 
 
 def _floor(cell: Assessment) -> Bound:
-    """The floor of a cell; a probability is no floor."""
+    """The lower bound of an experiment; None for a probability."""
     bound: Bound = next(b for b in cell.bounds if b.on_error)
     return bound

@@ -33,7 +33,7 @@ def _prune(rate: float) -> tuple[Spec, ...]:
 DIGITS, COLOR = "digits", "color"
 FEATURE_BATCHES = (1, 2, 4, 8)
 FEW = 3
-"""Rounds of what no claim rests on: features, further defenses, further variants of the attack."""
+"""Rounds of parts that no claim rests on: features, further defenses and variants of the attack."""
 NOISES = (0.001, 0.01, 0.1, 1.0)
 ABLATED: tuple[tuple[Spec, ...], ...] = (
     (),
@@ -41,7 +41,7 @@ ABLATED: tuple[tuple[Spec, ...], ...] = (
     (Spec("gaussian_noise", (("noise_std", 0.01),)),),
     _prune(0.9),
 )
-"""The defenses under which the attack is taken apart."""
+"""The defenses under which single parts of the attack are removed."""
 FEATURE_DEFENSES: tuple[tuple[Spec, ...], ...] = (
     (),
     *map(_prune, (0.3, 0.5, 0.7)),
@@ -55,14 +55,14 @@ PRUNED_FEATURES = "pruned-features"
 PRUNED_BATCHES = (1, 2)
 PRUNED = _prune(0.7)
 PRUNED_LABEL = "prune 0.7"
-"""The least pruning whose features table 2 has far off, at each of its batch sizes."""
+"""The smallest pruning rate whose features have large errors in table 2, at each batch size."""
 SOTERIA = (Spec("soteria", (("rate", 0.8), ("layer", "inner"))),)
 
 HONEST = ("deep prior + features", "strong matching", "inverting gradients", "features first")
 """The attacks of an honest server's plan, in its order."""
 MALICIOUS = ("deep prior + tensor features", "robbing the fed", "trap weights")
 PUBLISHED = "published"
-"""The part with an attack read as its paper reads it, by a server who knows of no defense."""
+"""The part with an attack as published, by a server that does not know the defense."""
 AS_PUBLISHED = "robbing the fed, as published"
 TENSORS = ("tensor", "tensor_fit")
 FAMILIES = (
@@ -74,16 +74,16 @@ BEHIND_CLAIMS = ("honest", "malicious", PUBLISHED, "ablation", PRUNED_FEATURES)
 FURTHER = ("variants", "others", "others-malicious")
 """The parts of further defenses and variants."""
 LONGER, LONGER_ABLATION = "longer", "longer-ablation"
-"""The parts with `TIMES` the steps of the plan, on which claims then rest."""
+"""The parts with `TIMES` the steps of the plan, which then decide claims."""
 TIMES, LENGTHENED = 4, "cpu"
-"""How much longer, and at which scale alone."""
+"""How much longer, and at which scale."""
 LONG = f"{HONEST[0]}, longer"
 LONGER_DEFENSES: dict[str, tuple[tuple[Spec, ...], ...]] = {
     DIGITS: (_dropout(0.9), _prune(0.9), _prune(0.99)),
     COLOR: (*map(_dropout, (0.3, 0.5, 0.7, 0.9)), *map(_prune, (0.3, 0.5, 0.7, 0.9, 0.99))),
 }
-"""Where the first attack with the plan's steps errs less than twice as much as the strongest of
-those that claims consider: there alone could more steps change which is the strongest."""
+"""Where the first attack's error with the plan's steps is less than twice that of the strongest
+considered attack. Only there could more steps change which attack is the strongest."""
 COMPARED = 2
 """Variants of the ablation that a claim compares: the first ones."""
 ABLATION: dict[str, dict[str, Any]] = {
@@ -122,8 +122,8 @@ def base(scale: str) -> Plan:
 def parts(scale: str, color: str) -> list[Part]:
     """Every audit of the study, digits first; `color` is the source of 32 x 32 color images.
 
-    In minutes, only those that claims rest on; at `cpu`, further defenses and variants on digits
-    alone. Longer searches are at `cpu` alone: those of `minutes` decide nothing, and those of
+    At `minutes`, only those that claims rest on. At `cpu`, further defenses and variants, on digits
+    only. Longer searches exist only at `cpu`: those of `minutes` are not judged, and those of
     `paper` have the paper's steps.
     """
     found = []
@@ -194,7 +194,7 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
 
 
 def _longer(plan: Plan, defenses: tuple[tuple[Spec, ...], ...]) -> dict[str, Any]:
-    """The searches that claims turn on, with more steps."""
+    """The searches that decide claims, with more steps."""
     steps = TIMES * plan.attacks[0].parameters["steps"]
     still = replace(plan, utility=UtilitySpec(rounds=0))
     whole, without = (

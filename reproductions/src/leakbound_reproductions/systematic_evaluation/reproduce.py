@@ -1,4 +1,4 @@
-"""Paper B reproduced: its theory on two-layer networks, its evaluation on pictures."""
+"""Paper B reproduced: its theory on two-layer networks, its evaluation on images."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from leakbound_reproductions.systematic_evaluation.sweep import AGAIN, FIRST, LO
 from leakbound_reproductions.systematic_evaluation.theory import PRECISE, REPEATED, SEEDS, study
 
 ENOUGH = 1000
-"""Steps below which a deep prior's search says nothing of which attack is the strongest: on color
-images without a defense it leaves 0.27 of the range after 250 and 0.18 after 1,000."""
+"""Steps below which a deep prior's search does not show which attack is the strongest: on color
+images without a defense it leaves 0.27 of the range after 250 steps and 0.18 after 1,000."""
 FIGURES = (
     Figure(
         "evaluation.png",
@@ -67,10 +67,10 @@ def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell)
 
 
 def judged(claims: Iterable[Claim], steps: int) -> list[Claim]:
-    """Claims on which attack or defense is the strongest, left open where searches end too early.
+    """Claims on the strongest attack or defense, left open if searches end too early.
 
-    A search that is cut short loses to any closed form, so its errors would refute a claim that
-    holds. What was measured stands in evaluation.md. Claim 2-5 does not come here: the tensor
+    A search that ends too early loses to any closed form, so its errors would refute a claim that
+    holds. The measurements are in evaluation.md. Claim 2-5 is not affected, because the tensor
     attack is a closed form.
     """
     if steps >= ENOUGH:
@@ -127,11 +127,11 @@ def _rounds(scale: str) -> str:
 
 
 def _steps(scale: str) -> int:
-    """The fewest that any search of the plan takes."""
+    """The smallest number of steps of any search of the plan."""
     taken = (attack.parameters.get("steps") for attack in base(scale).attacks)
     return min(steps for steps in taken if isinstance(steps, int))
 
 
 def _longest(scale: str) -> int:
-    """Those of the searches that claims rest on."""
+    """The steps of the searches that claims rest on."""
     return _steps(scale) * (TIMES if scale == LENGTHENED else 1)

@@ -1,4 +1,4 @@
-"""The sweep over sizes and defenses: cells, their trials, medians with intervals, slopes."""
+"""The sweep over sizes and defenses: experiments, trials, medians with intervals, slopes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from leakbound_reproductions.systematic_evaluation.two_layer import (
 
 WIDTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 FIRST = 1000
-"""The first seed of all trials: an earlier run with seeds 0 to 99 was seen while the rules were
-written, so what it drew confirms nothing."""
+"""The first seed of all trials. An earlier run with seeds 0 to 99 was known when the rules were
+written, so its draws confirm nothing."""
 AGAIN = 2000
-"""The first seed of what is measured again, as a first run from `FIRST` on left it undecided."""
+"""The first seed of what is measured again because a first run from `FIRST` on was undecided."""
 LOUD_WIDTH = 65_536
-"""Of the cells with much noise: wide, so that errors do not saturate before they are linear."""
+"""Width of the experiments with large noise, so that errors are linear before they saturate."""
 INPUTS = (10, 20, 40, 80)
 BATCHES = (1, 2, 3, 4)
 NOISES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 LOUD = (4.0, 8.0, 16.0)
 CLIP_FACTOR = 4.0
-"""|G| / C of the DP-SGD cells."""
+"""|G| / C of the DP-SGD experiments."""
 RATES = (0.3, 0.5, 0.7, 0.9, 0.99)
 RATES_OF_MODEL = (0.5, 0.9, 0.95, 0.97, 0.99)
 LEARNING = (0.01, 0.1, 0.5)
@@ -51,17 +51,18 @@ TABLE = {
     "local_steps": "local_aggregation",
     "mean_field_steps": "local_aggregation",
 }
-"""Names of the cells' defenses in paper B's Table 1, where they differ."""
+"""Names of the defenses in paper B's Table 1, if they differ."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One cell and what its seeds gave.
+    """One experiment and the results of its seeds.
 
     Attributes:
-        errors, spans, floors: by seed; no floors without noise.
+        errors, spans: by seed.
+        floors: lower bounds, by seed; empty without noise.
         median, low, high: of the errors, with an interval of at least 95 % for the median.
-        upper, lower: the orders of Table 1; None where not known or without noise.
+        upper, lower: the orders of Table 1; None if not known or without noise.
         meets: whether both conditions of the upper order hold, with constants of one.
     """
 
@@ -88,19 +89,19 @@ class Row:
 
     @property
     def over_floor(self) -> float | None:
-        """Mean squared error over the mean squared floor, as a root; None without a floor."""
+        """Root of (mean squared error / mean squared lower bound); None without a lower bound."""
         if not self.floors:
             return None
         return float(np.sqrt(np.mean(np.square(self.errors)) / np.mean(np.square(self.floors))))
 
 
 def over_inputs() -> list[Cell]:
-    """The cells of claim 2-1's slope in n."""
+    """The experiments of claim 2-1's slope in n."""
     return [Cell(inputs=n, width=WIDTHS[-1], batch=1, method="printed") for n in INPUTS]
 
 
 def loud(batch: int) -> list[Cell]:
-    """The cells of claim 2-3's slope in noise_std."""
+    """The experiments of claim 2-3's slope in noise_std."""
     return [Cell(width=LOUD_WIDTH, batch=batch, noise_std=s) for s in LOUD]
 
 
@@ -118,7 +119,7 @@ class Slope:
 
 
 def fresh(count: int) -> range:
-    """So many seeds that no rule has seen.
+    """This many seeds, none of which was known when the rules were made.
 
     Example:
         >>> fresh(3)
@@ -128,7 +129,7 @@ def fresh(count: int) -> range:
 
 
 def cells(quick: bool = False) -> list[Cell]:
-    """All cells, without repeats."""
+    """All experiments, without repeats."""
     widths = WIDTHS[::3] if quick else WIDTHS
     series = [("relu", 1), ("relu", 2), ("cubic", 2)]
     found = [Cell(a, width=m, batch=b, method="printed") for a, b in series for m in widths]
@@ -161,14 +162,14 @@ def cells(quick: bool = False) -> list[Cell]:
 
 
 def precise(cell: Cell) -> bool:
-    """Whether a claim needs the cell's error to a few percent: dropout, and much noise."""
+    """Whether a claim needs the experiment's error to a few percent: dropout, and large noise."""
     narrow = [Cell(width=round((1 - rate) * Cell().width)) for rate in RATES]
     dropped = cell.defense.startswith("dropout") and not cell.noise_std
     return dropped or cell.width == LOUD_WIDTH or cell in narrow
 
 
 def row(cell: Cell, trials: Sequence[Trial]) -> Row:
-    """Trials of one cell, summed up, beside the orders."""
+    """Trials of one experiment, summarized, with the orders."""
     errors, spans = tuple(t.error for t in trials), tuple(t.span for t in trials)
     floors = tuple(t.floor for t in trials if t.floor is not None)
     low, high = median_interval(errors)
@@ -178,7 +179,7 @@ def row(cell: Cell, trials: Sequence[Trial]) -> Row:
 
 
 def _orders(cell: Cell) -> tuple[float | None, float | None, bool]:
-    """Upper order, lower order and the upper one's conditions, at the first seed's batch."""
+    """Upper order, lower order and the upper order's conditions, for the first seed's batch."""
     problem = draw(cell, FIRST)
     norm = float(np.linalg.norm(problem.gradient))
     name = TABLE.get(cell.defense, cell.defense)
@@ -201,13 +202,13 @@ def _orders(cell: Cell) -> tuple[float | None, float | None, bool]:
         setting = replace(setting, withheld_share=two_layer.withheld_share(*data, mask))
     lower = lower_order(name, setting).value if cell.noise_std else None
     if cell.noise_std and name not in ("noise", "dp_sgd"):
-        return None, lower, False  # table 1 has the defense alone, without the noise
+        return None, lower, False  # table 1 has the defense only, without noise
     upper = upper_order(name, setting)
     return upper.value, lower, bool(upper.conditions) and all(c.holds for c in upper.conditions)
 
 
 def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Order statistics that hold the median with at least the level; the ends if too few.
+    """Order statistics that contain the median with at least the level; the ends if too few.
 
     Example:
         >>> median_interval(range(10))
@@ -220,9 +221,9 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float
 
 
 def slope(rows: Sequence[Row], value: Callable[[Cell], float]) -> Slope:
-    """The slope of log error over log of a cell's value, fitted for each seed.
+    """The slope of log error in log of an experiment's value, fitted for each seed.
 
-    NaN where there are fewer than two rows, which decides nothing.
+    NaN if there are fewer than two rows; then nothing is decided.
     """
     if len(rows) < 2:
         return Slope(np.nan, np.nan, np.nan, 0)
@@ -230,9 +231,9 @@ def slope(rows: Sequence[Row], value: Callable[[Cell], float]) -> Slope:
 
 
 def slopes(levels: Sequence[float], logs: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """(seeds,) the slope of each seed: logs, one array a level, over the level's logarithm.
+    """(seeds,) the slope of each seed: logs, one array per level, in the level's logarithm.
 
-    Of the seeds that all levels have, which are the first ones.
+    Uses the seeds that all levels have, which are the first ones.
     """
     seeds = min(map(len, logs))
     x, y = np.log(levels), np.array([own[:seeds] for own in logs])
@@ -259,7 +260,7 @@ class Withheld:
 
 
 def withheld(rates: Sequence[float], inputs: int, seeds: int, width: int = 512) -> list[Withheld]:
-    """p_hat over the share of all gradient entries that global pruning drops (claim 2-9)."""
+    """p_hat by the share of all gradient entries that global pruning drops (claim 2-9)."""
     found = []
     for rate in rates:
         shares = []

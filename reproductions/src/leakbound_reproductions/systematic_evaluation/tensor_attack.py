@@ -30,9 +30,9 @@ def library(
     batch: int,
     source: torch.Generator,
 ) -> FoundFeatures:
-    """`TensorMethod` on responses at hand: all usable orders, lower ones taken out first.
+    """`TensorMethod` on given responses: all usable orders, lower ones removed first.
 
-    Shapes: `outer` (M,) d loss / d a_j, `seen` (M,) where it was sent, `units` (M, n) the w_j.
+    Shapes: `outer` (M,) d loss / d a_j, `seen` (M,) whether it was sent, `units` (M, n) the w_j.
     """
     means = hermite_means(FUNCTIONS[activation])
     orders = usable_orders(means)
@@ -50,7 +50,7 @@ def printed(
     batch: int,
     source: torch.Generator,
 ) -> FoundFeatures:
-    """P = (1/M) sum_j g_j H_k2(w_j), its span, then T in it from H_k3, and no more.
+    """P = (1/M) sum_j g_j H_k2(w_j), its span, then T in that span from H_k3.
 
     Source: paper B, Section B.1.
     """
@@ -77,7 +77,7 @@ def _third(values: Tensor, units: Tensor) -> Tensor:
 
 
 def _moment(values: Tensor, units: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """sum_j g_j H_order(w_j), of order 3 and 4 contracted with the first moments; and these."""
+    """sum_j g_j H_order(w_j), orders 3 and 4 contracted with the first moments; and these."""
     along = values @ units
     a = along / along.norm().clamp_min(1e-300)
     eye = torch.eye(units.shape[1]).to(units)

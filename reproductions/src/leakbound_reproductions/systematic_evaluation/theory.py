@@ -1,4 +1,4 @@
-"""Paper B's theory checked by numbers: the sweep, its claims, tables and a figure in one folder."""
+"""Check paper B's theory numerically: the sweep, its claims, tables and a figure in one folder."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from leakbound_reproductions.systematic_evaluation.trial import Cell, Trial, run
 SEEDS = {"minutes": 6, "cpu": 20, "paper": 20}
 """The theory has no larger setting of its own: the paper prints no numbers for it."""
 PRECISE = {"minutes": 1, "cpu": 5, "paper": 5}
-"""How many times as many for the cells that a claim needs to a few percent."""
+"""Factor of seeds for experiments that a claim needs to a few percent."""
 REPEATED = {"minutes": 0, "cpu": 400, "paper": 400}
-"""Seeds of what is measured again, from `sweep.AGAIN` on; nothing where 0."""
+"""Seeds of what is measured again, from `sweep.AGAIN` on; nothing if 0."""
 VERSION = 1
-"""To be raised where a change of the code changes trials: journals start anew then."""
+"""Raise it if a code change alters trials; journals then start again."""
 EDGES = (0.5, 0.9, 1.0)
 BEYOND = (0.1, 0.5, 0.9)
 """Pruning rates of claim 2-9: parts of n / (n + 1), and of what is left above it."""
@@ -41,7 +41,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Theory:
-    """What was measured: the sweep's rows, floors for all attackers, and pruned shares."""
+    """What was measured: the sweep's rows, lower bounds for all attackers, and pruned shares."""
 
     rows: Rows
     everyone: Sequence[Compared]
@@ -51,7 +51,7 @@ class Theory:
 def study(folder: Path, scale: str, tell: Tell) -> Theory:
     """Measure what is missing and write theory.csv, theory.png and theory.md.
 
-    Each trial is kept in theory.jsonl as soon as it is there; a later call goes on from them.
+    Each trial is stored in theory.jsonl when it is ready; a later call continues from them.
     """
     kit.folder(folder)
     seeds, wanted = SEEDS[scale], sweep.cells(quick=scale == "minutes")
@@ -62,7 +62,7 @@ def study(folder: Path, scale: str, tell: Tell) -> Theory:
         seconds = range(sweep.AGAIN, sweep.AGAIN + REPEATED[scale])
         second = dict.fromkeys([*sweep.over_inputs(), *sweep.loud(2)] if seconds else [], seconds)
         again = measure(second, journal, f"{part}, again", tell)
-        parts = f"{part}: floors and pruned shares"
+        parts = f"{part}: lower bounds and pruned shares"
         tell(parts, 0, 2)
         everyone = compared(seeds)
         tell(parts, 1, 2)
@@ -78,7 +78,7 @@ def study(folder: Path, scale: str, tell: Tell) -> Theory:
 
 
 def measure(each: Mapping[Cell, range], journal: Path, part: str, tell: Tell) -> list[Row]:
-    """The rows of the cells, each at its seeds; trials that the journal has are not run again."""
+    """The rows of the experiments, each at its seeds; trials in the journal are not run again."""
     kit.check(journal, key="seed")
     trials, rows = _read(journal), []
     done, total = 0, sum(map(len, each.values()))
@@ -209,7 +209,7 @@ def _table(rows: Iterable[Row]) -> list[str]:
 
 
 def _line(values: Iterable[object]) -> str:
-    """One line of a table, bars inside its cells escaped."""
+    """One line of a table; bars are escaped."""
     return "| " + " | ".join(str(value).replace("|", "\\|") for value in values) + " |"
 
 

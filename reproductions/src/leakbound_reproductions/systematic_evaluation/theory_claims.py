@@ -1,10 +1,10 @@
 """Claims 2-1 to 2-4, 2-6 and 2-9 of paper B, and a remark on 2-5, from the rows of the sweep.
 
-The paper's bounds are orders up to logarithms (its tilde), with constants left out; its attack is
-the tensor method of its Section B.1 ("printed"). What each claim says of slopes and ratios is read
-from there, and so is how far a measured one may lie from it. Claim 2-1, a theorem on the printed
-attack, is judged by it; the claims on defenses by the library's, the stronger of the two, as the
-paper's eq. 3 asks.
+The paper's bounds are orders up to logarithms (its tilde), without constants; its attack is the
+tensor method of its Section B.1 ("printed"). The slopes and ratios of each claim follow from there,
+and so do the tolerances. Claim 2-1, a theorem on the printed attack, is judged by that attack. The
+claims on defenses are judged by the library's, the stronger of the two, as the paper's eq. 3
+requires.
 """
 
 from __future__ import annotations
@@ -44,22 +44,21 @@ from leakbound_reproductions.systematic_evaluation.trial import Cell
 WORKS = 0.5
 """Median error up to which an attack counts as working; above, errors saturate."""
 TILDE = 1 / math.log(4096)
-"""How far a slope may lie from its order: one logarithm more or less, which the tilde hides, moves
-the slope in M by 1 / log M, here at the middle width."""
+"""How far a slope may lie from its order: one logarithm more or less, which the tilde hides,
+changes the slope in M by 1 / log M, here at the middle width."""
 LOGARITHM = f"{TILDE:.2f}, one logarithm at M = 4,096"
 STRONGER = "the library's attack (the stronger one, as eq. 3 requires)"
 ALIKE = 1.25
-"""Up to what factor errors of two networks count as equal where the paper writes "about"."""
+"""Factor within which errors of two networks count as equal if the paper writes "about"."""
 CLIPPED = 1.023
-"""How far the paper's own errors under clipping lie from those without (table 2, B = 8: 0.179 and
-0.175)."""
+"""The paper's own error under clipping relative to none (table 2, B = 8: 0.179 and 0.175)."""
 AGGREGATED = {3: 1.16, 5: 1.28}
 """The same for local steps, rounded up: table 2 itself reaches 1.154 with three (B = 8: 0.202 /
 0.175) and 1.274 with five (B = 8: 0.223 / 0.175)."""
 TABLE_2 = {3: "0.181 / 0.171 to 0.202 / 0.175", 5: "0.210 / 0.171 to 0.223 / 0.175"}
-"""Errors under local steps over those without."""
+"""Errors under local steps relative to one step."""
 PRUNED = 1.45
-"""The least factor by which pruning at 0.7 raises the feature error in table 2 (B = 1)."""
+"""The smallest factor by which pruning at 0.7 raises the feature error in table 2 (B = 1)."""
 IDENTITY = (
     "The last finding is an identity: the update, times |G| / C, has the same distribution as "
     "that of the other configuration. It compares two sets of draws and does not test the paper"
@@ -72,7 +71,7 @@ INFINITE = math.inf
 
 
 class Rows:
-    """The rows of a sweep by their cells; `again`: of cells that were measured a second time."""
+    """The rows of a sweep by experiment; `again`: of experiments measured a second time."""
 
     def __init__(self, rows: Sequence[Row], again: Sequence[Row] = ()) -> None:
         self.all = tuple(rows)
@@ -84,23 +83,23 @@ class Rows:
 
     @property
     def seeds(self) -> str:
-        """How many seeds a row has: those that claims need to a few percent have more."""
+        """How many seeds a row has; those that claims need to a few percent have more."""
         counts = {len(row.errors) for row in self.all}
         ends = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
         return f"{ends} seeds per configuration"
 
     def slopes(self, part: Part, levels: Sequence[float], cells: Sequence[Cell]) -> list[Part]:
-        """The part with the slopes of log error in log level, of cells measured again; or none."""
+        """The part with slopes of log error in log level, of experiments measured again; or none."""
         if not all(cell in self._again for cell in cells):
             return []
         return [replace(part, values=slopes(levels, [self._again[cell].logs for cell in cells]))]
 
     def of(self, cells: Sequence[Cell]) -> list[Row]:
-        """The rows of those cells that were measured."""
+        """The rows of those experiments that were measured."""
         return [self._by[cell] for cell in cells if cell in self._by]
 
     def widths(self, activation: str, batch: int, method: str = "library") -> list[Row]:
-        """The rows of one series over the width."""
+        """The rows of one series by width."""
         cells = [Cell(activation, width=m, batch=batch, method=method) for m in WIDTHS]
         return self.of(cells)
 
@@ -113,7 +112,7 @@ def claims(rows: Rows, shares: Sequence[Withheld]) -> list[Claim]:
 
 
 def over_width(rows: Rows) -> dict[str, Slope]:
-    """The slopes of log error over log M where the attack works, of both attacks."""
+    """The slopes of log error in log M of both attacks, where the attack works."""
     found = {}
     for method in ("library", "printed"):
         for activation, batch in SERIES:
@@ -161,7 +160,7 @@ def rate(rows: Rows) -> Claim:
 
 
 def _left_out(rows: Rows) -> str:
-    """The slope in M of the series that no finding has: the moments of ReLU with two inputs."""
+    """The slope in M of the series without a finding: the moments of ReLU with two inputs."""
     found = over_width(rows)
     printed, ours = (
         str(found.get(f"{method}, relu, B = 2", f"none (errors above {WORKS:g})"))
@@ -201,10 +200,10 @@ def clipping(rows: Rows) -> Claim:
 
 
 def noise(rows: Rows) -> Claim:
-    """2-3: flat while noise_std is small beside B, then linear; clipped, |G| / C times as much.
+    """2-3: flat if noise_std is small relative to B, then linear; clipped, |G| / C times as much.
 
-    Flat: alike at noise_std = B / 8, where the paper's own order already gives 1.125.
-    Linear: a slope between that of B + noise_std itself and 1, each up to a logarithm.
+    Flat: equal at noise_std = B / 8, where the paper's own order already gives 1.125. Linear: a
+    slope between that of B + noise_std itself and 1, each up to a logarithm.
     """
     parts, second = [], list[Part]()
     for batch in (1, 2):
@@ -241,7 +240,7 @@ def noise(rows: Rows) -> Claim:
 
 
 def clipped(rows: Rows) -> NDArray[Any]:
-    """(seeds,) log error of DP-SGD over that of as much noise without clipping: means of levels."""
+    """(seeds,) log error of DP-SGD relative to as much noise without clipping: means of levels."""
     wide = Cell(width=WIDTHS[-1])
     scaled = replace(wide, defense="clipping", level=CLIP_FACTOR)
     each = [
@@ -281,8 +280,8 @@ def dropout(rows: Rows) -> Claim:
 def pruned_span(rows: Rows) -> str:
     """The remark on 2-5: what pruning at 0.7 does to the tensor attacks on two-layer networks.
 
-    The paper claims only that there is "no evidence" of small errors (section 3.5); what it
-    measures are features of images. Errors are the shares outside the span, over those without.
+    The paper claims only that there is "no evidence" of small errors (section 3.5); it measures
+    features of images. Errors are the shares outside the span, relative to no pruning.
     """
     each = {
         f"{method}, B = {batch}": _pruned(rows, Cell(batch=batch, method=method), method)
@@ -305,13 +304,13 @@ def pruned_span(rows: Rows) -> str:
 
 
 def _pruned(rows: Rows, plain: Cell, method: str) -> NDArray[Any]:
-    """(seeds,) log share outside the span under pruning, by a method, over that without."""
+    """(seeds,) log share outside the span under pruning, by a method, relative to no pruning."""
     under = replace(plain, defense="prune_layer", level=RATES[2], method=method)
     return np.asarray(np.log(rows[under].spans) - np.log(rows[plain].spans))
 
 
 def local_steps(rows: Rows) -> Claim:
-    """2-6: several local steps against one, at rates above that of remark C.3."""
+    """2-6: several local steps compared with one, at rates above that of remark C.3."""
     plain, parts = rows[Cell()].logs, []
     for level in SMALL:
         for (defense, name), (steps, most) in product(MOVING, AGGREGATED.items()):
@@ -334,7 +333,7 @@ def local_steps(rows: Rows) -> Claim:
 
 
 def _faster(rows: Rows) -> str:
-    """What larger learning rates than the judged ones do."""
+    """Results of larger learning rates than the judged ones."""
     larger = []
     for defense, name in MOVING:
         for level in LEARNING[len(SMALL) :]:
@@ -353,10 +352,10 @@ def _faster(rows: Rows) -> str:
 
 
 def withheld_jump(shares: Sequence[Withheld]) -> Claim:
-    """2-9: p_hat over the share of the whole gradient that is pruned, smallest entries first.
+    """2-9: p_hat by the pruned share of the whole gradient, smallest entries first.
 
     "Does not change the lower bound much" up to n / (n + 1): at most 2 %, which moves the bound by
-    1 %. "Greatly increase" after: above 1/2 at 90 % of what is left.
+    1 %. "Greatly increase" after: above 1/2 at 90 % of the remaining range.
     """
     parts = []
     for inputs in sorted({s.inputs for s in shares}):

@@ -1,4 +1,4 @@
-"""The figure of the theory: error over width, noise, dropout and pruning, and p_hat."""
+"""The figure of the theory: error by width, noise, dropout and pruning, and p_hat."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _noise(axes: Axes, rows: Rows) -> None:
         x = [r.cell.noise_std for r in own]
         _line(axes, x, own, color, label=f"B = {batch}")
         floors = [np.sqrt(np.mean(np.square(r.floors))) for r in own]
-        axes.plot(x, floors, color=color, ls="--", label=f"B = {batch}, unbiased floor")
+        axes.plot(x, floors, color=color, ls="--", label=f"B = {batch}, unbiased bound")
         axes.axhline(rows[Cell(width=WIDTHS[-1], batch=batch)].median, color=color, lw=0.6)
     axes.set(
         xscale="log", yscale="log", xlabel="noise_std", title=f"Gaussian noise, M = {WIDTHS[-1]}"

@@ -1,4 +1,4 @@
-"""BestAttackError against the cost in training: paper B's figure 3."""
+"""BestAttackError against training loss: paper B's figure 3."""
 
 from __future__ import annotations
 

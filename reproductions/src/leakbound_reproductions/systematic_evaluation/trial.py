@@ -28,10 +28,10 @@ class Cell:
         defense: "none", "clipping", "dropout_units", "dropout_entries", one of `PRUNING`,
             "local_steps" or "mean_field_steps".
         level: what it is set to: |G| / C, a rate, or learning rate x M.
-        noise_std: of Gaussian noise on all that is sent.
+        noise_std: of Gaussian noise on the whole update.
         steps: of local aggregation.
         method: "library", the attack that leakbound has; "printed", as in the paper; "left_out",
-            the library's where pruned coordinates are taken for unknown instead of zero.
+            the library's, with pruned coordinates treated as unknown instead of zero.
     """
 
     activation: str = "relu"
@@ -66,8 +66,8 @@ class Sent:
     Attributes:
         problem: the one whose gradient was sent (dropout changes the network).
         outer: (M,) as sent.
-        mask: (M, 1 + n) True where a coordinate of the gradient went into it; None for all.
-        clip_norm: None where nothing was clipped.
+        mask: (M, 1 + n) True if a coordinate of the gradient is part of it; None for all.
+        clip_norm: None if nothing was clipped.
     """
 
     problem: Problem
@@ -78,12 +78,13 @@ class Sent:
 
 @dataclass(frozen=True)
 class Trial:
-    """What one seed gave.
+    """The results of one seed.
 
     Attributes:
-        error: root mean squared distance of unit inputs and matched guesses, R.
-        span: mean share of the inputs outside the guesses' span.
-        floor: the Cramer-Rao floor of R for known norms; None without noise or where there is none.
+        error: root mean squared distance of unit inputs and matched estimates, R.
+        span: mean share of the inputs outside the estimates' span.
+        floor: the Cramér-Rao lower bound on R for known norms; None without noise or if there is
+            none.
     """
 
     error: float
@@ -104,7 +105,7 @@ def draw(cell: Cell, seed: int) -> Problem:
 
 
 def release(problem: Problem, cell: Cell, source: torch.Generator) -> Sent:
-    """What the client sends under the cell's defense."""
+    """What the client sends under the experiment's defense."""
     sent = _defended(problem, cell, source)
     if cell.noise_std == 0:
         return sent
@@ -134,7 +135,7 @@ def _defended(problem: Problem, cell: Cell, source: torch.Generator) -> Sent:
 
 
 def pruned(whole: NDArray[Any], rate: float, *, whole_model: bool) -> NDArray[Any]:
-    """(M, 1 + n) True where kept: the smallest |entries| go, of each tensor or of the model."""
+    """(M, 1 + n) True if kept: the smallest |entries| of each tensor or of the model are pruned."""
     size = np.abs(whole)
     if whole_model:
         return np.asarray(_largest(size, rate))
@@ -153,8 +154,8 @@ def local_update(
 ) -> NDArray[Any]:
     """(M, 1 + n): (weights before - weights after) / (learning rate x steps) of gradient descent.
 
-    The paper's learning rates differ between the layers. Equal ones leave the w_j nearly where they
-    are; `inner_rate` = M^2 x `outer_rate` moves both at the same pace (mean-field).
+    The paper's learning rates differ between the layers. Equal ones hardly change the w_j;
+    `inner_rate` = M^2 x `outer_rate` changes both at the same pace (mean-field).
     """
     network, total = problem.network, np.zeros_like(problem.gradient)
     for _ in range(steps):
@@ -169,8 +170,8 @@ def local_update(
 def attack(sent: Sent, cell: Cell, source: torch.Generator) -> tuple[float, float]:
     """The tensor attack's error and the part of the inputs outside its span.
 
-    Entries dropped at random are left out. Pruned ones are taken for the zeros that they are sent
-    as: that makes the sent value a function of the w_j . x_i still, to which Stein's lemma applies.
+    Entries dropped at random are left out. Pruned ones count as the zeros that are sent, so that
+    the sent value is still a function of the w_j . x_i, to which Stein's lemma applies.
     """
     problem = sent.problem
     outer, units = torch.from_numpy(sent.outer), torch.from_numpy(problem.network.inner)
@@ -187,7 +188,7 @@ def attack(sent: Sent, cell: Cell, source: torch.Generator) -> tuple[float, floa
 
 
 def floor(sent: Sent, cell: Cell) -> float | None:
-    """The floor of R for estimators that know the norms and are unbiased near these inputs."""
+    """The lower bound on R for estimators that know the norms and are unbiased near the inputs."""
     if cell.noise_std == 0 or "steps" in cell.defense:
         return None
     problem = sent.problem
@@ -204,7 +205,7 @@ def floor(sent: Sent, cell: Cell) -> float | None:
 
 
 def run(cell: Cell, seed: int) -> Trial:
-    """One seed of one cell."""
+    """One seed of one experiment."""
     source = stream(seed, "trial", cell.defense, repr(cell.level), repr(cell.noise_std), cell.steps)
     sent = release(draw(cell, seed), cell, source)
     return Trial(*attack(sent, cell, source), floor(sent, cell))

@@ -251,7 +251,7 @@ def local_bound(
     """The Cramér-Rao bound at these inputs, for estimators that are unbiased near them.
 
     `value` is the mean squared error of one input's entry; times n it is the paper's R_L^2. It is
-    capped at the zero guess's error. It does not hold for biased attackers: see `bayes_bound`.
+    capped at the zero estimate's error. It does not hold for biased attackers: see `bayes_bound`.
 
     Shapes: `inputs` (B, n), `targets` (B,), `mask` (M, 1 + n).
 
@@ -526,7 +526,7 @@ def conditions(setting: OrderSetting) -> tuple[Condition, Condition]:
 
 
 def mean_derivative(activation: str, order: int) -> float:
-    """E s^(order)(z) for a standard normal z, as E s(z) He_order(z), kinks or not.
+    """E s^(order)(z) for a standard normal z, as E s(z) He_order(z), also if s is not smooth.
 
     Example:
         >>> round(mean_derivative("cubic", 3), 9), round(mean_derivative("relu", 2), 9)
