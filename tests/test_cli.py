@@ -244,6 +244,8 @@ def test_attack_is_the_cell_of_the_grid(plan, tmp_path, capsys):
     rows = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
     assert record == rows[3]
     assert {p.name for p in (tmp_path / "images").iterdir()} == {"truth.png", "reconstruction.png"}
+    page = re.sub("<[^>]+>", " ", (out / "report.html").read_text("utf-8"))
+    assert "1 configuration of model, batch size and defense" in " ".join(page.split())
     (out / "report.html").unlink()
     assert call("report", out, "--no-images") == 0
     assert "data:image/png" not in (out / "report.html").read_text()

@@ -50,7 +50,7 @@ def test_a_table_with_intervals_and_a_page(plan, tmp_path, capsys):
     out = tmp_path / "run"
     assert ran(plan, "--out", out) == 0
     text = capsys.readouterr().out
-    assert "6 of 6 rounds with 4 clients" in text
+    assert "6 trainings of 6 rounds with 4 clients" in text
     assert "no defense" in text
     assert "[" in text
     page = (out / "training.html").read_text(encoding="utf-8")

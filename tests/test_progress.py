@@ -115,3 +115,27 @@ def test_a_long_audit_says_so_before_it_starts(tmp_path, capsys, monkeypatch):
 def test_times_are_read_easily():
     words = [shared.duration(seconds) for seconds in (4.2, 100, 7500)]
     assert words == ["4 s", "1 min 40 s", "2 h 05 min"]
+
+
+def test_an_attack_tells_its_steps_and_the_time_left(capsys, monkeypatch):
+    """Of all restarts together; an attack without a search has none."""
+    monkeypatch.setattr(shared, "EVERY", 0.01)
+    attack = ["attack", "--data", "digits", "--attack"]
+    with pytest.raises(SystemExit) as end:
+        main([*attack, "inverting_gradients,steps=20,restarts=2"])
+    lines = said(capsys)
+    assert end.value.code == 0
+    assert any(
+        re.fullmatch(
+            r"\d+ of 40 steps done after \d+ s, (about \d+ s left|longer than estimated): "
+            r"inverting_gradients,steps=20,restarts=2 \(2 restarts\)",
+            line,
+        )
+        for line in lines
+    ), lines
+    assert re.fullmatch(r"40 of 40 steps done after \d+ s", lines[-1])
+    with pytest.raises(SystemExit):
+        main([*attack, "linear_inversion"])
+    lines = said(capsys)
+    assert re.fullmatch(r"linear_inversion: running for \d+ s", lines[-1])
+    assert not [line for line in lines if "steps" in line]

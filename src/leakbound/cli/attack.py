@@ -106,8 +106,7 @@ def _progress(command: options.AttackOptions, attack: Attack) -> Iterator[None]:
         bar(step, max(step, steps), text if step < steps else "measuring")
 
     with Bar(errors, "steps") as bar, Pace(command.time, show):
-        if steps:
-            bar(0, steps, text)
+        bar(0, steps, text)
         yield
 
 

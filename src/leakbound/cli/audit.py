@@ -141,8 +141,9 @@ def train(command: options.Train) -> int:
     workers = shared.workers_of(command.workers)
     run = _runner(command.engine)
     screen = errors if command.json else console
+    many = shared.plural(len(plan.trainings()), "training")
     screen.say(
-        f"training [bold]{brief(plan.name)}[/bold]: {len(plan.trainings())} of "
+        f"training [bold]{brief(plan.name)}[/bold]: {many} of "
         f"{plan.utility.rounds} rounds with {plan.utility.clients} clients, {workers} "
         f"{'process' if workers == 1 else 'processes'}, into {brief(out)}"
     )

@@ -49,7 +49,7 @@ class Audit:
     """Where experiments run: in local processes, or on Ray. The records are the same."""
     address: Annotated[str | None, Option("ADDRESS")] = None
     """A running Ray cluster: "auto" or HOST:PORT. Without it Ray starts on this machine."""
-    device: str = "cpu"
+    device: Annotated[str, Option("DEVICE")] = "cpu"
     """Where models and batches live: "cpu", or "cuda" for a GPU."""
     no_images: bool = False
     """Keep no picture of the data, neither in files nor in the report."""
@@ -262,7 +262,7 @@ class List:
     """
 
     what: Annotated[str | None, Option("NAME", positional=True)] = None
-    """A kind (attacks, defenses, models, prunings, metrics, data), or one name."""
+    """A kind (attacks, defenses, models, pruning, metrics, data), or one name."""
     json: bool = False
     """Print JSON."""
 

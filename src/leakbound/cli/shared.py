@@ -100,6 +100,10 @@ class Bar:
 
     def _write_lines(self) -> None:
         while not self._ended.wait(EVERY):
+            if not self.total:
+                passed = duration(time.monotonic() - self._began)
+                print(f"{self._current}: running for {passed}", file=sys.stderr, flush=True)
+                continue
             left, words = self.left, "time left not known yet"
             if left is not None:
                 words = f"about {duration(left)} left" if left > 0 else "longer than estimated"

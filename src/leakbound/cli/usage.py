@@ -112,7 +112,7 @@ def _row(name: str, text: str, width: int) -> list[str]:
     shown = textwrap.wrap(text, columns - INDENT - width, break_on_hyphens=False) or [""]
     head, blank = f"{'':{INDENT}}{name}", " " * (INDENT + width)
     if len(name) > width - 2:
-        heads = textwrap.wrap(head, columns, initial_indent="  ", subsequent_indent="    ")
+        heads = textwrap.wrap(head, columns, subsequent_indent="    ")
         return [*heads, *(blank + line for line in shown)]
     return [f"{head:{INDENT + width}}{shown[0]}", *(blank + line for line in shown[1:])]
 
