@@ -131,7 +131,7 @@ def test_a_folder_of_another_run_is_refused(fake, tmp_path, capsys):
     assert 'plan.scale is "minutes" there and "cpu" now' in capsys.readouterr().err
     with FileLock(out / ".lock", timeout=0):
         assert ran(NAME, "--out", out) == 2
-    assert "another run is going on" in capsys.readouterr().err
+    assert "another run is active" in capsys.readouterr().err
     other = tmp_path / "mine"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")

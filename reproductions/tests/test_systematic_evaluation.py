@@ -193,7 +193,7 @@ def test_claims_hold_where_they_are_made_to_hold(pruning_wins):
     assert features["digits, prune 0.9: features do not lower the error"] == "does not hold", (
         "alone it counts however little it is; the claim asks for a notable difference"
     )
-    assert set(_words(pruning_wins, "floors").values()) == {"holds"}
+    assert set(_words(pruning_wins, "bounds").values()) == {"holds"}
 
 
 def test_claims_fall_where_they_are_made_to_fall(tmp_path):
@@ -211,14 +211,14 @@ def test_claims_fall_where_they_are_made_to_fall(tmp_path):
     )
     assert _words(found, "2-10")[statement] == "does not hold"
     assert _words(found, "2-7")["color, noise 0.01: features lower the error"] == "does not hold"
-    assert set(_words(found, "floors").values()) == {"undecided"}, "none was measured"
+    assert set(_words(found, "bounds").values()) == {"undecided"}, "none was measured"
 
 
-def test_a_beaten_floor_is_told(tmp_path):
-    """The floor is 0.05."""
+def test_an_error_below_the_lower_bound_is_reported(tmp_path):
+    """The lower bound is 0.05."""
     floors = [part for part in _wanted() if part.name in ("floors", "honest", "ablation")]
     found = _made(tmp_path, lambda d, a, s: 0.02 + 0.001 * s, _loss, floors)
-    assert set(_words(found, "floors").values()) == {"does not hold"}
+    assert set(_words(found, "bounds").values()) == {"does not hold"}
 
 
 def test_a_crash_everywhere_leaves_a_page(tmp_path):
@@ -238,12 +238,12 @@ def test_a_crash_everywhere_leaves_a_page(tmp_path):
     assert "crashed: 0." not in page
 
 
-def test_a_floor_within_reach_is_not_called_safe(tmp_path):
-    """An error at the floor, with an interval around it, decides nothing."""
+def test_an_error_at_the_lower_bound_is_undecided(tmp_path):
+    """An error at the lower bound, with an interval around it, is undecided."""
     spread = (0.04, 0.05, 0.06)
     floors = [part for part in _wanted() if part.name in ("floors", "honest", "ablation")]
     found = _made(tmp_path, lambda d, a, s: spread[s], _loss, floors)
-    assert set(_words(found, "floors").values()) == {"undecided"}
+    assert set(_words(found, "bounds").values()) == {"undecided"}
 
 
 def test_losses_that_do_not_meet_leave_it_undecided(tmp_path):

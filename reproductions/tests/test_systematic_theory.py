@@ -256,7 +256,7 @@ def test_files_and_a_run_that_is_interrupted_goes_on(tmp_path, monkeypatch, repe
     monkeypatch.setattr(theory, "PRECISE", {"minutes": 3})
     monkeypatch.setattr(theory, "REPEATED", {"minutes": repeated})
     whole = theory.study(tmp_path / "whole", "minutes", _nothing)
-    assert "Beaten in 0 of 1" in (tmp_path / "whole" / "theory.md").read_text()
+    assert "The attack is better in 0 of 1" in (tmp_path / "whole" / "theory.md").read_text()
     assert (tmp_path / "whole" / "theory.png").stat().st_size > 10_000
     table = _table(tmp_path / "whole")
     assert len(table) == len(whole.rows.all) == len(sweep.cells(quick=True))

@@ -143,7 +143,7 @@ def _named(noise: float, candidates: int, draws: int) -> Share:
 
 
 def crossing(draws: int) -> dict[str, Any]:
-    """How often the error is at most eta (N = 1), at noise that keeps identification at 10 % (3-5)."""
+    """How often the error at N = 1 is at most eta, if noise keeps identification at 10 % (3-5)."""
     found: dict[str, Any] = {}
     for over in KAPPAS:
         noise = float(identification.gaussian.noise_for(GAMMA, kappa=1 / over))
@@ -198,7 +198,10 @@ def chi_square(ratios: Sequence[float], dim: int) -> tuple[float, Any]:
 
 
 def kolmogorov(distance: float, draws: int, tests: int = 1) -> tuple[float, Any]:
-    """A distance between distributions, with its Dvoretzky-Kiefer-Wolfowitz interval."""
+    """A distance between distributions, and its Dvoretzky-Kiefer-Wolfowitz interval.
+
+    With `tests` > 1, it is the largest of several tests.
+    """
 
     def interval(level: float) -> tuple[float, float]:
         slack = math.sqrt(math.log(2 * tests / (1 - level)) / (2 * draws))

@@ -89,7 +89,7 @@ class Rows:
         return f"{ends} seeds per configuration"
 
     def slopes(self, part: Part, levels: Sequence[float], cells: Sequence[Cell]) -> list[Part]:
-        """The part with slopes of log error in log level, of experiments measured again; or none."""
+        """The part with slopes of log error in log level, of repeated experiments; or none."""
         if not all(cell in self._again for cell in cells):
             return []
         return [replace(part, values=slopes(levels, [self._again[cell].logs for cell in cells]))]
