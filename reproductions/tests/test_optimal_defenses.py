@@ -216,7 +216,7 @@ def test_a_better_defense_makes_every_claim_hold_but_that_of_equal_protection():
     assert list(found) == [f"0-{i}" for i in range(1, 7)]
     assert {c.verdict for c in found.values()} == {Verdict.HOLDS}
     assert all(one.paper for c in found.values() for one in c.findings)
-    assert "Not part of the claim: against attackers who know" in found["0-2"].why
+    assert "Not part of the claim: results of attackers who know" in found["0-2"].why
     far = {c.number: c.verdict for c in verdicts.all_claims(_measured(error=4.0))}
     assert far["0-4"] is far["0-3"] is Verdict.FAILS, "6 dB more is not comparable"
     assert far["0-1"] is far["0-2"] is Verdict.HOLDS

@@ -109,7 +109,7 @@ def test_every_paper_has_a_name_a_letter_and_words_for_every_scale():
         assert named(name) == [one]
         assert set(one.scales) == set(SCALES)
         assert one.paper.authors in str(one.paper)
-    with pytest.raises(ValueError, match="take one of optimal_defenses"):
+    with pytest.raises(ValueError, match="choose one of optimal_defenses"):
         named("other")
 
 

@@ -58,8 +58,8 @@ def note_data(folder: Path, name: str, dataset: Dataset) -> None:
     own = {"fingerprint": dataset.fingerprint, "examples": len(dataset.labels)}
     if known.get(name, own) != own:
         raise ValueError(
-            f"out is {str(folder)!r}, which belongs to other data of {name!r}; put the data back, "
-            "or take another folder"
+            f"out is {str(folder)!r}, which belongs to other data of {name!r}; restore the data, "
+            "or choose another folder"
         )
     content = json.dumps({"data": known | {name: own}}, indent=1, sort_keys=True).encode()
     kit.write(folder / DATA, content)

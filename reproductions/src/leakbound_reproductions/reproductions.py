@@ -68,7 +68,7 @@ class Reproduction:
                 raise
             others = ", ".join(name for name in REPRODUCTIONS if name != self.name)
             raise ValueError(
-                f"name is {self.name!r}, which this version cannot reproduce yet; take {others}"
+                f"name is {self.name!r}, which this version cannot reproduce yet; choose {others}"
             ) from None
         return cast(Reproduce, found.reproduce)
 
@@ -158,14 +158,14 @@ def named(name: str) -> list[Reproduction]:
         return list(REPRODUCTIONS.values())
     if name not in REPRODUCTIONS:
         names = ", ".join([*REPRODUCTIONS, "all"])
-        raise ValueError(f"name is {name!r}; take one of {names}")
+        raise ValueError(f"name is {name!r}; choose one of {names}")
     return [REPRODUCTIONS[name]]
 
 
 def check_scale(scale: str) -> str:
     """The scale, if it exists."""
     if scale not in SCALES:
-        raise ValueError(f"scale is {scale!r}; take one of {', '.join(SCALES)}")
+        raise ValueError(f"scale is {scale!r}; choose one of {', '.join(SCALES)}")
     return scale
 
 

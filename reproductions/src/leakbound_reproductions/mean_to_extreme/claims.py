@@ -312,6 +312,6 @@ def sightings(measured: Mapping[str, list[float]]) -> Claim:
 def _images(boxes: Sequence[Box]) -> str:
     box = boxes[0]
     return (
-        f"{box.images} tiles of photographs of each size (gray 2 x 2, N = 4; color 32 x 32, "
-        f"N = 3,072), norm {trap.NORM}, {box.draws // box.images} draws of noise each"
+        f"{box.images} tiles of photographs of each size (N = 4 and N = 3,072), "
+        f"{box.draws // box.images} draws of noise each"
     )

@@ -201,10 +201,10 @@ def _figures(
 def _settings(setting: Setting, color: str) -> str:
     attacked = f"{color} of 32 x 32" if setting.color_attacked else "MNIST"
     return (
-        f"{setting.images} images of `{color}` for the laws (gray 2 x 2 and color 32 x 32, norm "
-        f"{trap.NORM}, clip norm {trap.CLIP:g}); the paper uses CIFAR-10. ResNet-18 with group "
-        f"norm on {setting.side} x {setting.side} pixels replaces its ResNet-101. MNIST for rows "
-        f"and sightings; {setting.attacked} images of {attacked} under all attacks (DLG "
-        f"{rivals.DLG_STEPS} steps, Inverting Gradients {setting.steps} steps, {setting.restarts} "
-        "starts)."
+        f"{setting.images} images of `{color}` for the distributions (gray 2 x 2, N = 4, and "
+        f"color 32 x 32, N = 3,072; norm {trap.NORM}, clip norm {trap.CLIP:g}); the paper uses "
+        f"CIFAR-10. ResNet-18 with group norm on {setting.side} x {setting.side} pixels replaces "
+        f"its ResNet-101. MNIST for rows and sightings; {setting.attacked} images of {attacked} "
+        f"under all attacks (DLG {rivals.DLG_STEPS} steps, Inverting Gradients {setting.steps} "
+        f"steps, {setting.restarts} starts)."
     )

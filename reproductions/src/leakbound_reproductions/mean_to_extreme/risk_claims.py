@@ -116,10 +116,9 @@ def _batch_remarks(risks: Mapping[str, list[float]], read: Mapping[str, list[flo
             if noise
         ),
         "An earlier version of this command judged only the plain estimate, divided by B, and "
-        "found that the claim does not hold",
+        "found that the claim does not hold. Below is its mean squared error minus that at B = 1",
         *(
-            f"Mean squared error of the plain estimate minus that at B = 1, at noise {noise:g}, "
-            f"for B = {others}: {value}"
+            f"Plain estimate at noise {noise:g}, for B = {others}: {value}"
             for noise, value in zip(draws.BATCH_NOISES, plain, strict=True)
         ),
         "Below 0, the division by B shrinks the noise by more than the other examples add. Where "

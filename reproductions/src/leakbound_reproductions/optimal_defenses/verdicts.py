@@ -364,19 +364,14 @@ def _knowing(measured: Measured, keys: Sequence[tuple[Key, Key]]) -> str:
         return ""
     seeds = len(measured.aware[keys[0][0]].strongest())
     return remarks(
+        f"Not part of the claim: results of attackers who know the defense (aware, n = {seeds})",
         *(
-            "Not part of the claim: against attackers who know the defense, "
-            f"{a.level:g} against {b.level:g}: {_decibels(measured, a, b, aware=True)}, n = {seeds}"
+            f"Aware, {a.level:g} against {b.level:g}: {_decibels(measured, a, b, aware=True)}"
             for a, b in keys
-        )
+        ),
     )
 
 
 def _scale(measured: Measured) -> str:
-    setting = measured.setting
     seeds = len(measured.error(rate(MAGNITUDE, CUT)))
-    return (
-        f"SimpleConvNet with random weights on MNIST, batches of {setting.batch_size}. Attack: "
-        f"Inverting Gradients with {setting.steps} steps, which does not know the defense. "
-        f"{seeds} paired seeds"
-    )
+    return f"the paper's attack, which does not know the defense; {seeds} paired seeds"

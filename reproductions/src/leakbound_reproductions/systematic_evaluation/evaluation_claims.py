@@ -276,15 +276,14 @@ def imprint_is_strongest(found: Measured, n: str) -> Claim:
                 mean, interval = student(values)
                 low, high = interval(LEVEL)
                 measured = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
-                where = f"For an attacker who knows noise and mask, {data}, {name}"
-                aware.append(f"{where}: {measured}")
+                aware.append(f"Aware, {data}, {name}: {measured}")
     return claimed(
         "2-10",
         "Robbing the Fed is the strongest attack at noise up to 0.01 and fails under masks.",
         "table 4",
         f"{_batches(found)}; compared: {_attacks()}. Tolerance: none, the sign decides. {n}",
         parts,
-        remarks(*aware),
+        remarks("Aware: the same for an attacker who knows noise and mask" * bool(aware), *aware),
     )
 
 

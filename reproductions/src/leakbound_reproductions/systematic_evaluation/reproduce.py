@@ -76,7 +76,7 @@ def judged(claims: Iterable[Claim], steps: int) -> list[Claim]:
     if steps >= ENOUGH:
         return list(claims)
     why = (
-        f"searches of {steps} steps say nothing of which attack is the strongest; "
+        f"searches of {steps} steps do not show which attack is the strongest; "
         f"from {ENOUGH} on (scale cpu) they are judged. What was measured is in "
         "evaluation.md of the run's folder"
     )
