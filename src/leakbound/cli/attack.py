@@ -12,15 +12,16 @@ from rich.table import Table
 from leakbound import audit as audits
 from leakbound import check, registry
 from leakbound._util.rounding import percent, short
-from leakbound.assess.record import ESTIMATE, Assessment, Bound, ColumnResult
+from leakbound.assess.record import Assessment, ColumnResult
 from leakbound.attacks import Attack
 from leakbound.attacks.pace import Pace, planned
 from leakbound.audit.context import check_plan
 from leakbound.audit.plan import Plan, build_attack
 from leakbound.audit.plan_file import spec_of
 from leakbound.cli import captured, describe, options
+from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, announce_code, check_files, write_files
-from leakbound.cli.terminal import brief, console, errors, safe, table
+from leakbound.cli.terminal import brief, console, errors, table
 from leakbound.risk.statement import of_assessment, of_guarantee
 
 DEFAULT = "inverting_gradients"
@@ -128,7 +129,7 @@ def _show(record: Assessment, command: options.AttackOptions, name: str) -> None
         console.print(f"the attack reports a problem: {brief(record.problem)}")
     for said in of_assessment(record, reasons=False):
         console.print(brief(said))
-    _show_scope(record.bounds, explain=command.explain)
+    show_scope(record.bounds, explain=command.explain)
     console.print(
         f"verdict: [bold]{record.verdict}[/bold] (threshold {record.criterion.value:g} dB)"
     )
@@ -146,32 +147,6 @@ def _measured(record: Assessment) -> Table:
         values = (_number(psnr, 1), _number(baseline, 1), _number(ssim, 3), same)
         found.add_row(str(i), *values, *more)
     return found
-
-
-def _show_scope(bounds: Sequence[Bound], *, explain: bool) -> None:
-    """What the bounds rest on; without `explain` only where to find it."""
-    if not bounds:
-        return
-    if not explain:
-        covers = ", ".join(dict.fromkeys(map(_covered, bounds)))
-        priors = "; ".join(dict.fromkeys(bound.prior for bound in bounds))
-        console.print(
-            f"[dim]bounds cover: {covers}; prior: {brief(priors)}; unit: one update of this batch. "
-            "Assumptions: --explain[/dim]"
-        )
-        return
-    for bound in bounds:
-        source = f" \\[{safe(bound.equation)}]" if bound.equation else ""
-        console.print(
-            f"[bold]{safe(bound.name)}[/bold]: covers {_covered(bound)}; prior: "
-            f"{safe(bound.prior)}; unit: one update of this batch{source}"
-        )
-        for assumption in bound.assumptions:
-            console.print(f"  - {safe(assumption)}")
-
-
-def _covered(bound: Bound) -> str:
-    return "nothing (an estimate)" if bound.covers == ESTIMATE else f"{bound.covers} attackers"
 
 
 def _show_columns(columns: Sequence[ColumnResult]) -> None:

@@ -22,6 +22,7 @@ from leakbound.captured.assess import Case
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
 from leakbound.cli import options
+from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar
 from leakbound.cli.terminal import brief, console, errors, table
 from leakbound.random import stream
@@ -86,7 +87,7 @@ def attack(command: options.AttackOptions) -> int:
     if command.json:
         print(json.dumps(msgspec.to_builtins(outcome.records), indent=1, sort_keys=True))
     else:
-        _show(outcome, shown)
+        _show(outcome, shown, explain=command.explain)
     ends = [record.status for record in outcome.records]
     return 1 if "failed" in ends else 0 if "ok" in ends else 2
 
@@ -244,7 +245,7 @@ def _certificate(record: Assessment) -> None:
         )
 
 
-def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]]) -> None:
+def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, explain: bool) -> None:
     records = outcome.records
     for at, understood in enumerate(outcome.understood):
         own = [record for record in records if record.seed == at]
@@ -255,7 +256,7 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]]) -> None
             if finding not in shown[at]:
                 _show_finding(finding)
         console.print(_results(own))
-        _remarks(own)
+        _remarks(own, explain=explain)
     if outcome.unended:
         console.print(
             f"the time limit is over: {outcome.unended} of {len(records) + outcome.unended} "
@@ -295,7 +296,7 @@ def _results(records: Sequence[Assessment]) -> Table:
     return found
 
 
-def _remarks(records: Sequence[Assessment]) -> None:
+def _remarks(records: Sequence[Assessment], *, explain: bool) -> None:
     for record in records:
         name = brief(record.attack.name)
         if record.status != "ok":
@@ -311,8 +312,9 @@ def _remarks(records: Sequence[Assessment]) -> None:
         console.print(
             f"noise of the declared distribution is {_share(noise)} of the update's energy"
         )
-    for said in of_assessment(first):
+    for said in of_assessment(first, reasons=False):
         console.say(brief(said))
+    show_scope(first.bounds, explain=explain)
 
 
 def _share(value: float | None) -> str:
