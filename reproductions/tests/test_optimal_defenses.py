@@ -150,7 +150,7 @@ def _family(levels, shift, source, base):
 
 def test_at_equal_loss_does_not_depend_on_useless_levels():
     """A family that is 2 dB safer is found so with and without a level that costs and brings none;
-    of equal families few are told apart."""
+    of equal families few differ significantly."""
     plain, more = [(0.2, 0), (0.25, 0), (0.4, 0)], [(0.2, -6), (0.2, 0), (0.25, 0), (0.4, 0)]
     source = np.random.default_rng(0)
 
@@ -461,7 +461,7 @@ def test_plans_of_every_scale_parse(scale):
 
 
 def test_a_run_goes_through_all_parts(monkeypatch, tmp_path):
-    """With audits and descents as measured above; figures are drawn, and told where it is."""
+    """With audits and descents as measured above; figures are drawn, and the folder is returned."""
     measured, told = _measured(), []
     monkeypatch.setattr(reproduce, "_audited", lambda *given: measured.naive)
     kept = {

@@ -1,4 +1,4 @@
-"""Bits told by masked updates, against exact mutual information, quadrature and brute force."""
+"""Bits leaked by masked updates, against exact mutual information, quadrature and brute force."""
 
 import math
 from math import comb, log
@@ -122,7 +122,7 @@ def test_the_corrected_entropy_is_exact_for_gaussians(batch):
 
 
 def test_the_corrected_formula_is_no_bound():
-    """Another unit for the gradient turns it below what is told; nothing else changed."""
+    """Another unit for the gradient puts it below what is leaked; nothing else changes."""
     big = corrected(0.3, [1.0], coordinates=1, batch_size=1).value
     small = corrected(0.3, [1e-8], coordinates=1, batch_size=1).value
     assert small < 0 < big
