@@ -461,7 +461,7 @@ def test_plans_of_every_scale_parse(scale):
 
 
 def test_a_run_goes_through_all_parts(monkeypatch, tmp_path):
-    """With audits and descents as measured above; figures are drawn, and the folder is returned."""
+    """With audits and descents as measured above; figures are drawn, and progress is reported."""
     measured, told = _measured(), []
     monkeypatch.setattr(reproduce, "_audited", lambda *given: measured.naive)
     kept = {

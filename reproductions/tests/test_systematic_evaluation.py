@@ -499,7 +499,7 @@ def _trained(tmp_path, losses, left):
 
 
 def test_a_rival_that_costs_nothing_neither_confirms_nor_refutes(tmp_path):
-    """Clipping at the loss of none, with a much larger error: not in the findings, but in the remarks."""
+    """Clipping at the loss of none, with a much larger error: only in the remarks."""
     found = _trained(tmp_path, {}, {"clip": 0.28, "prune": 0.1})
     claim = evaluation_claims.pruning_is_best(found, "3 rounds")
     assert claim.verdict is Verdict.HOLDS
