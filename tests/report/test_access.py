@@ -7,6 +7,7 @@ import math
 import shutil
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from msgspec.structs import replace
 
 from leakbound.report import evidence, write
@@ -32,7 +33,10 @@ LEVELS = """
 """
 CONTRAST = """
 () => {
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const parse = (text) => {
+    const numbers = text.match(/[\\d.]+/g).map(Number);
+    return text.startsWith("color(srgb") ? numbers.map((v, i) => (i < 3 ? 255 * v : v)) : numbers;
+  };
   const light = (rgb) => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => {
     const p = rgb[i] / 255;
     return sum + w * (p <= 0.04045 ? p / 12.92 : ((p + 0.055) / 1.055) ** 2.4);
@@ -207,6 +211,20 @@ def test_every_text_has_contrast(show, page_path, scheme):
     page = show(page_path, color_scheme=scheme)
     page.evaluate("() => document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     assert page.evaluate(CONTRAST) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation(show, page_path, scheme):
+    """WCAG 2.1 A and AA and axe-core's best practices, with every section unfolded."""
+    page = show(page_path, color_scheme=scheme)
+    found = Axe().run(page).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
+
+
+def test_axe_sees_a_picture_without_words(show, make_page):
+    page = show(make_page("grid"))
+    page.evaluate("() => document.querySelector('img').removeAttribute('alt')")
+    assert "image-alt" in {one["id"] for one in Axe().run(page).response["violations"]}
 
 
 def test_the_measure_of_contrast_sees_a_faint_text(show, page_path):

@@ -110,7 +110,7 @@ class Shot:
 
 
 @dataclass(frozen=True)
-class Choice:
+class DefenseChoice:
     """A defense setting over all models and batch sizes: its worst verdict and its highest cost."""
 
     label: str
@@ -200,7 +200,7 @@ def _captured(own: Sequence[Assessment]) -> str:
     return f"No attack here proves an input from {place}. Undecided is no evidence of safety."
 
 
-def best_defense(choices: Sequence[Choice]) -> str:
+def best_defense(choices: Sequence[DefenseChoice]) -> str:
     """The strongest defense that is affordable, or what the strongest of all costs."""
     tested = [one for one in choices if one.label != title(NO_DEFENSE)]
     if not tested:
@@ -303,7 +303,7 @@ def _either(threats: Sequence[Threat], name: str, yes: str, no: str) -> str:
 
 def _choices(
     rows: Sequence[Configuration], accuracies: Mapping[tuple[str, str], Accuracy]
-) -> list[Choice]:
+) -> list[DefenseChoice]:
     found = grouped((row.defense, row) for row in rows)
     made = []
     for label, own in found.items():
@@ -312,7 +312,7 @@ def _choices(
         # a setting is affordable only if it is so for every model
         cost = max(known, key=lambda one: one.mean) if len(known) == len(costs) else None
         worst = max(defined(_probability(row) for row in own), default=1.0)
-        made.append(Choice(label, together(row.verdict for row in own), worst, cost))
+        made.append(DefenseChoice(label, together(row.verdict for row in own), worst, cost))
     return made
 
 
