@@ -511,8 +511,14 @@ class ThreeArguments(Gray):
     [
         (lambda batch: Holds(batch.inputs), "knows the truth from another source"),
         (lambda batch: ChoosesByTruth(batch.inputs), "knows the truth from another source"),
-        (lambda batch: WalksFrames(), "looks for the truth outside|knows the truth from another source"),
-        (lambda batch: WalksMemory(), "looks for the truth outside|knows the truth from another source"),
+        (
+            lambda batch: WalksFrames(),
+            "looks for the truth outside|knows the truth from another source",
+        ),
+        (
+            lambda batch: WalksMemory(),
+            "looks for the truth outside|knows the truth from another source",
+        ),
         (lambda batch: Gray("global randomness"), "global random state"),
         (lambda batch: Gray("writes"), "wrote to a tensor"),
         (lambda batch: Gray("range"), "outside the input range"),

@@ -298,7 +298,9 @@ def test_a_true_batch_size_is_taken_from_any_optimizer(name, digits):
 def test_a_batch_size_under_the_rank_is_noted(digits):
     before, after, _ = trained(mlp(), some(digits, 4))
     outcome = attacked(after, before, examples=3)
-    words = "the given batch size is 3, but the gradient of the layer '1' has the rank of at least 4"
+    words = (
+        "the given batch size is 3, but the gradient of the layer '1' has the rank of at least 4"
+    )
     assert words in of(outcome)[1]
     assert outcome.records[0].batch_size == 3
 

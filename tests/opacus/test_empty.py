@@ -139,5 +139,7 @@ def test_a_wrapped_module_is_taken_again_and_refused_for_another_mode():
     again, optimizer, _ = RiskEngine().make_private(**given)
     assert again is module
     assert type(optimizer) is SecureDPOptimizer
-    with pytest.raises(ValueError, match="module is already a Hooked, not one for grad_sample_mode 'ew'"):
+    with pytest.raises(
+        ValueError, match="module is already a Hooked, not one for grad_sample_mode 'ew'"
+    ):
         RiskEngine().make_private(grad_sample_mode="ew", **given)

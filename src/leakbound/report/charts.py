@@ -70,7 +70,7 @@ FAINTEST = 1e-9
 LEAST_DRAWN = 1e-4
 """Where the axis of probabilities starts, unless what is accepted is near it."""
 CORRIDOR = (5.4, 3.6)
-"""Inches of the corridor's plot."""
+"""Inches of the plot of attained success and upper bound."""
 THRESHOLD = "PSNR threshold (dB)"
 _BEYOND = 1e6
 
