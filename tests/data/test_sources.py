@@ -83,7 +83,7 @@ def test_a_dataset_refuses_what_is_not_one(change, words):
         ("folder", "did you mean 'folder:PATH'"),
         ("folder:", "did you mean 'folder:PATH'"),
         ("digits:/tmp", "did you mean 'digits'"),
-        ("", "known: breast_cancer"),
+        ("", "`leakbound list data` shows all"),
         (5, "give a text"),
     ],
 )

@@ -15,10 +15,11 @@ from leakbound.assess.record import VERDICTS
 from leakbound.assess.verdict import MEANINGS
 from leakbound.report import evidence, tables
 from leakbound.report.evidence import sign_off
-from leakbound.report.evidence.parts import Epsilons, Limit, SignOff, SignOffRow
+from leakbound.report.evidence.parts import Epsilons, SignOff
 from leakbound.report.evidence.questions import CLAIMED, NO, NO_CLAIM
 from leakbound.report.folder import read
 from leakbound.report.rerun import digest
+from leakbound.report.settings import Limit, SettingRow
 
 
 def subject(folder, **statements):
@@ -187,7 +188,7 @@ def test_the_date_is_that_of_the_records(tmp_path, make_assessment, run_of):
 
 
 def rows(*verdicts):
-    return tuple(SignOffRow(f"d{place}", word, 1) for place, word in enumerate(verdicts))
+    return tuple(SettingRow(f"d{place}", word, 1) for place, word in enumerate(verdicts))
 
 
 def page_of(found):

@@ -37,8 +37,8 @@ MEANINGS: Final[dict[Verdict, str]] = {
     ON_AVERAGE: "No attack here succeeded, and on average over examples like the public ones no "
     "attacker's mean error is below the threshold's, with the stated confidence. A single example "
     "can still leak.",
-    UNDER_MODEL: "If the client's examples followed the model named beside it, which was fitted to "
-    "public examples, no attacker would do it with more than the accepted probability. Real "
+    UNDER_MODEL: "If the client's examples followed a model of the data that was fitted to public "
+    "examples, no attacker would do it with more than the accepted probability. Real "
     "examples may differ from the model.",
     HONEST: "From one update of this model no attacker does it with more than the accepted "
     "probability. A server that sends another model is not covered. It holds with the stated "

@@ -23,6 +23,7 @@ from leakbound.assess.record import (
 )
 from leakbound.assess.verdict import together
 from leakbound.report.folder import Run, Strip
+from leakbound.report.settings import SettingRow, by_setting, safety
 from leakbound.report.tables import (
     NO_DEFENSE,
     Accuracy,
@@ -110,21 +111,6 @@ class Shot:
 
 
 @dataclass(frozen=True)
-class DefenseChoice:
-    """A defense setting over all models and batch sizes: its worst verdict and its highest cost."""
-
-    label: str
-    verdict: Verdict
-    worst: float
-    cost: MeanInterval | None
-
-    @property
-    def order(self) -> tuple[float, ...]:
-        """Rises with how safe the setting is, then with how cheap."""
-        return VERDICTS.index(self.verdict), -self.worst, -(self.cost.mean if self.cost else 0.0)
-
-
-@dataclass(frozen=True)
 class Overview:
     answer: str
     best: str
@@ -151,10 +137,10 @@ def overview(
     `inline`: pictures are data of the page, else files beside it.
     """
     known = families(names)
-    choices = _choices(rows, accuracies)
+    settings = by_setting(run.assessments, names, rows, accuracies)
     return Overview(
         answer=answer(run.assessments, rows),
-        best=best_defense(choices),
+        best=best_defense(settings),
         threat=threat_line(run, names),
         shots=tuple(_shots(run, names, rows, best, images=images, inline=inline)),
         views=tuple(_views(rows, names, accuracies, known)),
@@ -200,14 +186,14 @@ def _captured(own: Sequence[Assessment]) -> str:
     return f"No attack here proves an input from {place}. Undecided is no evidence of safety."
 
 
-def best_defense(choices: Sequence[DefenseChoice]) -> str:
+def best_defense(settings: Sequence[SettingRow]) -> str:
     """The strongest defense that is affordable, or what the strongest of all costs."""
-    tested = [one for one in choices if one.label != title(NO_DEFENSE)]
+    tested = [one for one in settings if one.defense != title(NO_DEFENSE)]
     if not tested:
         return "No defense was tested."
-    strongest = max(tested, key=lambda one: one.order)
+    strongest = max(tested, key=safety)
     if all(one.cost is None for one in tested):
-        worst = f"{strongest.label} ({strongest.verdict})"
+        worst = f"{strongest.defense} ({strongest.verdict})"
         return f"Strongest defense tested: {worst}. Its cost in accuracy was not measured."
     points = f"{100 * AFFORDABLE:g} points"
     cheap = [
@@ -219,11 +205,11 @@ def best_defense(choices: Sequence[DefenseChoice]) -> str:
     ]
     most = "Strongest defense that costs at most"
     if cheap:
-        own = max(cheap, key=lambda one: one.order)
-        return f"{most} {points} of accuracy: {own.label} ({own.verdict}, {lost(own.cost)})."
+        own = max(cheap, key=safety)
+        return f"{most} {points} of accuracy: {own.defense} ({own.verdict}, {lost(own.cost)})."
     if strongest.verdict in (EXPOSED, CERTIFIED):
         return f"{most} {points} of accuracy: none. Every defense tested is exposed somewhere."
-    found = f"The strongest at any cost, {strongest.label} ({strongest.verdict}), "
+    found = f"The strongest at any cost, {strongest.defense} ({strongest.verdict}), "
     return f"{most} {points} of accuracy: none. {found}{lost(strongest.cost, verb=True)}."
 
 
@@ -301,30 +287,11 @@ def _either(threats: Sequence[Threat], name: str, yes: str, no: str) -> str:
     return listing([yes if known else no for known in {getattr(t, name): 0 for t in threats}])
 
 
-def _choices(
-    rows: Sequence[Configuration], accuracies: Mapping[tuple[str, str], Accuracy]
-) -> list[DefenseChoice]:
-    found = grouped((row.defense, row) for row in rows)
-    made = []
-    for label, own in found.items():
-        costs = [_cost(accuracies, row) for row in own]
-        known = [cost for cost in costs if cost is not None]
-        # a setting is affordable only if it is so for every model
-        cost = max(known, key=lambda one: one.mean) if len(known) == len(costs) else None
-        worst = max(defined(_probability(row) for row in own), default=1.0)
-        made.append(DefenseChoice(label, together(row.verdict for row in own), worst, cost))
-    return made
-
-
 def _cost(
     accuracies: Mapping[tuple[str, str], Accuracy], row: Configuration
 ) -> MeanInterval | None:
     found = accuracies.get((row.model, row.defense))
     return found.lost if found else None
-
-
-def _probability(row: Configuration) -> float | None:
-    return row.success_bound.probability if row.success_bound else None
 
 
 def _views(

@@ -1,4 +1,4 @@
-"""Evidence for approvers: a sign-off page of one sheet, its annex, and the content as JSON.
+"""Evidence for approvers: a sign-off page, its annex, and the content as JSON.
 
 `document` makes the value of `report.json`. `page` and `annex` draw nothing but that value, the
 pictures that it names and the digests of the files beside it.
@@ -66,7 +66,7 @@ def schema() -> str:
 
 
 def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> str:
-    """The sign-off page as text, one sheet a subject; `files`: SHA-256 by name, of each subject."""
+    """The sign-off page as text, one A4 page per subject; `files`: SHA-256 by name, of each subject."""
     sheets = []
     for place, one in enumerate(content.subjects):
         words = meanings(truth_known=not one.measured.captured)

@@ -9,13 +9,13 @@ from typing import Any, Final, Literal
 import msgspec
 
 from leakbound.assess.record import AttackInfo, Parameters, Picture, Values, Verdict
+from leakbound.report.settings import SettingRow
 from leakbound.report.tables import (
     LONGEST,
     AttackSummary,
     Configuration,
     MeanInterval,
     ReportPart,
-    ShareInterval,
     Theorem,
 )
 
@@ -289,31 +289,6 @@ class RunAgain(ReportPart, frozen=True):
     why_not: str | None = None
 
 
-class Limit(ReportPart, frozen=True):
-    """A probability of reconstruction that no attacker exceeds, under a condition or none ("")."""
-
-    probability: float
-    condition: str
-
-
-class SignOffRow(ReportPart, frozen=True):
-    """One defense setting over all models and batch sizes: the worst of everything.
-
-    `reconstructed`: by the attack with the largest share, on any configuration. `limits`: empty
-    where some configuration has none. `attained`: a malicious server's attack succeeds at least so
-    often. `cost`: test accuracy lost against no defense; null where a model was not trained.
-    """
-
-    defense: str
-    verdict: Verdict
-    configurations: int
-    reconstructed: ShareInterval | None = None
-    proved: int = 0
-    attained: float | None = None
-    limits: tuple[Limit, ...] = ()
-    cost: MeanInterval | None = None
-
-
 class SignOff(ReportPart, frozen=True):
     """What the sign-off page says, in sentences. `date`: of the records, by their file's time.
 
@@ -326,7 +301,7 @@ class SignOff(ReportPart, frozen=True):
     tested: str
     attacker: str
     criterion: str
-    rows: tuple[SignOffRow, ...]
+    rows: tuple[SettingRow, ...]
     not_covered: tuple[str, ...]
 
 

@@ -16,41 +16,29 @@ from leakbound.assess.record import (
     PROTECTS,
     UNSETTLED,
     VERDICTS,
-    Assessment,
-    Basis,
     Verdict,
 )
-from leakbound.assess.verdict import together
 from leakbound.report import tables
 from leakbound.report.evidence.parts import (
     NOT_STATED,
     Answer,
     AuxiliaryLine,
     BoundLine,
-    Limit,
     SignOff,
-    SignOffRow,
     ThresholdLine,
-    TrainingCost,
 )
 from leakbound.report.folder import Run
 from leakbound.report.overview import nouns
+from leakbound.report.settings import Limit, SettingRow, by_setting, safety
 from leakbound.report.tables import Configuration, MeanInterval, Names, defined, grouped
 from leakbound.report.template import brief, decimal, listing, plural
 
 ENOUGH: Final = tuple(word for word in PROTECTS.values() if word not in UNSETTLED)
 """Verdicts that a defense may be recommended for: a theorem excludes the threshold."""
-CONDITIONS: Final[dict[Basis, str]] = {
-    "sample": "",
-    "examples": "for these very examples",
-    "known model": "from this model’s updates",
-    "fitted model": "under a model",
-}
-"""Under what else a limit holds, by what it rests on."""
 MOST = 8
 """How many settings the page shows."""
 LINES = 46
-"""How many lines of text one sheet of A4 holds besides its headings and boxes."""
+"""How many lines of text one A4 page holds besides its headings and boxes."""
 WIDE, NARROW, CELL = 85, 110, 20
 """How many letters a line holds: of the answer, of other text and of a cell of the table."""
 GAP = 0.4
@@ -77,7 +65,6 @@ def of_run(
     run: Run,
     names: Names,
     rows: Sequence[Configuration],
-    costs: Sequence[TrainingCost],
     known: Sequence[AuxiliaryLine],
     thresholds: Sequence[ThresholdLine],
     *,
@@ -89,7 +76,8 @@ def of_run(
     `silent` facts about the deployment are not stated; `sound`: the folder is whole and consistent.
     """
     captured = any(a.capture for a in run.assessments)
-    settings = _settings(run.assessments, names, rows, costs)
+    accuracies = tables.accuracies(run.trainings, names)
+    settings = by_setting(run.assessments, names, rows, accuracies)
     families = {label: own.name for label, own in names.settings.items()}
     pairs = {(row.model, row.batch_size) for row in rows}
     return SignOff(
@@ -123,7 +111,7 @@ def of_training(
         "examples. They may choose the model that the server sends.",
         criterion=_criterion(thresholds),
         rows=tuple(
-            SignOffRow(
+            SettingRow(
                 f"{row.defense}, {row.psnr:g} dB or better",
                 row.verdict or "undecided",
                 1,
@@ -174,18 +162,18 @@ def answer(rows: Sequence[Configuration], one: str, many: str) -> str:
     return f"{said} {number} of {len(rows)} remain open ({counts}): this is no evidence of safety."
 
 
-def advice(settings: Sequence[SignOffRow], pairs: int) -> str:
+def advice(settings: Sequence[SettingRow], pairs: int) -> str:
     """The defense to take and its cost, or that none tested is enough."""
     tested = [row for row in settings if row.defense != tables.title(tables.NO_DEFENSE)]
     if not tested:
         return "No defense was tested."
     enough = [row for row in tested if row.verdict in ENOUGH and row.configurations == pairs]
     if enough:
-        best = min(enough, key=lambda row: (row.cost.mean if row.cost else 2.0, _safety(row)))
+        best = min(enough, key=lambda row: (row.cost.mean if row.cost else 2.0, safety(row)))
         cheapest = "" if best.cost is None else " at the lowest cost"
         name = f"{_short(best.defense)} ({best.verdict})"
         return f"Of the defenses tested, {name} is enough{cheapest}. {_price(best.cost)}"
-    best = max(tested, key=_safety)
+    best = max(tested, key=safety)
     name = f"The strongest is {_short(best.defense)} ({best.verdict})."
     count = plural(len(tested), "defense setting")
     none = f"None of the {count} tested is" if len(tested) > 1 else "The defense tested is not"
@@ -194,13 +182,13 @@ def advice(settings: Sequence[SignOffRow], pairs: int) -> str:
 
 def fitting(
     found: SignOff, warnings: Sequence[str], files: int, meanings: Mapping[Verdict, str]
-) -> list[SignOffRow]:
-    """The most important rows that fit on one sheet, with what their verdicts mean."""
+) -> list[SettingRow]:
+    """The most important rows that fit on one page, with what their verdicts mean."""
     wide = [found.answer, found.advice]
     narrow = [found.tested, found.attacker, found.criterion, *found.not_covered, *warnings]
     room = LINES - sum(_lines(text, WIDE) for text in wide) - (files + 1) // 2
     room -= sum(_lines(text, NARROW) for text in narrow) + bool(warnings)
-    shown: list[SignOffRow] = []
+    shown: list[SettingRow] = []
     for row in found.rows[:MOST]:
         some = [*shown, row]
         words = " ".join(meanings[word] for word in {one.verdict for one in some})
@@ -219,7 +207,7 @@ def chance(value: float) -> str:
     return f"{probability(100 * value)}\N{NO-BREAK SPACE}%"
 
 
-def _height(row: SignOffRow) -> float:
+def _height(row: SettingRow) -> float:
     """Lines of a row of the table, with the space between rows."""
     limits = [*row.limits[:1], *row.limits[1:][-1:]]
     limited = sum(1 + bool(one.condition) for one in limits)
@@ -239,86 +227,20 @@ def _date(run: Run) -> str | None:
     return datetime.fromtimestamp(time, UTC).date().isoformat()
 
 
-def _settings(
-    assessments: Iterable[Assessment],
-    names: Names,
-    rows: Sequence[Configuration],
-    costs: Sequence[TrainingCost],
-) -> list[SignOffRow]:
-    lost = {(one.model, one.defense): one.lost for one in costs}
-    by_defense = grouped((names.defense(a), a) for a in assessments if a.status == "ok")
-    found = []
-    for label, own in grouped((row.defense, row) for row in rows).items():
-        matched = grouped(
-            ("\n".join(map(str, (*names.key(a), names.attack(a)))), hit)
-            for a in by_defense.get(label, ())
-            for hit in a.matched
-        )
-        known = [lost.get((row.model, label)) for row in own]
-        highest = max(
-            (one for one in known if one is not None), key=lambda one: one.mean, default=None
-        )
-        found.append(
-            SignOffRow(
-                label,
-                together(row.verdict for row in own),
-                len(own),
-                reconstructed=tables.largest_share(matched)[1],
-                proved=sum(row.proved for row in own),
-                attained=max(
-                    defined(r.success_bound.attained for r in own if r.success_bound), default=None
-                ),
-                limits=_limits(own),
-                cost=None if None in known else highest,
-            )
-        )
-    return found
-
-
-def _limits(own: Sequence[Configuration]) -> tuple[Limit, ...]:
-    """What no attacker exceeds on any of the configurations: unknown unless known on all."""
-    bounds = [row.success_bound for row in own]
-    known: list[dict[Basis, float]] = [
-        dict([(one.basis, one.probability), *one.others])
-        if one is not None and one.experiments == one.of_experiments
-        else {}
-        for one in bounds
-    ]
-    found = [
-        Limit(max(one[basis] for one in known), words)
-        for basis, words in CONDITIONS.items()
-        if all(basis in one for one in known)
-    ]
-    below = [one for one in found if one.probability < 1]
-    return tuple(one for place, one in enumerate(below) if _adds(one, below[:place]))
-
-
-def _adds(one: Limit, stronger: Sequence[Limit]) -> bool:
-    """Whether a limit with more conditions is lower than those with fewer."""
-    return all(one.probability < other.probability for other in stronger)
-
-
-def _safety(row: SignOffRow) -> tuple[float, ...]:
-    """Rises with how safe a setting is, then with how cheap."""
-    share = row.reconstructed.value if row.reconstructed else 0.0
-    limit = min((one.probability for one in row.limits), default=1.0)
-    return VERDICTS.index(row.verdict), -share, -limit, -(row.cost.mean if row.cost else 2.0)
-
-
 def _by_importance(
-    settings: Sequence[SignOffRow], families: Mapping[str, str]
-) -> Iterable[SignOffRow]:
+    settings: Sequence[SettingRow], families: Mapping[str, str]
+) -> Iterable[SettingRow]:
     """No defense, then the safest of every family, then the second of every family and so on."""
     own = grouped((families[row.defense], row) for row in settings)
     turns = {
         row.defense: turn
         for some in own.values()
-        for turn, row in enumerate(sorted(some, key=_safety, reverse=True))
+        for turn, row in enumerate(sorted(some, key=safety, reverse=True))
     }
     none = tables.title(tables.NO_DEFENSE)
     return sorted(
         settings,
-        key=lambda row: (row.defense != none, turns[row.defense], *(-v for v in _safety(row))),
+        key=lambda row: (row.defense != none, turns[row.defense], *(-v for v in safety(row))),
     )
 
 

@@ -85,7 +85,6 @@ def of_run(
         run,
         names,
         rows,
-        costs,
         known.auxiliary,
         limited,
         silent=auxiliary.silent(declared),

@@ -1,0 +1,123 @@
+"""What a defense setting shows over all models and batch sizes: the worst of everything.
+
+The first screen of the report and the sign-off page both choose the strongest setting by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from leakbound.assess.record import VERDICTS, Assessment, Basis, Verdict
+from leakbound.assess.verdict import together
+from leakbound.report.tables import (
+    Accuracy,
+    Configuration,
+    MeanInterval,
+    Names,
+    ReportPart,
+    ShareInterval,
+    defined,
+    grouped,
+    largest_share,
+)
+
+CONDITIONS: Final[dict[Basis, str]] = {
+    "sample": "",
+    "examples": "for these very examples",
+    "known model": "from this model’s updates",
+    "fitted model": "under a model",
+}
+"""Under what else a limit holds, by what it rests on."""
+
+
+class Limit(ReportPart, frozen=True):
+    """A probability of reconstruction that no attacker exceeds, under a condition or none ("")."""
+
+    probability: float
+    condition: str
+
+
+class SettingRow(ReportPart, frozen=True):
+    """One defense setting over all models and batch sizes: the worst of everything.
+
+    `reconstructed`: by the attack with the largest share, on any configuration. `limits`: empty
+    where some configuration has none. `attained`: a malicious server's attack succeeds at least so
+    often. `cost`: test accuracy lost against no defense; null where a model was not trained.
+    """
+
+    defense: str
+    verdict: Verdict
+    configurations: int
+    reconstructed: ShareInterval | None = None
+    proved: int = 0
+    attained: float | None = None
+    limits: tuple[Limit, ...] = ()
+    cost: MeanInterval | None = None
+
+
+def by_setting(
+    assessments: Iterable[Assessment],
+    names: Names,
+    rows: Sequence[Configuration],
+    accuracies: Mapping[tuple[str, str], Accuracy],
+) -> list[SettingRow]:
+    """Every defense setting, in the order of the records."""
+    lost = {key: one.lost for key, one in accuracies.items()}
+    by_defense = grouped((names.defense(a), a) for a in assessments if a.status == "ok")
+    found = []
+    for label, own in grouped((row.defense, row) for row in rows).items():
+        matched = grouped(
+            ("\n".join(map(str, (*names.key(a), names.attack(a)))), hit)
+            for a in by_defense.get(label, ())
+            for hit in a.matched
+        )
+        known = [lost.get((row.model, label)) for row in own]
+        highest = max(
+            (one for one in known if one is not None), key=lambda one: one.mean, default=None
+        )
+        found.append(
+            SettingRow(
+                label,
+                together(row.verdict for row in own),
+                len(own),
+                reconstructed=largest_share(matched)[1],
+                proved=sum(row.proved for row in own),
+                attained=max(
+                    defined(r.success_bound.attained for r in own if r.success_bound), default=None
+                ),
+                limits=_limits(own),
+                cost=None if None in known else highest,
+            )
+        )
+    return found
+
+
+def _limits(own: Sequence[Configuration]) -> tuple[Limit, ...]:
+    """What no attacker exceeds on any of the configurations: unknown unless known on all."""
+    bounds = [row.success_bound for row in own]
+    known: list[dict[Basis, float]] = [
+        dict([(one.basis, one.probability), *one.others])
+        if one is not None and one.experiments == one.of_experiments
+        else {}
+        for one in bounds
+    ]
+    found = [
+        Limit(max(one[basis] for one in known), words)
+        for basis, words in CONDITIONS.items()
+        if all(basis in one for one in known)
+    ]
+    below = [one for one in found if one.probability < 1]
+    return tuple(one for place, one in enumerate(below) if _adds(one, below[:place]))
+
+
+def _adds(one: Limit, stronger: Sequence[Limit]) -> bool:
+    """Whether a limit with more conditions is lower than those with fewer."""
+    return all(one.probability < other.probability for other in stronger)
+
+
+def safety(row: SettingRow) -> tuple[float, ...]:
+    """Rises with how safe a setting is, then with how cheap."""
+    share = row.reconstructed.value if row.reconstructed else 0.0
+    limit = min((one.probability for one in row.limits), default=1.0)
+    return VERDICTS.index(row.verdict), -share, -limit, -(row.cost.mean if row.cost else 2.0)
