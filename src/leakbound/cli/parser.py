@@ -6,6 +6,7 @@ its help text. A bool is a flag; a field without a default is required.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import inspect
@@ -13,7 +14,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
@@ -24,7 +25,6 @@ __all__ = ["Option"]  # what a command of another package needs
 
 T = TypeVar("T")
 NUMBER = re.compile(r"-(\d|\.\d|inf|nan)")
-WORDS = {int: "a whole number", float: "a number", Path: "a path", str: "a text"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +40,12 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """A field of an options class, as the parser and the help need it.
-
-    `least` and `most` are the numbers of values that it takes; `most` None is any number.
-    """
+    """A field of an options class, as the parser and the help need it. `nargs` is argparse's."""
 
     field: str
     kind: type
     choices: tuple[str, ...]
-    least: int
-    most: int | None
+    nargs: int | str | None
     metavar: str
     positional: bool
     default: Any
@@ -58,6 +54,12 @@ class Argument:
     @property
     def option(self) -> str:
         return self.metavar if self.positional else "--" + self.field.replace("_", "-")
+
+    @property
+    def shown(self) -> str:
+        """The option with its values, as the help shows it."""
+        bare = self.positional or self.flag
+        return self.option if bare else f"{self.option} {self.metavar}"
 
     @property
     def required(self) -> bool:
@@ -84,93 +86,54 @@ def parse(options: type[T], words: Sequence[str], verb: str) -> T:
         ValueError: an unknown option, a missing value or a wrong one; the message says what to do.
     """
     known = arguments(options)
-    named = {a.option: a for a in known.values() if not a.positional}
-    given: dict[str, Any] = {}
-    loose: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if word == "--":
-            loose += rest
-            break
-        if not _is_option(word):
-            loose.append(word)
-            continue
-        name, assigned, value = word.partition("=")
-        found = named.get(name.replace("_", "-"))
-        if found is None:
-            raise ValueError(
-                f"{verb} has no option {name}; {_near(name, list(named))}`leakbound {verb} "
-                "--help-all` shows all options"
-            )
-        given[found.field] = _values(found, [value] if assigned else _taken(found, rest), assigned)
-    given |= _positionals(known, loose, verb)
+    given, rest = argparse.Namespace(), list(words)
+    try:  # options first, so that other values can stand before, after and between them
+        for positional in (False, True):
+            parser = _parser(a for a in known.values() if a.positional == positional)
+            _, rest = parser.parse_known_args(rest, given)
+    except argparse.ArgumentError as error:
+        name = (error.argument_name or "").partition("/")[0]
+        found = next(a for a in known.values() if a.option == name)
+        raise ValueError(f"{name}: {error.message}; write {found.shown}") from None
+    if rest:
+        raise ValueError(_unknown(rest, [a.option for a in known.values()], verb))
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in vars(given).items()}
     for argument in known.values():
-        if argument.required and argument.field not in given:
+        if values[argument.field] is dataclasses.MISSING:
             raise ValueError(
                 f"{argument.option} is not given; {verb} needs it: {first(argument.text)}"
             )
-    return options(**given)
+    return options(**values)
 
 
-def _near(name: str, known: list[str]) -> str:
-    said = closest(name, known, "")
-    return f"{said} " if said else ""
+def _parser(known: Iterable[Argument]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    parser._negative_number_matcher = NUMBER  # argparse's own takes -1e-3 for an option
+    for argument in known:
+        names = [argument.field]
+        if not argument.positional:
+            names = list(dict.fromkeys([argument.option, "--" + argument.field]))
+        more: dict[str, Any] = {"action": "store_true"}
+        if not argument.flag:
+            more = {"type": argument.kind, "nargs": argument.nargs, "metavar": argument.metavar}
+            more["choices"] = argument.choices or None
+        parser.add_argument(*names, default=argument.default, **more)
+    return parser
 
 
-def _is_option(word: str) -> bool:
-    return word.startswith("-") and len(word) > 1 and not NUMBER.match(word)
-
-
-def _taken(argument: Argument, rest: list[str]) -> list[str]:
-    """The values that follow an option; they are removed from the words."""
-    most = len(rest) if argument.most is None else argument.most
-    taken: list[str] = []
-    while rest and len(taken) < most and not (_is_option(rest[0]) or rest[0] == "--"):
-        taken.append(rest.pop(0))
-    return taken
-
-
-def _values(argument: Argument, words: list[str], assigned: str = "") -> Any:
-    if argument.flag:
-        if assigned:
-            raise ValueError(f"{argument.option} is {words[0]!r}, but it takes no value; leave it")
-        return True
-    if len(words) < argument.least:
-        wanted = "a value" if argument.least == 1 else f"{argument.least} values"
-        raise ValueError(f"{argument.option} needs {wanted}: {argument.option} {argument.metavar}")
-    made = tuple(_converted(argument, word) for word in words)
-    return made if _is_many(argument) else made[0]
-
-
-def _is_many(argument: Argument) -> bool:
-    return argument.most != 1
-
-
-def _converted(argument: Argument, word: str) -> Any:
-    if argument.choices and word not in argument.choices:
-        raise ValueError(f"{argument.option} is {word!r}; {closest(word, argument.choices)}")
-    try:
-        return argument.kind(word)
-    except ValueError:
-        raise ValueError(
-            f"{argument.option} is {word!r}; give {WORDS.get(argument.kind, 'another value')}"
-        ) from None
-
-
-def _positionals(known: Mapping[str, Argument], loose: list[str], verb: str) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for argument in known.values():
-        if argument.positional and loose:
-            count = len(loose) if argument.most is None else argument.most
-            taken, loose = loose[:count], loose[count:]
-            given[argument.field] = _values(argument, taken)
-    if loose:
-        raise ValueError(
-            f"{verb} does not take {loose[0]!r}; an option begins with --, and `leakbound {verb} "
+def _unknown(rest: Sequence[str], known: Sequence[str], verb: str) -> str:
+    options = [word for word in rest if word.startswith("-") and not NUMBER.match(word)]
+    if not options:
+        return (
+            f"{verb} does not take {rest[0]!r}; an option begins with --, and `leakbound {verb} "
             "--help` shows them"
         )
-    return given
+    name = options[0].partition("=")[0]
+    near = closest(name, [option for option in known if option.startswith("-")], "")
+    return (
+        f"{verb} has no option {name}; {near}{' ' if near else ''}`leakbound {verb} --help-all` "
+        "shows all options"
+    )
 
 
 def _argument(field: dataclasses.Field[Any], hint: Any, text: str) -> Argument:
@@ -180,30 +143,32 @@ def _argument(field: dataclasses.Field[Any], hint: Any, text: str) -> Argument:
         shown = next((note for note in notes if isinstance(note, Option)), shown)
     if typing.get_origin(hint) in (Union, types.UnionType):
         (hint,) = (one for one in typing.get_args(hint) if one is not types.NoneType)
-    least, choices = 1, ()
-    most: int | None = 1
+    nargs: int | str | None = "?" if shown.positional else None
+    choices: tuple[str, ...] = ()
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)
-        many = inner[-1] is Ellipsis
-        least, most, hint = (0, None, inner[0]) if many else (len(inner), len(inner), inner[0])
+        nargs, hint = "*" if inner[-1] is Ellipsis else len(inner), inner[0]
     if typing.get_origin(hint) is Literal:
         choices, hint = typing.get_args(hint), str
     default = field.default
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
-    metavar = shown.metavar or _metavar(field.name, hint, choices, most, shown.positional)
-    kinds = (hint, choices, least, most)
-    return Argument(field.name, *kinds, metavar, shown.positional, default, text)
+    metavar = shown.metavar or _metavar(field.name, hint, choices, nargs, shown.positional)
+    return Argument(field.name, hint, choices, nargs, metavar, shown.positional, default, text)
 
 
 def _metavar(
-    name: str, kind: type, choices: Sequence[str], most: int | None, positional: bool
+    name: str, kind: type, choices: Sequence[str], nargs: int | str | None, positional: bool
 ) -> str:
     if choices:
         return "{" + ",".join(choices) + "}"
     known = {int: "INT", float: "FLOAT", Path: "PATH"}
     one = name.upper() if positional else known.get(kind, "STR")
-    return f"{one} ..." if most is None else " ".join([one] * most)
+    return (
+        f"{one} ..."
+        if nargs == "*"
+        else " ".join([one] * nargs if isinstance(nargs, int) else [one])
+    )
 
 
 def first(text: str) -> str:
