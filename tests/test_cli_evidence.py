@@ -26,7 +26,8 @@ PLAN = {
     "defenses": [{"name": "none"}, {"name": "dp_sgd", "noise_multiplier": 0.5}],
 }
 STATED = ("noise_multiplier=1.1", "sampling_rate=0.1", "steps=20", "clip_norm=2", "dim=64",
-          "norm=3,4", "psnr=15,20", "accept=0.01")  # fmt: skip
+          "norm=3,4", "prior=sphere", "psnr=15,20", "accept=0.01")  # fmt: skip
+KNOWN = [word for word in STATED if word != "prior=sphere"]
 pytestmark = pytest.mark.usefixtures("wide")
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(evidence.schema()))
 
@@ -211,10 +212,11 @@ BAD = [
     (("--training", "noise_multiplier=1", "steps=1.5", "--out", "{out}"), "give a whole number"),
     (("--training", "noise_multiplier=1", "--out", "{out}"), "dim and norm are not given"),
     (("--training", *STATED, "clip_norm=0", "--out", "{out}"), "names clip_norm twice"),
-    (("--training", *STATED, "prior=cube", "--out", "{out}"), "prior is 'cube'"),
+    (("--training", "noise_multiplier=1", "dim=64", "norm=3", "--out", "{out}"), "prior is not given"),
+    (("--training", *KNOWN, "prior=cube", "--out", "{out}"), "prior is 'cube'"),
     (("--training", *STATED, "input_range=3", "--out", "{out}"), "give LOW,HIGH"),
     (("--training", *STATED, "delta=1", "--out", "{out}"), "delta is 1"),
-    (("--training", *STATED, "prior=gallery", "--out", "{out}"), "give --data"),
+    (("--training", *KNOWN, "prior=gallery", "--out", "{out}"), "give --data"),
 ]  # fmt: skip
 
 

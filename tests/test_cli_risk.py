@@ -83,8 +83,9 @@ def test_explain_prints_the_scopes(capsys, command):
 def test_no_prior_is_taken_that_protects_nothing(capsys, arguments, known):
     assert call(*arguments, *known) == 2
     error = capsys.readouterr().err
-    assert error.startswith("leakbound: prior is not given; give --data DATA")
-    assert "--prior sphere" in error
+    missing = "prior is" if known else "dim and norm are"
+    assert error.startswith(f"leakbound: {missing} not given; give data with examples like yours")
+    assert 'the prior "sphere"' in error
 
 
 def test_tiny_numbers_are_not_spelled_out(capsys):

@@ -40,7 +40,7 @@ def audited(_):
 
 
 def calibrated(_):
-    return lb.calibrate("psnr>=30 with probability<=0.001", dim=64, norm=[2.0])
+    return lb.calibrate("psnr>=30 with probability<=0.001", dim=64, norm=[2.0], prior="sphere")
 
 
 def attacked(scene):

@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from leakbound import registry
 from leakbound.attacks import Attack
@@ -76,6 +77,23 @@ def test_everything_registered_has_a_page(site):
         page = site / f"{entry.kind}s" / f"{entry.name}.html"
         assert entry.name in page.read_text("utf-8")
         assert f'href="{entry.name}.html"' in (page.parent / "index.html").read_text("utf-8")
+
+
+@pytest.mark.browser
+def test_axe_finds_nothing_serious(site, browser):
+    """Of the theme's own navigation, moderate findings stay (two lists with one label)."""
+    for name in ("index.html", "how_to/calibrate.html", "gallery.html", "risk.html"):
+        for scheme in ("light", "dark"):
+            page = browser.new_context(color_scheme=scheme).new_page()
+            page.goto((site / name).as_uri())
+            found = Axe().run(page).response["violations"]
+            serious = [
+                (one["id"], one["nodes"][0]["html"][:200])
+                for one in found
+                if one["impact"] in ("serious", "critical")
+            ]
+            assert serious == [], (name, scheme)
+            page.context.close()
 
 
 def test_no_page_fetches_from_elsewhere(site):

@@ -32,6 +32,7 @@ NAMES = {
 }
 """Pages from outside `docs/`, and where the site has them."""
 LARGEST = 2**20
+SEARCH = 'data-md-component="search" role="dialog"'
 _sources: dict[str, str] = {}  # page of the site -> file of the repository
 
 
@@ -90,6 +91,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return relative(path, _place(resolved(source, target), places))
 
     return lists(relinked(markdown, place))
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Name the theme's search dialog, which it leaves without a name for screen readers."""
+    return output.replace(SEARCH, f'{SEARCH} aria-label="Search"', 1)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -26,7 +26,7 @@ from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
 from leakbound.risk.calibrate import UNIFORM
 from leakbound.risk.corridor import Corridor, TrainingSetting, epsilon
-from leakbound.risk.examples import SAMPLE, THESE, width_of
+from leakbound.risk.examples import SAMPLE, SPHERE, THESE, width_of
 from leakbound.risk.statement import UNINFORMED
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _options(values: dict[str, Any]) -> options.BoundOptions:
         raise ValueError(f"training input_range is {values['input_range']}; give LOW,HIGH")
     check.one_of(["visible", "hidden"], participation=values.get("participation", "visible"))
     if "prior" in values:
-        check.one_of(["sphere", SAMPLE, THESE, *record_priors.KINDS], prior=values["prior"])
+        check.one_of([SPHERE, SAMPLE, THESE, *record_priors.KINDS], prior=values["prior"])
     if "noise_multiplier" not in values:
         raise ValueError("training has no noise_multiplier; add noise_multiplier=1.0")
     return options.BoundOptions(**values)

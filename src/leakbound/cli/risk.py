@@ -39,7 +39,6 @@ COLUMNS = ("PSNR dB", "MSE", "baseline", "attained", "bound", "matched", "verdic
 
 
 def bound(command: options.BoundOptions) -> int:
-    _check_prior(command)
     probability("accept", command.accept)
     probability("delta", command.delta)
     if command.out is not None:
@@ -72,7 +71,6 @@ def bound(command: options.BoundOptions) -> int:
 
 
 def calibration(command: options.Calibrate) -> int:
-    _check_prior(command)
     given = asdict(command)
     as_json, target, model, explain = (
         given.pop(name) for name in ("json", "target", "model", "explain")
@@ -88,16 +86,6 @@ def calibration(command: options.Calibrate) -> int:
         if honest is not None:
             _show_honest(found, honest)
     return 0
-
-
-def _check_prior(command: options.TrainingOptions) -> None:
-    """Without examples the only prior knows nothing about the data: it must be asked for."""
-    if command.data is None and command.prior is None:
-        raise ValueError(
-            "prior is not given; give --data DATA with examples like yours (the bound then needs "
-            "no model), or --prior sphere with --dim and --norm (a uniform direction, under which "
-            "nothing is called protected)"
-        )
 
 
 def _honest(found: Calibration, command: options.Calibrate, model: str) -> dict[str, Any]:

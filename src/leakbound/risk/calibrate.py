@@ -344,7 +344,7 @@ def calibrate(
         target: such as "psnr>=30 with probability<=0.001".
         data: a data source (`leakbound list`) of examples of the same kind, or
         dim: number of values of one example, and
-        norm: the smallest norm of an example, or the smallest and the largest.
+        norm: the smallest norm of an example, or the smallest and the largest, and prior="sphere".
         steps: number of training steps.
         sampling_rate: the probability that an example takes part in a step.
         participation: whether the attacker sees who takes part: "visible" or "hidden".
@@ -356,8 +356,8 @@ def calibrate(
         prior: "sample" (the default with data): no model, only what the data show as independent
             public examples. "these": the data are the private examples themselves, and the result
             holds on average over them. "mixture", "gaussian" and "gallery" are models fitted to
-            the data; their result is at best called protected under a model. "sphere" knows
-            nothing about the data, and its result is never called protected.
+            the data; their result is at best called protected under a model. "sphere" needs no
+            data and knows nothing about them; its result is never called protected.
         labels_known: whether the attacker knows the label, and so chooses candidates by class.
         size: the size to which images are resized.
         channels: the number of channels to which images are converted.
@@ -368,12 +368,14 @@ def calibrate(
         The result; `.defense()` returns it as DP-SGD, ready to use.
 
     Raises:
-        ValueError: nothing meets the target, with the reason; or arguments do not fit together.
+        ValueError: nothing meets the target, with the reason; or arguments do not fit together, or
+            neither data nor a prior are given.
 
     Source: this project; docs/risk.md, and the bounds in docs/errata.md, "the valid corridor".
 
     Example:
-        >>> found = calibrate("psnr>=32 with probability<=0.01", dim=784, norm=[9.0])
+        >>> target = "psnr>=32 with probability<=0.01"
+        >>> found = calibrate(target, dim=784, norm=[9.0], prior="sphere")
         >>> round(found.noise_multiplier, 3), found.defense()
         (0.016, ClipExamples(clip_norm=1.0) → Mean() → GaussianMechanism(noise_multiplier=0.016436))
     """

@@ -20,7 +20,12 @@ from leakbound.risk.target import Target
 SHOWN = 10
 """Maximum number of example names in one line."""
 WIDEST = 1e100
-SAMPLE, THESE = "sample", "these"
+SAMPLE, THESE, SPHERE = "sample", "these", "sphere"
+ASKED = (
+    "give data with examples like yours (the bound then needs no model), or dim, norm and the "
+    'prior "sphere" (a uniform direction, under which nothing is called protected)'
+)
+"""What a statement about risk needs. The prior that knows nothing about the data is no default."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +67,7 @@ class Examples:
         """
         if data is None:
             if dim is None or norm is None:
-                raise ValueError("dim and norm are not given; give both, or data to take them from")
+                raise ValueError(f"dim and norm are not given; {ASKED}")
             if size is not None or channels is not None:
                 raise ValueError("size and channels resize the images of data, which are not given")
             if exclude:
@@ -124,13 +129,18 @@ class Examples:
     def prior(
         self, name: str | None = None, *, labels_known: bool = False
     ) -> record_priors.Baseline | None:
-        """The prior by name; by default "sample" (no model) if there are data.
+        """The prior by name; by default "sample" (no model), which needs data.
 
         None is a uniform direction ("sphere"), which knows nothing about the data. Known labels
         count if there is no model.
+
+        Raises:
+            ValueError: neither a prior nor data are given, or the data do not give the prior.
         """
-        if name == "sphere" or (name is None and self.images is None):
+        if name == SPHERE:
             return None
+        if self.images is None and name is None:
+            raise ValueError(f"prior is not given; {ASKED}")
         if self.images is None:
             raise ValueError(f"prior is {name!r}, which is taken from examples; give --data")
         kind, labels = name or SAMPLE, self.labels if labels_known else None
