@@ -150,7 +150,7 @@ def test_the_certificate_refuses_a_changed_update(scene):
     assert name == "3.weight"
     rows[:, start:stop] *= 1.01
     answer = SparseRecovery()(replace(seen, update=replace(seen.update, rows=rows)), stream(0))
-    assert answer.problem.startswith("objective did not fall: the answer's gradient is 0.00")
+    assert answer.problem.startswith("objective did not fall: the answer's gradient is off by 0.00")
     assert float(decibels(batch, answer).min()) >= EXACT
 
 

@@ -263,7 +263,7 @@ def test_focus_goes_in_reading_order_and_is_seen(show, page_path):
 @pytest.mark.parametrize("name", SORTED)
 def test_sorting_is_told(show, make_page, name):
     page = show(make_page(name))
-    head = page.locator("#verdicts-fold table.sortable th[scope=col]").first
+    head = page.locator("table.sortable").first.locator("th[scope=col]").first
     button = head.get_by_role("button")
     assert head.get_attribute("aria-sort") is None
     button.press("Enter")

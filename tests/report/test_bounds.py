@@ -125,14 +125,14 @@ def test_leak_map_stands_between_truth_and_reconstruction_once_a_batch(tmp_path,
     order = [
         "True examples",
         "Leak map of the batch",
-        "Bright pixels leak;",
+        "of the prior’s uncertainty is removed",
         "Reconstructed by inverting",
         "Reconstructed by dlg",
     ]
     places = [card.index(words) for words in order]
     assert places == sorted(places)
     assert card.count("Leak map of the batch") == 1
-    assert text.count("Bright pixels leak;") == 8
+    assert text.count("of the prior’s uncertainty is removed") == 8
     assert "Leak map of the batch" not in write(folder, images=False).read_text()
 
 
