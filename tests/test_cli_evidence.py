@@ -212,7 +212,7 @@ BAD = [
     (("--training", "noise_multiplier=1", "steps=1.5", "--out", "{out}"), "give a whole number"),
     (("--training", "noise_multiplier=1", "--out", "{out}"), "dim and norm are not given"),
     (("--training", *STATED, "clip_norm=0", "--out", "{out}"), "names clip_norm twice"),
-    (("--training", "noise_multiplier=1", "dim=64", "norm=3", "--out", "{out}"), "prior is not given"),
+    (("--training", *KNOWN, "--out", "{out}"), "prior is not given"),
     (("--training", *KNOWN, "prior=cube", "--out", "{out}"), "prior is 'cube'"),
     (("--training", *STATED, "input_range=3", "--out", "{out}"), "give LOW,HIGH"),
     (("--training", *STATED, "delta=1", "--out", "{out}"), "delta is 1"),

@@ -96,7 +96,7 @@ def test_names_may_have_underscores():
 
     for name in ("--batch-size", "--batch_size"):
         assert parse(Sized, [name, "3"], "size").batch_size == 3
-        with pytest.raises(ValueError, match="^--batch-size: invalid int value: 'x'"):
+        with pytest.raises(ValueError, match=r"^--batch-size: invalid int value: 'x'"):
             parse(Sized, [f"{name}=x"], "size")
 
 

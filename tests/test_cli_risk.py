@@ -235,7 +235,8 @@ BOUND = ("bound", "--noise-multiplier", "1")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((*GOOD,), "prior is not given"),
+        ((*GOOD,), "dim and norm are not given"),
+        ((*GOOD, "--dim", 4, "--norm", 1), "prior is not given"),
         ((*GOOD, *SPHERE), "dim and norm are not given"),
         ((*GOOD, *SPHERE, "--dim", 0, "--norm", 1), "dim is 0"),
         ((*GOOD, *SPHERE, "--dim", "9" * 400, "--norm", 1), "dim is"),

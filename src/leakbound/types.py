@@ -274,7 +274,7 @@ class Reconstruction:
         notes = [] if self.objective != self.objective else [f"objective {self.objective:.4g}"]
         if self.features is not None:
             notes.append(f"{len(self.features)} inputs of the layer {self.layer}")
-        problem = f"the attack reports that it failed: {pictures.text(self.problem)}"
+        problem = f"the attack reports a problem: {pictures.text(self.problem)}"
         return pictures.block(
             "Reconstruction",
             pictures.images(self.inputs, captions, name="reconstructed image"),

@@ -73,7 +73,7 @@ class Result:
                 if (file := record.pictures.get(name)) in self.pictures
             ),
             html.table(("example", "PSNR in dB", "prior-only baseline", "SSIM"), rows),
-            html.note(f"the attack reports that it failed: {problem}") if problem else "",
+            html.note(f"the attack reports a problem: {problem}") if problem else "",
             *(html.note(of_bound(bound)) for bound in record.bounds),
             html.note(f"no bound: {record.bounds_note}") if record.bounds_note else "",
         )
