@@ -111,7 +111,7 @@ def test_what_is_shown_without_the_truth_claims_no_decibels(place, capsys):
         "100.00000 %",
         "robbing_the_fed not applicable: the server is honest",
         "exposed (certified): after.safetensors by linear_inversion:",
-        "verdict: 1 exposed (certified), 1 not applicable",
+        "verdict: 1 exposed (certified) (attacks: 1 exposed (certified), 1 not applicable)",
         "it is not a PSNR",
         "report: run/report.html",
     ):

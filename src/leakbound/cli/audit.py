@@ -6,7 +6,6 @@ import json
 import os
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,7 +16,7 @@ import msgspec
 from rich.markup import escape
 
 from leakbound import audit as audits
-from leakbound.assess.record import VERDICTS, Training, decode
+from leakbound.assess.record import Training, decode
 from leakbound.audit.context import usable
 from leakbound.audit.folder import Runner
 from leakbound.audit.plan import Plan
@@ -64,15 +63,11 @@ def audit(command: options.Audit) -> int:
 
 
 def _counted(out: Path) -> str:
-    """The configurations of a run by verdict, counted as in its report."""
-    from leakbound.report import folder, tables
+    from leakbound.report import folder
 
     run = folder.read(out)
-    names = tables.Names(run.assessments, run.trainings)
-    rows = tables.configurations(run.assessments, names)
-    counts = Counter(row.verdict for row in rows)
-    ends = ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word])
-    many = shared.plural(len(rows), "configuration")
+    rows, ends = shared.verdicts(run.assessments, run.trainings)
+    many = shared.plural(rows, "configuration")
     return f"{many} (model, batch size, defense): {ends}"
 
 

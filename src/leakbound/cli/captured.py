@@ -23,7 +23,7 @@ from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
 from leakbound.cli import options
 from leakbound.cli.scope import show_scope
-from leakbound.cli.shared import Bar
+from leakbound.cli.shared import Bar, verdicts
 from leakbound.cli.terminal import brief, console, errors, table
 from leakbound.random import stream
 from leakbound.risk.statement import of_assessment
@@ -263,7 +263,7 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
             "attacks did not start; give a larger --time"
         )
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
-    console.print(f"verdict: [bold]{ends}[/bold]")
+    console.print(f"verdict: [bold]{verdicts(records)[1]}[/bold] (attacks: {ends})")
     if any(record.status == "ok" and not record.truth_known for record in records):
         console.print(
             "Without the true batch, no picture can be called right or wrong. The share of the "

@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +21,7 @@ from rich.text import Text
 from leakbound import audit as audits
 from leakbound._util import files
 from leakbound._util.text import printable
+from leakbound.assess.record import VERDICTS, Assessment, Training
 from leakbound.audit.context import named_code_of
 from leakbound.audit.plan import Experiment, Plan, defense_name
 from leakbound.cli.terminal import brief, errors
@@ -158,6 +160,17 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
         files.folder(folder)
         for name, content in contents.items():
             files.write(folder / name, content)
+
+
+def verdicts(
+    assessments: Sequence[Assessment], trainings: Sequence[Training] = ()
+) -> tuple[int, str]:
+    """The configurations, counted as in the report: how many, and how many of each verdict."""
+    from leakbound.report import tables
+
+    rows = tables.configurations(assessments, tables.Names(assessments, trainings))
+    counts = Counter(row.verdict for row in rows)
+    return len(rows), ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word])
 
 
 def plural(count: int, noun: str) -> str:

@@ -242,8 +242,8 @@ def threat_line(run: Run, names: Names) -> str:
         trained = listing([f"{n:,} training steps" for n in steps if n])
         weights = f"weights after {trained}" if trained else "untrained weights"
     captured = sum(a.capture is not None for a in own) > 0
-    rest = ["captured updates"] if captured else [f"batch size {sizes}", "one round", weights]
-    return " · ".join([*said.values(), *rest, run.info.data.source])
+    tested = [f"batch size {sizes}", "one round", weights, run.info.data.source]
+    return " · ".join([*said.values(), *(["captured updates"] if captured else tested)])
 
 
 def next_command(plan: Mapping[str, Any], threshold: float) -> str:

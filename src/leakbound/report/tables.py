@@ -136,7 +136,7 @@ class AttackSummary(ReportPart, frozen=True):
     """What one attack did on one configuration.
 
     PSNRs in dB, of the experiments' means over examples; `best_psnr` is of one example.
-    `did_not_converge`: experiments whose attack says that it failed. `reconstructed`: examples over
+    `did_not_converge`: experiments whose attack reports a problem. `reconstructed`: examples over
     the threshold. `identified`: share of examples recognized among others.
     """
 

@@ -173,7 +173,7 @@ def test_dropped_units_count_as_a_narrower_net():
 
 def test_pruning_leaves_the_span_but_not_the_features():
     """Claim 2-5 for the moments: survivors are no Gaussian sample. The fit needs
-    none: it is exact, or says that it failed."""
+    none: it is exact, or reports a problem."""
     pruned, fits = MagnitudePruning(0.9), 0
     plain = errors("relu", 16, 4000, 2, seeds=range(2))
     moments = errors("relu", 16, 4000, 2, seeds=range(2), defense=pruned)

@@ -66,7 +66,7 @@ def schema() -> str:
 
 
 def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> str:
-    """The sign-off page as text, one A4 page per subject; `files`: SHA-256 by name, of each subject."""
+    """The sign-off page as text, an A4 page per subject; `files`: SHA-256 by name, per subject."""
     sheets = []
     for place, one in enumerate(content.subjects):
         words = meanings(truth_known=not one.measured.captured)
