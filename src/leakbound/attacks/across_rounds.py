@@ -27,9 +27,9 @@ WITHHELD = ("kept", "forgotten")
 class AcrossRounds(MatchingSettings):
     """Match the gradients of all rounds in an observation's history with one candidate batch.
 
-    The attack simulates the client for each candidate, round after round. A coordinate that the
-    client sent in the previous round starts from the server's weight. This also holds in the first
-    round. A coordinate that the client withheld starts from the client's own weight.
+    The attack simulates the client for each candidate, round after round. In the first round, every
+    coordinate starts from the server's weight. Later, a coordinate that the client sent in the
+    previous round does so too. One that it withheld starts from the client's own weight.
 
     The distance compares the rows of all rounds on the sent coordinates. For a coordinate last sent
     in round s, the observed value is (server's weight of round s + 1 - weight sent) / learning

@@ -88,7 +88,6 @@ def sparse_gradient_inversion(
             `GradientMatching`.
         smoothing: what is added to the weight of the total variation in the first stage; see
             `GradientMatching`.
-            `GradientMatching`.
 
     Source: Chu et al. 2024 (PriPrune), algorithm 2; Geiping et al. 2020.
 

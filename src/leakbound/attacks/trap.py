@@ -102,9 +102,8 @@ class LinearTrap(Attack):
         eta: the mean squared error that "gamma" targets, in input units squared.
         features: number of input values; None: that of the public images.
 
-    Guarantees: answers lie in the input range. Moving them there lowers their error, so the
-        distributions of bounds.from_scratch hold for `estimate`, and for answers if the range is
-        wide.
+    Guarantees: answers lie in the input range. Moving them there lowers their error, so the laws
+        of bounds.from_scratch hold for `estimate`, and for answers if the range is wide.
 
     Raises:
         NotApplicable: the server is honest, or the task has no public images and `features` is

@@ -100,8 +100,8 @@ def most_often(reading: TrapReading, eta: float) -> Tensor:
 def bessel_ratio(dim: int, concentration: float) -> float:
     """I_{dim/2}(k) / I_{dim/2 - 1}(k): the mean length of a von Mises-Fisher unit vector.
 
-    Backward recurrence from an order about a thousand higher (Amos 1974), whose error shrinks in
-    each step: relative error below 1e-9 for all arguments.
+    Backward recurrence from a bound at an order a thousand higher (Amos 1974), whose error shrinks
+    in each step: relative error below 1e-9 for all arguments.
     """
     k = concentration
     if k == math.inf:

@@ -54,7 +54,7 @@ class VarianceReadout(Attack):
     a factor for the row, the variance sqrt(|grad delta_r|²/delta_r² + ... + 1/x_p²): dark pixels
     get the most. Subtracting each row's median removes the factor. The attack fits the monotone
     function from log-power to pixel by replaying the defense on public images. More noise does not
-    help: it scales all powers equally.
+    protect: it scales all powers equally.
 
     Args:
         images: the largest number of public images that are replayed.

@@ -282,7 +282,7 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array, float]:
 
 
 def _likely(k: Array, mass: Array, left: float, least: float) -> tuple[Array, Array, float]:
-    """Drop the numbers at both ends that weigh DUST * least together, and add them to the rest."""
+    """Drop the numbers at both ends that weigh DUST * least together; they count as left out."""
     dust = DUST * least / 2
     below, above = np.cumsum(mass), np.cumsum(mass[::-1])
     first = int(np.searchsorted(below, dust))

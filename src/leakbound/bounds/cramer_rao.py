@@ -48,7 +48,7 @@ class ErrorBound:
             sampled, which proves nothing.
         per_pixel: (m,) the same for each input, the leak map; None if only a total is known.
         standard_error: of an estimate over its samples; it misses what no sample shows.
-        confidence: of the bound over the draws behind it; None if it uses no draws.
+        confidence: of the bound over the draws behind it; None for exact bounds and estimates.
     """
 
     name: str

@@ -7,7 +7,7 @@ attacker chooses the ball of the criterion's radius with the most posterior mass
 of success, Z / n, needs only the inner products of the gradients. Z is a self-bounding function of
 the public examples, so it also limits the success on new ones from the same distribution.
 
-If a model's gradients of two examples hardly differ, the update does not distinguish them. Bounds
+If a model's gradients of two examples hardly differ, the update hardly distinguishes them. Bounds
 for any model (`counting`) cannot use this.
 """
 

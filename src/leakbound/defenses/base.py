@@ -384,7 +384,7 @@ def tiny_covariance(update: Update, *, correlated: bool) -> Structured:
 
 
 def _sketched(whole: Chain) -> Update:
-    """A tiny update after the whole chain, by the rules of `Update`, of two unequal clients."""
+    """A tiny update after the chain, by the rules of `Update`, of at most two unequal clients."""
     alone, together = whole.sides
     sent = []
     for count in (2, 3)[: whole.cohort_size]:

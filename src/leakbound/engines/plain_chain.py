@@ -189,7 +189,7 @@ def take(module: nn.Module, x: Tensor, own: Mapping[str, Tensor]) -> tuple[Tenso
 
 def _pooled(module: nn.MaxPool2d, x: Tensor) -> tuple[Tensor, ChainStep]:
     on_cpu = x.device.type == "cpu"
-    # PyTorch's own pool on the CPU is ten times faster with the channels last
+    # PyTorch's own pool on the CPU is about ten times faster with the channels last
     x = x.contiguous(memory_format=torch.channels_last) if on_cpu else x
     how = (module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
     best, places = nn.functional.max_pool2d(x, *how, return_indices=True)

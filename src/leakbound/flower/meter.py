@@ -60,8 +60,8 @@ class LeakMeter:
         release: put `Reading.release()` into the reply's metrics (into the text of a refusal).
         defense: what the train function itself does to the update, such as DP-SGD by Opacus; not
             verified. None if mods do everything.
-        every: measure in every round that is a multiple of this; the model is inspected in each
-            round.
+        every: measure the first `train` message, and every so many after it; the model is inspected
+            in each round.
         path: a JSON Lines file on the client for every reading; only its owner can read it.
 
     Example:
