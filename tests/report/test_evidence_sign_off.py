@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from leakbound.assess.record import VERDICTS
 from leakbound.assess.verdict import MEANINGS
-from leakbound.report import evidence, tables
+from leakbound.report import evidence, tables, template
 from leakbound.report.evidence import sign_off
 from leakbound.report.evidence.parts import Epsilons, SignOff
 from leakbound.report.evidence.questions import CLAIMED, NO, NO_CLAIM
@@ -224,7 +224,7 @@ def test_a_probability_is_rounded_up(value, words):
 
 
 def test_names_break_between_their_words_only():
-    found = evidence.breakable("a gaussian_noise noise_std=0.001 <b>")
+    found = template.breakable("a gaussian_noise noise_std=0.001 <b>")
     assert found == (
         'a <span class="w">gaussian_<wbr>noise</span> <span class="w">noise_<wbr>std=0.001</span> '
         "&lt;b&gt;"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from scipy.stats import beta
 
 from leakbound.assess.record import Attained
-from leakbound.report import overview, tables, write
+from leakbound.report import charts, overview, tables, write
 from leakbound.report.folder import read
 
 
@@ -149,12 +149,58 @@ def test_lines_go_from_risk_to_safety_and_hold_what_is_known(
     (view,) = look([strong, weak, make_assessment()]).views
     assert [line.label for line in view.lines] == ["no defense", "dp z=0.1", "dp z=5"]
     bare, loose, tight = view.lines
-    assert (tight.excluded, tight.excluded_if, tight.attained) == (0.03, 0.002, 0.001)
-    assert overview.limit(tight, "{:g}".format) == "≤ 0.03; ≤ 0.002 under a model"
+    assert (tight.excluded, tight.excluded_if, tight.attained) == (0.03, 0.03, 0.001)
+    assert overview.limit(tight, "{:g}".format) == "≤ 0.03"  # what the verdict rests on
     assert overview.limit(loose, "{:g}".format) == "the bound is 1: it excludes nothing"
     assert overview.limit(bare, "{:g}".format) == "not known"
     assert (bare.family, loose.family, tight.family) == (None, 0, 0)
     assert (loose.shade, tight.shade) == (0.0, 1.0)
+
+
+def test_a_limit_that_one_experiment_lacks_is_not_known(
+    look, make_assessment, make_defense, make_bound
+):
+    given = {"defense": make_defense("dp", z=5.0), "psnr": [9.0]}
+    both = [proved(make_bound, 0.03), proved(make_bound, 0.002, "fitted model", name="m")]
+    bounded = [make_assessment(seed=s, bounds=both, **given) for s in (0, 1)]
+    ((line,),) = (view.lines for view in look(bounded).views)
+    assert (line.excluded, line.excluded_if) == (0.03, 0.002)
+    one_less = [bounded[0], make_assessment(seed=1, bounds=both[:1], **given)]
+    ((line,),) = (view.lines for view in look(one_less).views)
+    assert (line.excluded, line.excluded_if) == (0.03, 0.03)
+    ((line,),) = (view.lines for view in look([bounded[0], make_assessment(seed=1, **given)]).views)
+    assert (line.excluded, line.excluded_if) == (1.0, 1.0)
+
+
+def test_limits_on_these_examples_alone_are_not_for_every_attacker_on_all_data(
+    look, make_assessment, make_defense, make_bound
+):
+    own = make_assessment(
+        defense=make_defense("dp", z=5.0), psnr=[9.0], bounds=[proved(make_bound, 0.03, "examples")]
+    )
+    ((line,),) = (view.lines for view in look([own]).views)
+    assert (line.excluded, line.excluded_if) == (1.0, 0.03)
+    assert overview.limit(line, "{:g}".format) == "≤ 0.03 for these very examples"
+
+
+def test_the_threshold_and_the_accepted_probability_stand_on_the_first_screen(
+    look, make_assessment, make_bound
+):
+    own = make_assessment(bounds=[proved(make_bound, 0.03)])
+    ends = "reconstructed: 20 dB PSNR or more · accepted probability: 5 %"
+    assert look([own]).threat.endswith(ends)
+
+
+def test_what_is_left_out_is_said(tmp_path, make_assessment, make_defense, make_run):
+    many = [make_assessment(batch_size=2 + i, seed=i) for i in range(overview.VIEWS + 2)]
+    many += [make_assessment(defense=make_defense(f"d{i}"), seed=i) for i in range(12)]
+    text = write(make_run(tmp_path / "run", many)).read_text()
+    assert "2 more choices of model and batch size" in text
+    assert "4 more defenses" in text
+
+
+def test_families_have_the_colors_of_the_charts():
+    assert len(charts.COLORS) == overview._NUMBERED
 
 
 def test_the_share_is_of_the_best_attack_and_its_interval_allows_for_the_choice():

@@ -46,6 +46,8 @@ Verdict = Literal[
 ]
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 """From the worst to the best."""
+EXPOSURES: Final = (EXPOSED, CERTIFIED)
+"""An attack reconstructed an example, by the truth or by a proof."""
 UNSETTLED: Final = (RECOVERABLE, GUESSABLE, UNDECIDED, UNDER_MODEL)
 """Nothing is shown or proven: a model of the data proves nothing about real examples."""
 Basis = Literal["sample", "examples", "known model", "fitted model"]

@@ -163,7 +163,13 @@ class Plan:
         no other pair, all remain: their records then state the reason.
         """
         pairs = [*product(self.batch_sizes, self.defenses, self.attacks)]
-        kept = {pair for pair in pairs if _may_apply(*pair)} or {*pairs}
+        defenses = {links: build_defense(links) for links in self.defenses}
+        attacks = {attack: build_attack(attack) for attack in self.attacks}
+        kept = {
+            (size, links, attack)
+            for size, links, attack in pairs
+            if attacks[attack].why_not(defenses[links], size) is None
+        } or {*pairs}
         grid = product(self.models, self.batch_sizes, self.defenses, self.attacks, self.seeds)
         same = (self.threat, self.psnr, self.error_bound, self.risk, self.lpips_weights)
         return tuple(
@@ -225,10 +231,6 @@ def build_attack(spec: Spec) -> Attack:
     attack = registry.build("attack", spec.name, spec.parameters)
     assert isinstance(attack, Attack)  # the registry holds attacks only
     return attack
-
-
-def _may_apply(batch_size: int, defense: tuple[Spec, ...], attack: Spec) -> bool:
-    return build_attack(attack).why_not(build_defense(defense), batch_size) is None
 
 
 def attack_info(spec: Spec) -> AttackInfo:

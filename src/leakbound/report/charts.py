@@ -323,6 +323,8 @@ def _tradeoff(
     notes = [f"{span([point.cost.n for point in points], 'training seed')} a mark"]
     if threshold is not None:
         notes.append(f"broken line: the threshold, {threshold:g} dB")
+    if len(points) > LABELS:
+        notes.append(f"{LABELS} of {len(points)} marks have their names")
     notes.append(f"lane on top: {TOP:g} dB and more, as good as exact")
     described = f"{model}: PSNR of the strongest attack against the test accuracy that is lost"
     return Panel(model, output[0], tuple(notes), described)

@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from leakbound.assess.record import (
-    CERTIFIED,
-    EXPOSED,
+    EXPOSURES,
     UNSETTLED,
     VERDICTS,
     Assessment,
-    Basis,
     Threat,
     Verdict,
 )
 from leakbound.assess.verdict import together
 from leakbound.report.folder import Run, Strip
-from leakbound.report.settings import SettingRow, by_setting, safety
+from leakbound.report.settings import Limit, SettingRow, by_setting, limits, safety, telling
 from leakbound.report.tables import (
     NO_DEFENSE,
     Accuracy,
@@ -31,7 +29,6 @@ from leakbound.report.tables import (
     MeanInterval,
     Names,
     ShareInterval,
-    defined,
     grouped,
     title,
 )
@@ -58,14 +55,14 @@ class Line:
     Attributes:
         family: the color of its defense on the whole page; None for no defense.
         shade: of 0 to 1, how strong it is among the settings of its defense.
+        reconstructed, by: the share of the best attack, and this attack.
         attained: an attack on examples like the public ones succeeds at least so often.
-        excluded: no attacker succeeds more often: a theorem without a model of the data.
-        excluded_if: the same from a server that keeps to the protocol, or under a model; `basis`.
+        limits: what no attacker exceeds; the first needs the fewest conditions.
+        bounded: a bound was computed, though it may exclude nothing.
         cost: the test accuracy lost against no defense, as a share.
     """
 
     label: str
-    name: str
     family: int | None
     shade: float
     verdict: Verdict
@@ -73,10 +70,24 @@ class Line:
     by: str | None
     proved: int
     attained: float | None
-    excluded: float | None
-    excluded_if: float | None
-    basis: Basis | None
+    limits: tuple[Limit, ...]
+    bounded: bool
     cost: MeanInterval | None
+
+    @property
+    def excluded(self) -> float:
+        """From where on a theorem excludes every attacker without a condition; 1: nowhere."""
+        return min((one.probability for one in self.limits if not one.condition), default=1.0)
+
+    @property
+    def excluded_if(self) -> float:
+        """The same under the condition that the line names, if it names one."""
+        return min((one.probability for one in self.named), default=1.0)
+
+    @property
+    def named(self) -> tuple[Limit, ...]:
+        """The limits that the line names."""
+        return telling(self.limits, self.verdict)
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,6 @@ class Shot:
     verdict: Verdict
     attack: str
     psnr: float
-    matched: bool
     truth: Strip | None
     picture: Strip | None
     place: int
@@ -116,8 +126,8 @@ class Overview:
     best: str
     threat: str
     shots: tuple[Shot, ...]
+    more_shots: int
     views: tuple[View, ...]
-    families: Mapping[str, int | None]
     command: str
     reason: str
 
@@ -137,14 +147,15 @@ def overview(
     `inline`: pictures are data of the page, else files beside it.
     """
     known = families(names)
+    every = [*_shots(run, names, rows, best, images=images, inline=inline)]
     settings = by_setting(run.assessments, names, rows, accuracies)
     return Overview(
         answer=answer(run.assessments, rows),
         best=best_defense(settings),
         threat=threat_line(run, names),
-        shots=tuple(_shots(run, names, rows, best, images=images, inline=inline)),
+        shots=tuple(every[:FAMILIES]),
+        more_shots=max(0, len(every) - FAMILIES),
         views=tuple(_views(rows, names, accuracies, known)),
-        families=known,
         command=next_command(run.info.plan, min(a.criterion.value for a in run.assessments)),
         reason=_reason(rows),
     )
@@ -163,7 +174,7 @@ def answer(own: Sequence[Assessment], rows: Sequence[Configuration]) -> str:
     one, many = nouns(own)
     if not any(a.truth_known for a in own):
         return _captured(own)
-    exposed = [row for row in rows if row.verdict in (EXPOSED, CERTIFIED)]
+    exposed = [row for row in rows if row.verdict in EXPOSURES]
     place = plural(len(rows), "configuration")
     who = _server({a.threat for a in own})
     if exposed:
@@ -199,15 +210,13 @@ def best_defense(settings: Sequence[SettingRow]) -> str:
     cheap = [
         one
         for one in tested
-        if one.cost is not None
-        and one.cost.mean <= AFFORDABLE
-        and one.verdict not in (EXPOSED, CERTIFIED)
+        if one.cost is not None and one.cost.mean <= AFFORDABLE and one.verdict not in EXPOSURES
     ]
     most = "Strongest defense that costs at most"
     if cheap:
         own = max(cheap, key=safety)
         return f"{most} {points} of accuracy: {own.defense} ({own.verdict}, {lost(own.cost)})."
-    if strongest.verdict in (EXPOSED, CERTIFIED):
+    if strongest.verdict in EXPOSURES:
         return f"{most} {points} of accuracy: none. Every defense tested is exposed somewhere."
     found = f"The strongest at any cost, {strongest.defense} ({strongest.verdict}), "
     return f"{most} {points} of accuracy: none. {found}{lost(strongest.cost, verb=True)}."
@@ -243,7 +252,13 @@ def threat_line(run: Run, names: Names) -> str:
         weights = f"weights after {trained}" if trained else "untrained weights"
     captured = sum(a.capture is not None for a in own) > 0
     tested = [f"batch size {sizes}", "one round", weights, run.info.data.source]
-    return " · ".join([*said.values(), *(["captured updates"] if captured else tested)])
+    levels = listing([f"{value:g}" for value in sorted({a.criterion.value for a in own})])
+    ends = [f"reconstructed: {levels} dB PSNR or more"]
+    accepted = {b.accepted for a in own for b in a.bounds if b.accepted is not None}
+    if accepted:
+        shares = listing([f"{100 * p:g} %" for p in sorted(accepted)])
+        ends.append(f"accepted probability: {shares}")
+    return " · ".join([*said.values(), *(["captured updates"] if captured else tested), *ends])
 
 
 def next_command(plan: Mapping[str, Any], threshold: float) -> str:
@@ -267,7 +282,7 @@ _EXAMPLE = ("example", "examples")
 
 
 def _reason(rows: Sequence[Configuration]) -> str:
-    if any(row.verdict in (EXPOSED, CERTIFIED) for row in rows):
+    if any(row.verdict in EXPOSURES for row in rows):
         return "Find the noise that keeps this from every attacker:"
     return "Find the least noise for a risk that you can state:"
 
@@ -312,8 +327,7 @@ def _views(
 
 def _risk(line: Line) -> tuple[float, ...]:
     share = line.reconstructed.value if line.reconstructed else 0.0
-    limits = defined([line.excluded, line.excluded_if])
-    return VERDICTS.index(line.verdict), -share, -min(limits, default=1.0)
+    return VERDICTS.index(line.verdict), -share, -line.excluded_if
 
 
 def _line(
@@ -324,13 +338,8 @@ def _line(
     cost: MeanInterval | None,
 ) -> Line:
     bound = row.success_bound
-    every = [] if bound is None else [(bound.basis, bound.probability), *bound.others]
-    without = [most for basis, most in every if basis in ("sample", "examples")]
-    rest = [(most, basis) for basis, most in every if basis not in ("sample", "examples")]
-    limited, basis = min(rest, default=(None, None))
     return Line(
         label=row.defense,
-        name=name,
         family=known[name],
         shade=shades[row.defense],
         verdict=row.verdict,
@@ -338,9 +347,8 @@ def _line(
         by=row.reconstructed_by,
         proved=row.proved,
         attained=bound.attained if bound else None,
-        excluded=min(without, default=None),
-        excluded_if=limited,
-        basis=basis,
+        limits=limits([row]),
+        bounded=bound is not None,
         cost=cost,
     )
 
@@ -373,8 +381,7 @@ def _shots(
                 a.defense.name not in found or psnr > found[a.defense.name][0]
             ):
                 found[a.defense.name] = psnr, place, a
-    for name, (psnr, place, a) in list(found.items())[:FAMILIES]:
-        inline = not any("#" in link and not link.startswith("#") for link in best.values())
+    for name, (psnr, place, a) in found.items():
         strips = {
             kind: run.picture(file, inline=inline)
             for kind, file in a.pictures.items()
@@ -394,7 +401,6 @@ def _shots(
             verdict=together(verdicts[names.defense(a)]),
             attack=names.attack(a),
             psnr=psnr,
-            matched=a.matched[place],
             truth=strips.get("truth"),
             picture=strips.get("reconstruction"),
             place=place,
@@ -456,9 +462,7 @@ def measured(line: Line) -> str:
 
 def limit(line: Line, chance: Any) -> str:
     """What no attacker exceeds, as text."""
-    words = "under a model" if line.basis == "fitted model" else "from this model’s updates"
-    limits = [f"≤ {chance(line.excluded)}"] if (line.excluded or 1) < 1 else []
-    if line.excluded_if is not None and line.excluded_if < (line.excluded or 1):
-        limits.append(f"≤ {chance(line.excluded_if)} {words}")
-    known = line.excluded is not None or line.excluded_if is not None
-    return "; ".join(limits) or ("the bound is 1: it excludes nothing" if known else "not known")
+    words = [f"≤ {chance(one.probability)} {one.condition}".strip() for one in line.named]
+    return "; ".join(words) or (
+        "the bound is 1: it excludes nothing" if line.bounded else "not known"
+    )

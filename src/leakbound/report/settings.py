@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from leakbound.assess.record import VERDICTS, Assessment, Basis, Verdict
+from leakbound.assess.record import PROTECTS, VERDICTS, Assessment, Basis, Verdict
 from leakbound.assess.verdict import together
 from leakbound.report.tables import (
     Accuracy,
@@ -86,15 +86,18 @@ def by_setting(
                 attained=max(
                     defined(r.success_bound.attained for r in own if r.success_bound), default=None
                 ),
-                limits=_limits(own),
+                limits=limits(own),
                 cost=None if None in known else highest,
             )
         )
     return found
 
 
-def _limits(own: Sequence[Configuration]) -> tuple[Limit, ...]:
-    """What no attacker exceeds on any of the configurations: unknown unless known on all."""
+def limits(own: Sequence[Configuration]) -> tuple[Limit, ...]:
+    """What no attacker exceeds on any of the configurations: unknown unless known on all.
+
+    Sorted by what they need, the fewest conditions first; each is lower than those before it.
+    """
     bounds = [row.success_bound for row in own]
     known: list[dict[Basis, float]] = [
         dict([(one.basis, one.probability), *one.others])
@@ -109,6 +112,22 @@ def _limits(own: Sequence[Configuration]) -> tuple[Limit, ...]:
     ]
     below = [one for one in found if one.probability < 1]
     return tuple(one for place, one in enumerate(below) if _adds(one, below[:place]))
+
+
+def telling(own: Sequence[Limit], verdict: Verdict) -> tuple[Limit, ...]:
+    """Two limits at most: that with the fewest conditions, and that of the verdict or the lowest.
+
+    Example:
+        >>> conditions = ("", "from this model’s updates", "under a model")
+        >>> every = list(map(Limit, (0.2, 0.04, 0.03), conditions))
+        >>> [one.probability for one in telling(every, "protected from an honest server")]
+        [0.2, 0.04]
+        >>> [one.probability for one in telling(every, "undecided")]
+        [0.2, 0.03]
+    """
+    words = {CONDITIONS[basis]: word for basis, word in PROTECTS.items()}
+    behind = [one for one in own if words.get(one.condition) == verdict]
+    return tuple(dict.fromkeys([*own[:1], *(behind or own[-1:])]))
 
 
 def _adds(one: Limit, stronger: Sequence[Limit]) -> bool:

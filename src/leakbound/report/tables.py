@@ -490,7 +490,12 @@ def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBound
     if not worst:
         return None
     basis, (value, bound) = next(iter(worst.items()))
-    others = tuple((other, most) for other, (most, _) in worst.items() if other != basis)
+    # A limit that some experiment lacks is none for the configuration.
+    others = tuple(
+        (other, most)
+        for other, (most, _) in worst.items()
+        if other != basis and len(found[other]) == len(ran)
+    )
     best = max((a.attained for a in ran if a.attained), key=lambda one: one.success, default=None)
     one = theorems.of(bound)
     return SuccessBoundRow(

@@ -6,6 +6,7 @@ A result of the five verbs is `Presented`: it has a verdict, a figure and a smal
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,12 @@ from leakbound.report.tables import SHOWN, plain
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
     from matplotlib.figure import Figure
 
 NEEDS = ("jinja2", "matplotlib", "markupsafe")
+BREAKS = re.compile(r".*?[_/](?=[^_/])|.+", re.DOTALL)
+"""The parts of a name: each may begin a line."""
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -79,15 +83,22 @@ def rendered(
     common = (decimal, significant, brief, percent, plain, listing, plural, explained)
     environment.filters |= {own.__name__: own for own in common} | {"chance": probability}
     # our charts' own markup; matplotlib escapes what it is given
-    environment.filters |= {"svg": Markup, "soft": _soft, **(filters or {})}
+    environment.filters |= {"svg": Markup, "name": breakable, **(filters or {})}
     return environment.get_template(template).render(context) + "\n"
 
 
-def _soft(name: str) -> str:
-    """A name that may break after its underscores and nowhere else."""
+def breakable(text: str) -> Markup:
+    """A text as HTML whose names break between their words only, and where no line holds one."""
     from markupsafe import Markup, escape
 
-    return Markup("_<wbr>").join(escape(part) for part in str(name).split("_"))
+    return Markup(" ").join(
+        Markup('<span class="w">{}</span>').format(
+            Markup("<wbr>").join(map(escape, BREAKS.findall(word)))
+        )
+        if "_" in word or "/" in word
+        else escape(word)
+        for word in text.split(" ")
+    )
 
 
 def decimal(value: float | None, digits: int = 1) -> str:

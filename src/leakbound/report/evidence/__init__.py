@@ -7,10 +7,9 @@ pictures that it names and the digests of the files beside it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -28,11 +27,9 @@ from leakbound.report.evidence.parts import (
 from leakbound.report.evidence.sign_off import chance, fitting
 from leakbound.report.evidence.subjects import digests, of_run, of_training
 from leakbound.report.folder import Run, Strip
+from leakbound.report.settings import telling
 from leakbound.report.tables import LONGEST
 from leakbound.report.template import percent, rendered
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 SIDE = 72
 """About how many pixels of the page one example is wide."""
@@ -40,8 +37,6 @@ WARNED = 160
 """How many letters of a warning the sign-off page shows."""
 PREFIX = 16
 """How many digits of a SHA-256 the sign-off page shows."""
-BREAKS = re.compile(r".*?[_/](?=[^_/])|.+", re.DOTALL)
-"""The parts of a name: each may begin a line."""
 
 __all__ = ["STATEMENTS", "annex", "digests", "document", "of_run", "of_training", "page", "schema"]
 
@@ -83,11 +78,10 @@ def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> st
                 "files": beside,
             }
         )
-    context = {"content": content, "sheets": sheets, "digits": PREFIX}
+    context = {"content": content, "sheets": sheets, "digits": PREFIX, "telling": telling}
     filters: dict[str, Callable[..., str]] = {
         "percent": rate,
         "share": chance,
-        "name": breakable,
     }
     return rendered("evidence.html.j2", context, filters)
 
@@ -117,7 +111,6 @@ def annex(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
     filters: dict[str, Callable[..., str]] = {
         "percent": rate,
         "fact": fact,
-        "name": breakable,
     }
     return rendered("evidence-annex.html.j2", context, filters)
 
@@ -139,20 +132,6 @@ def fact(value: Any) -> str:
 def rate(value: float | None, digits: int = 0) -> str:
     return percent(value if value is None else round(value, digits + 2) + 0.0, digits).replace(
         "-", "−"
-    )
-
-
-def breakable(text: str) -> Markup:
-    """A text as HTML whose names break between their words only, and where no line holds one."""
-    from markupsafe import Markup, escape
-
-    return Markup(" ").join(
-        Markup('<span class="w">{}</span>').format(
-            Markup("<wbr>").join(map(escape, BREAKS.findall(word)))
-        )
-        if "_" in word or "/" in word
-        else escape(word)
-        for word in text.split(" ")
     )
 
 

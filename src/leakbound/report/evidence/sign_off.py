@@ -12,7 +12,7 @@ from typing import Final
 
 from leakbound.assess.record import (
     CERTIFIED,
-    EXPOSED,
+    EXPOSURES,
     PROTECTS,
     UNSETTLED,
     VERDICTS,
@@ -29,7 +29,7 @@ from leakbound.report.evidence.parts import (
 )
 from leakbound.report.folder import Run
 from leakbound.report.overview import nouns
-from leakbound.report.settings import Limit, SettingRow, by_setting, safety
+from leakbound.report.settings import Limit, SettingRow, by_setting, safety, telling
 from leakbound.report.tables import Configuration, MeanInterval, Names, defined, grouped
 from leakbound.report.template import brief, decimal, listing, plural
 
@@ -143,15 +143,13 @@ def _excluded(upper: Sequence[BoundLine]) -> str:
 
 def answer(rows: Sequence[Configuration], one: str, many: str) -> str:
     """Who reconstructs what, under how many of the configurations."""
-    exposed = [row for row in rows if row.verdict in (EXPOSED, CERTIFIED)]
+    exposed = [row for row in rows if row.verdict in EXPOSURES]
     place = plural(len(rows), "tested configuration")
     if exposed:
         proof = " The update itself proves it." * all(r.verdict == CERTIFIED for r in exposed)
         found = f"reconstructed {many} under {len(exposed)} of {place}"
         return f"An attacker who sees one client’s update {found}.{proof}"
-    said = f"No attack reconstructed an {one} in {place}."
-    if one[0] not in "aeiou":
-        said = said.replace(" an ", " a ")
+    said = f"No attack reconstructed {'an' if one[0] in 'aeiou' else 'a'} {one} in {place}."
     if all(row.reconstructed is None for row in rows):
         said = f"No reconstruction could be checked in {place}: the true data are not known."
     open_ = grouped((row.verdict, row) for row in rows if row.verdict not in ENOUGH)
@@ -209,8 +207,7 @@ def chance(value: float) -> str:
 
 def _height(row: SettingRow) -> float:
     """Lines of a row of the table, with the space between rows."""
-    limits = [*row.limits[:1], *row.limits[1:][-1:]]
-    limited = sum(1 + bool(one.condition) for one in limits)
+    limited = sum(1 + bool(one.condition) for one in telling(row.limits, row.verdict))
     return GAP + max(2, _lines(row.defense, CELL), limited)
 
 

@@ -79,7 +79,7 @@ more.textContent = `Show ${Math.min(STEP, cards.length - STEP)} more of ${cards.
 
 // What an address names is opened, wherever it is folded away.
 const reveal = () => {
-  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const target = document.getElementById(location.hash.slice(1));
   if (!target) return;
   const card = target.closest(".card");
   if (card) card.hidden = false;
