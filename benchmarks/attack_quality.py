@@ -186,7 +186,8 @@ def main() -> None:
         print(lines[-1], flush=True)
     if "--print" not in sys.argv:
         page = Path(__file__).parent.parent / "docs" / "attack_quality.md"
-        page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        _, heading, section = page.read_text(encoding="utf-8").partition("\n## Series and")
+        page.write_text("\n".join(lines) + "\n" + heading + section, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -366,6 +366,22 @@ def add_a_command() -> None:
         screen("add_a_command", "$ leakbound greet --help\n" + output(sys.executable, "-c", shown))
 
 
+def audit_my_table() -> None:
+    """The draft of a schema."""
+    levels, draw = ("north", "south", "west"), np.random.default_rng(0)
+    rows = [
+        f"p{k:04},{draw.integers(18, 90)},{draw.normal(75, 12):.1f},{draw.integers(0, 4)},"
+        f"{levels[draw.integers(3)]},2024-0{draw.integers(1, 9)}-12,{('no', 'yes')[k % 2]}"
+        for k in range(200)
+    ]
+    head = "id,age,weight,visits,region,admitted,diagnosis"
+    with elsewhere():
+        Path("patients.csv").write_text("\n".join([head, *rows]), "utf-8")
+        words = ["leakbound", "schema", "patients.csv", "--target", "diagnosis"]
+        shown = without_progress(output(*words)).replace("100 of 100 % done after 0 s\n", "")
+        screen("audit_my_table", f"$ {' '.join(words)}\n{shown}")
+
+
 def add_an_attack() -> None:
     """What the page's attack answers."""
     attack = run_code("how_to/add_an_attack.md", "GrayImage")["GrayImage"]()
@@ -439,6 +455,7 @@ PICTURES: Mapping[str, Callable[[], None]] = {
         add_a_defense,
         add_a_domain,
         add_an_attack,
+        audit_my_table,
         calibrate,
         captured_updates,
         flower,

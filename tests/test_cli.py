@@ -76,8 +76,8 @@ def test_help_and_version_import_nothing_slow():
         assert run.stderr == ""
 
 
-COMMANDS = ("audit", "attack", "capture", "bound", "calibrate", "train", "reproduce", "report",
-            "compare", "evidence", "list")  # fmt: skip
+COMMANDS = ("schema", "audit", "attack", "capture", "bound", "calibrate", "train", "reproduce",
+            "report", "compare", "evidence", "list")  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -267,11 +267,12 @@ def test_attack_in_words(capsys, tmp_path):
 
 
 def test_attack_of_a_table_shows_its_columns(capsys, tmp_path):
-    settings = ["--attack", "linear_inversion", "--data", "iris", "--out", tmp_path]
+    settings = ["--attack", "linear_inversion", "--data", "breast_cancer", "--out", tmp_path]
     assert call("attack", *settings) == 0
     shown = capsys.readouterr().out
-    assert "petal width (cm)" in shown
-    assert "100%" in shown
+    assert "mean radius" in shown
+    assert "30 of 30" in shown
+    assert "verdict: exposed (threshold 27 of 30 columns)" in shown
     assert list(tmp_path.iterdir()) == []
 
 

@@ -43,7 +43,7 @@ def test_identical_runs(capsys, two):
 
 def test_changes_and_warnings(capsys, two, tmp_path):
     def edit(a):
-        psnr = tuple(v + 9 + 0.1 * a.seed for v in a.psnr)
+        psnr = tuple(v + 9 + 0.1 * a.seed for v in a.scores)
         found = {"threat": replace(a.threat, labels_known=False)}
         found["metrics"] = a.metrics | {"psnr": psnr}
         return found | {"verdict": "exposed"} if a.defense.name == "adaptive_noise" else found
@@ -64,7 +64,7 @@ def test_changes_and_warnings(capsys, two, tmp_path):
 def test_hostile_names_do_no_harm_on_a_terminal(capsys, two):
     def edit(a, more=0):
         name = a.defense.name.removesuffix("[bold]\x1b[2J") + "[bold]\x1b[2J"
-        psnr = tuple(v + a.seed % 2 + more for v in a.psnr)
+        psnr = tuple(v + a.seed % 2 + more for v in a.scores)
         return {"defense": replace(a.defense, name=name), "metrics": a.metrics | {"psnr": psnr}}
 
     for folder in two:

@@ -112,7 +112,13 @@ def test_every_solve(capsys, solve, more, key):
     found, _ = parsed(capsys, "calibrate", "--target", TARGET, *KNOWN, "--solve", solve, *more)
     assert found["solved"] == solve
     assert found["attained"] <= found["bound"] <= 0.001
-    assert found["target"] == {"eta": 0.01, "gamma": 0.001, "psnr": 20, "words": str_target()}
+    assert found["target"] == {
+        "eta": 0.01,
+        "gamma": 0.001,
+        "psnr": 20,
+        "goal": None,
+        "words": str_target(),
+    }
     call("calibrate", "--target", TARGET, *KNOWN, "--solve", solve, *more)
     value = (found["setting"] | {"clip_norm": found["clip_norm"]})[key]
     assert f"{solve} = {value:.6g}" in said(capsys)
@@ -270,7 +276,7 @@ BOUND = ("bound", "--noise-multiplier", "1")
             "noise_multiplier is inf",
         ),
         ((*GOOD, *KNOWN, "--prior", "mixture"), "prior is 'mixture'.*give --data"),
-        ((*GOOD, *KNOWN, "--size", 8), "size and channels"),
+        ((*GOOD, *KNOWN, "--size", 8), "size, channels and schema"),
         ((*GOOD, "--data", "no-such-data"), "no-such-data"),
         ((*GOOD, "--data", "digits", "--dim", 7), "dim is 7, but the data have 64"),
         ((*GOOD, "--data", "digits", "--input-range", 0, 0.5), "input_range is 0 to 0.5, but the"),

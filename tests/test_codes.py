@@ -10,10 +10,12 @@ from torch import nn
 import leakbound as lb
 from leakbound import client
 from leakbound.attacks import inverting_gradients, rank_analysis
+from leakbound.audit.plan import Spec
 from leakbound.captured import attack_update, load
 from leakbound.captured.observe import task_of
 from leakbound.cli import main
 from leakbound.defenses import NoDefense
+from leakbound.domains import Column, TableDomain, of_shape
 from leakbound.random import stream
 from leakbound.types import Batch, NotApplicable, Task
 
@@ -113,9 +115,38 @@ def test_captured_updates():
     gradient = {name: p.grad for name, p in model.named_parameters()}
     given = {"input_shape": (5,), "input_range": (-4.0, 6.0)}
     with pytest.raises(ValueError, match=CODES):
-        task_of(model, load(gradient, before, kind="gradient"), **given)
+        task_of(model, load(gradient, before, kind="gradient"), of_shape((5,), (-4.0, 6.0)))
     with pytest.raises(ValueError, match=CODES):
         attack_update(gradient, model, before=before, kind="gradient", labels=batch.labels, **given)
+
+
+def test_captured_updates_of_known_columns():
+    """The users' names, tensors and codes; the columns alone are new."""
+    levels = tuple("abcde")
+    codes = [Column(f"c{k}", "categorical", levels=levels, encoding="code") for k in range(2)]
+    numbers = [Column(f"x{k}", low=-4, high=4, center=0, scale=1) for k in range(3)]
+    domain = TableDomain((*codes, *numbers))
+    torch.manual_seed(1)
+    model, batch = Table(), rows(1)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
+    gradient = {name: p.grad for name, p in model.named_parameters()}
+    task, _ = task_of(model, load(gradient, before, kind="gradient"), domain)
+    stored = [nn.functional.one_hot(batch.inputs[:, k].long(), 5) for k in range(2)]
+    x = torch.cat([*stored, batch.inputs[:, 2:]], 1)
+    sent = torch.cat([gradient[name].flatten() for name, *_ in task.layout])
+    torch.testing.assert_close(client.gradient(task, x, batch.labels), sent)
+    given = {
+        "before": before,
+        "kind": "gradient",
+        "labels": batch.labels,
+        "truth": Batch(x, batch.labels),
+    }
+    attack = {"attacks": [Spec("gradient_matching", (("steps", 300), ("schedule", "cosine")))]}
+    found = attack_update(gradient, model, domain=domain, examples=1, **given, **attack)
+    (record,) = found.records
+    assert record.data.domain == "table"
+    assert record.scores[0] >= 40  # percent of the columns: both tables' rows are told
 
 
 MODEL = """

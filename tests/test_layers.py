@@ -18,8 +18,9 @@ UTIL = "_util"
 LAYERS = (
     {UTIL},
     {"random", "check", "covariance"},
+    {"losses", "domains"},
     {"release", "task"},
-    {"types", "tensors", "domains"},
+    {"types", "tensors"},
     {"client"},
     {"engines"},
     {
@@ -30,7 +31,7 @@ LAYERS = (
     {"assess"},
     {"risk"},
     {"audit", "testing", "federation", "meter"},
-    {"captured", "opacus", "cluster"},
+    {"captured", "opacus", "cluster", "trees"},
     {"flower"},
     {"cli"},
 )
@@ -44,7 +45,7 @@ ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
 
 
 # What is still wrong: take out of these lists what is mended, put nothing in.
-MOST_LINES = 56_000  # of the wheel: 48,000 after version 2, and what later features may add
+MOST_LINES = 61_000  # of the wheel: 48,000 after version 2; docs/decisions/0018 for the rest
 MOST_ROOT_MODULES = 14
 IN_CYCLES: set[str] = set()
 
@@ -265,8 +266,12 @@ def _public(body, kinds):
 MOST_METHODS = {
     "Defense": 9,
     "Chain": 9,
-    "DefenseProtocol": 9,
-}  # docs/decisions/0010-pruned-models.md
+    "DefenseProtocol": 9,  # docs/decisions/0010-pruned-models.md
+    "Domain": 12,
+    "NumberDomain": 12,
+    "Survivors": 10,  # of one search: each is a test that a row has to pass
+    "TableDomain": 16,  # docs/decisions/0018-rows-of-a-table.md
+}
 
 
 def _over_budget(text, tree):

@@ -310,7 +310,7 @@ def test_a_cell_shows_truth_guess_and_numbers():
     result = cell()
     page = safe(result._repr_html_())
     assert len(pixels(page)) == 2
-    assert f"{result.record.psnr[0]:.3g}" in page
+    assert f"{result.record.scores[0]:.3g}" in page
     assert result.record.verdict in page
 
 

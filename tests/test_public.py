@@ -44,6 +44,7 @@ PACKAGES = (
     "leakbound.bounds.composition",
     "leakbound.bounds.conversions",
     "leakbound.bounds.counting",
+    "leakbound.bounds.distances",
     "leakbound.bounds.from_scratch",
     "leakbound.bounds.identification",
     "leakbound.bounds.information",
@@ -69,6 +70,7 @@ PACKAGES = (
     "leakbound.federation",
     "leakbound.flower",
     "leakbound.inspection",
+    "leakbound.losses",
     "leakbound.lpips",
     "leakbound.meter",
     "leakbound.metrics",
@@ -84,6 +86,7 @@ PACKAGES = (
     "leakbound.risk",
     "leakbound.tensors",
     "leakbound.testing",
+    "leakbound.trees",
     "leakbound.types",
 )
 SCHEMAS = {

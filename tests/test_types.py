@@ -44,7 +44,7 @@ def _update(rows, law=None, mask=None, unit=Unit.CLIENT):
 @pytest.mark.parametrize(
     ("inputs", "labels", "message"),
     [
-        (torch.zeros(3), torch.zeros(3), r"inputs has shape \(3,\); give a batch of images"),
+        (torch.zeros(3), torch.zeros(3), r"inputs has shape \(3,\); give a batch of examples"),
         (torch.zeros(0, 1, 2, 2), torch.zeros(0), "inputs holds no example"),
         (torch.zeros(2, 1, 2, 2), torch.zeros(3), "2 examples and labels 3; give one label"),
     ],

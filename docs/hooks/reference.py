@@ -37,6 +37,8 @@ MODULES: Mapping[str, str] = {
     "leakbound.federation": "Training of pruned models",
     "leakbound.flower": "With Flower",
     "leakbound.opacus": "With Opacus",
+    "leakbound.losses": "Losses by name",
+    "leakbound.trees": "Trees of XGBoost clients",
     "leakbound.tensors": "Tensors in files",
     "leakbound.testing": "Checks for your own attack, defense or metric",
     "leakbound.registry": "Names to things",

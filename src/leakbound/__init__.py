@@ -32,12 +32,14 @@ if TYPE_CHECKING:
         domains,
         federation,
         inspection,
+        losses,
         meter,
         metrics,
         models,
         pruning,
         risk,
         tensors,
+        trees,
     )
     from leakbound.audit.folder import run_audit
     from leakbound.audit.simulate import error_bound, simulate
@@ -89,12 +91,14 @@ __all__ = [
     "domains",
     "federation",
     "inspection",
+    "losses",
     "meter",
     "metrics",
     "models",
     "pruning",
     "risk",
     "tensors",
+    "trees",
 ]
 
 

@@ -72,26 +72,30 @@ def call(
     PyTorch's fused attention kernels do not support this, so plain ones are used.
 
     Raises:
-        NotApplicable: the model looks its inputs up in a table, and these are not valid codes.
+        NotApplicable: the model looks its inputs up in a table, and these are not valid codes, or
+            it takes several inputs, and the task's domain has no columns.
         WrongOutput: the output is not a tensor and has no logits.
     """
     traced = torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
     try:
         with plain_attention() if twice and traced else nullcontext():
             output = functional_call(task.model, dict(tensors), (inputs,))
-    except (IndexError, RuntimeError) as error:
-        if any(words in str(error) for words in _NO_CODE):
-            said = " ".join(str(error).split())
-            raise NotApplicable(f"the model raised {said!r}: {CODES}") from error
+    except (IndexError, RuntimeError, TypeError) as error:
+        for reason, causes in ((CODES, _NO_CODE), (SEVERAL, _NO_INPUT)):
+            if any(words in str(error) for words in causes):
+                said = " ".join(str(error).split())
+                raise NotApplicable(f"the model raised {said!r}: {reason}") from error
         raise
     return _logits(output)
 
 
+_MEND = "describe the table's columns (--schema, or domain=leakbound.domains.TableDomain)"
 CODES = (
     "it looks its inputs up in a table, such as an embedding, and integer codes cannot be searched "
-    "as continuous inputs; give the part of the model behind the table, or a model that takes "
-    "one-hot columns"
+    f"as continuous inputs; {_MEND}, or give the part of the model behind the table"
 )
+SEVERAL = f"it takes several inputs, and here inputs are one tensor; {_MEND}"
+_NO_INPUT = ("required positional argument", "required keyword-only argument")
 _NO_CODE = (
     "index out of range in self",
     "is out of bounds for dimension",
@@ -99,7 +103,7 @@ _NO_CODE = (
     "'indices' to have one of the following scalar types",
     "Class values must be",
 )
-_CODED: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], bool]] = WeakKeyDictionary()
+_CODED: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], str]] = WeakKeyDictionary()
 
 
 def refuse_codes(task: Task, input_shape: Sequence[int]) -> None:
@@ -119,22 +123,24 @@ def refuse_codes(task: Task, input_shape: Sequence[int]) -> None:
     if shape not in known:
         known[shape] = _coded(task, shape)
     if known[shape]:
-        raise NotApplicable(f"the model takes integer codes: {CODES}")
+        raise NotApplicable(known[shape])
 
 
-def _coded(task: Task, shape: tuple[int, ...]) -> bool:
+def _coded(task: Task, shape: tuple[int, ...]) -> str:
+    """Why the model does not take such inputs as numbers; empty if it does."""
     found = []
     for value in task.input_range:
         inputs = torch.full((2, *shape), value).to(task.parameters)
         try:
             with torch.no_grad(), _Rounded() as rounded:
                 forward(task, inputs)
-        except NotApplicable:
-            return True
+        except NotApplicable as error:
+            return error.reason
         except Exception:  # inputs of another shape; the next caller of the model reports this
-            return False
+            return ""
         found.append(rounded.found)
-    return len(found[0]) != len(found[1]) or not all(map(torch.equal, *found))
+    same = len(found[0]) == len(found[1]) and all(map(torch.equal, *found))
+    return "" if same else f"the model takes integer codes: {CODES}"
 
 
 class _Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
+from leakbound._util.decibels import PSNR_CAP, mse_of_psnr, psnr_of_mse
 from leakbound.domains import has_neighbors
 from leakbound.pairing import Paired, squared_distances
 
@@ -39,10 +39,8 @@ __all__ = [
 
 Values = list[float | None]
 
-PSNR_CAP = 150.0
-"""The PSNR of identical images, in dB: records hold no infinity."""
-
 _WINDOW, _SIGMA = 11, 1.5
+_SAME = 1e-3
 _MS_SSIM_SMALLEST = 176
 
 
@@ -138,10 +136,11 @@ def ncc(paired: Paired, *, data_range: float) -> Values:
 
 
 def label_accuracy(paired: Paired, *, data_range: float) -> Values:
-    """1 if the reconstructed label is the true one, else 0; None if the attack has no labels."""
+    """The share of an example's labels (usually one) that is right; None if there are none."""
     if paired.labels is None:
         return [None] * len(paired.inputs)
-    return _listed((paired.labels.cpu() == paired.truth.labels.cpu()).double())
+    found, true = (x.cpu().reshape(len(x), -1) for x in (paired.labels, paired.truth.labels))
+    return _listed(torch.isclose(found.double(), true.double(), atol=_SAME).double().mean(1))
 
 
 def identification(

@@ -1,8 +1,9 @@
-"""The only place where truth meets reconstruction: it matches each with a true image."""
+"""The only place where truth meets reconstruction: it matches each with a true example."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util import pictures
+from leakbound.domains.base import squared_distances
 from leakbound.types import Batch, Reconstruction
 
 __all__ = ["Paired", "pair", "squared_distances"]
@@ -51,8 +53,14 @@ class Paired:
         )
 
 
-def pair(truth: Batch, reconstruction: Reconstruction) -> Paired:
-    """Assign one reconstruction to every true image, with the least total mean squared error.
+def pair(
+    truth: Batch,
+    reconstruction: Reconstruction,
+    costs: Callable[[Tensor, Tensor], Tensor] = squared_distances,
+) -> Paired:
+    """Assign one reconstruction to every true example, with the least total of `costs`.
+
+    `costs` (B, N) are mean squared errors, or a domain's own.
 
     An update does not reveal the order of the examples, so an attack does not know it. Labels move
     with their images. With more candidates (N, *S) than images (B, *S), the best subset is used.
@@ -84,16 +92,7 @@ def pair(truth: Batch, reconstruction: Reconstruction) -> Paired:
         )
     check.finite("truth", truth.inputs)
     check.finite("reconstruction", guesses)
-    costs = squared_distances(truth.inputs, guesses)
-    order = tuple(linear_sum_assignment(costs.numpy())[1].tolist())
+    order = tuple(linear_sum_assignment(costs(truth.inputs, guesses).numpy())[1].tolist())
     index = torch.tensor(order)
     moved = None if labels is None else labels[index.to(labels.device)]
     return Paired(truth, guesses[index.to(guesses.device)], moved, order)
-
-
-def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Mean squared error between every image of `a` (A, *S) and of `b` (B, *S): (A, B), float64."""
-    left, right = (images.detach().cpu().double().flatten(1) for images in (a, b))
-    if len(left) == 0 or len(right) == 0:
-        return torch.zeros(len(left), len(right), dtype=torch.float64)
-    return torch.stack([(right - row).square().mean(1) for row in left])

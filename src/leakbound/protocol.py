@@ -14,6 +14,7 @@ from leakbound.attacks.base import Attack
 from leakbound.client import batch_statistics, respond
 from leakbound.defenses.base import Chain, Defense, State, chain
 from leakbound.engines.sensitivity import example_gradients
+from leakbound.losses import named
 from leakbound.random import Source
 from leakbound.types import (
     Batch,
@@ -66,7 +67,7 @@ def step(
     """
     check.finite("inputs", batch.inputs)
     check.within("inputs", batch.inputs, task.input_range)
-    check.labels(batch.labels, task.label_range)
+    named(task.loss).check(batch.labels, task.label_range)
     return respond(task, batch, defense, source, state, example_gradients)
 
 

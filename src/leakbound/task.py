@@ -11,14 +11,22 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from leakbound import losses
+from leakbound._util.recurrent import step_by_step
+from leakbound.domains import Domain
+from leakbound.domains.arguments import adapt
+
 Loss = Callable[[Tensor, Tensor], Tensor]
+_DROPOUT = nn.modules.dropout._DropoutNd
 _ORDER = "_leakbound_weights"
 """The attribute in which a module with frozen weights keeps the names of all weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Inputs (B, *S) and their class labels (B,): a client's private examples.
+    """Inputs (B, *S) and their labels: a client's private examples.
+
+    Labels are class numbers (B,), or what the task's loss takes (see `leakbound.losses.NamedLoss`).
 
     Example:
         >>> Batch(torch.zeros(2, 1, 8, 8), torch.tensor([3, 5])).size
@@ -31,7 +39,8 @@ class Batch:
     def __post_init__(self) -> None:
         if self.inputs.ndim < 2:
             raise ValueError(
-                f"inputs has shape {tuple(self.inputs.shape)}; give a batch of images (B, C, H, W)"
+                f"inputs has shape {tuple(self.inputs.shape)}; give a batch of examples, such as "
+                "images (B, C, H, W)"
             )
         if len(self.inputs) == 0:
             raise ValueError("inputs holds no example; give at least one")
@@ -79,6 +88,7 @@ class Task:
         label_range: the number of classes, or None if the loss takes no class labels.
         public: public data of the same kind as the clients', on which a defense may be tuned
             without leaking anything.
+        domain: what one input is, where more is known than its range: a table's columns, a series.
         kept: (P,) bool, False for weights that pruning removed from the model: they are zero and
             have no gradient. None: none were removed. See `pruned`.
     """
@@ -92,24 +102,29 @@ class Task:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     public: Batch | None = None
     kept: Tensor | None = None
+    domain: Domain | None = None
 
     @staticmethod
     def of(
         model: nn.Module,
         *,
-        loss: Loss = nn.functional.cross_entropy,
+        loss: str | Loss = nn.functional.cross_entropy,
         plan: LocalPlan | None = None,
         input_range: tuple[float, float] = (0.0, 1.0),
         classes: int | None = None,
         public: Batch | None = None,
+        domain: Domain | None = None,
     ) -> Task:
         """Copy a module's architecture and weights; later changes of the module have no effect.
 
-        Parameters with `requires_grad` False are frozen: they are not part of the update.
+        Parameters with `requires_grad` False are frozen: they are not part of the update. `loss` is
+        a name in `leakbound.losses.LOSSES`, PyTorch's module or function, or any function of
+        outputs and labels that returns a scalar.
 
         Raises:
             ValueError: no parameters, no trained ones, weights that are not finite, dropout in
-                training mode (hidden randomness), or an instance norm that keeps statistics.
+                training mode (hidden randomness), an instance norm that keeps statistics, or a
+                model that cannot take the domain's columns (see `leakbound.models.adapted`).
 
         Batch norm in training mode stays in this mode, as on a client: it uses the statistics of
         the batch, its running ones are dropped, and examples are then `coupled`.
@@ -129,16 +144,22 @@ class Task:
         parameters = torch.cat([p.detach().reshape(-1) for p in named.values()])
         if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
             raise ValueError("model holds weights that are not finite; load other weights")
-        if not input_range[0] < input_range[1]:
+        if domain is None and not input_range[0] < input_range[1]:
             raise ValueError(f"input_range is {input_range}; give (low, high) with low < high")
         shell = _shell(model)
         for norm in _batch_norms(shell):
             if norm.training or norm.running_mean is None:
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
                 norm.track_running_stats = False
+        adapt(step_by_step(shell), domain)
+        input_range = input_range if domain is None else domain.input_range
         buffers = {name: value.detach().clone() for name, value in shell.named_buffers()}
-        plan = plan or LocalPlan()
-        return Task(shell, parameters, loss, plan, input_range, classes, buffers, public)
+        plan, loss = plan or LocalPlan(), losses.named(loss)
+        classes = classes if loss.has_classes else None
+        return Task(
+            *(shell, parameters, loss, plan, input_range, classes, buffers, public),
+            domain=domain,
+        )
 
     @cached_property
     def layout(self) -> tuple[tuple[str, torch.Size, int, int], ...]:
@@ -237,6 +258,18 @@ def weight_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(getattr(module, _ORDER, module._parameters))
 
 
+def drops(module: nn.Module) -> bool:
+    """Whether a module in its mode draws dropout, alone or between recurrent layers.
+
+    Example:
+        >>> drops(nn.LSTM(1, 2, num_layers=2, dropout=0.1)), drops(nn.Dropout(0.5).eval())
+        (True, False)
+    """
+    rate: float = getattr(module, "p", 0.0) if isinstance(module, _DROPOUT) else 0.0
+    rate = module.dropout if isinstance(module, nn.RNNBase) else rate
+    return module.training and rate > 0
+
+
 def _nothing_trained(model: nn.Module) -> str:
     first = next((name for name, _ in model.named_parameters()), None)
     if first is None:
@@ -275,7 +308,7 @@ def _refuse_training_mode(model: nn.Module) -> None:
                 f"model has {type(module).__name__} in training mode ({where}): it changes with "
                 "the batch; call model.eval() first"
             )
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        if drops(module):
             raise ValueError(
                 f"model has dropout in training mode ({where}): call model.eval() first, or use "
                 "the defense hidden_dropout, whose draws are named"

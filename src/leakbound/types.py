@@ -257,6 +257,8 @@ class Reconstruction:
             problem is no evidence of safety.
         features: (N, n) unit vectors, the inputs of the layer `layer` as far as the attack found
             them, in a separate order; None if the attack does not look for them.
+        agreement: (N, m) of rows of a table with m columns, the share of the attack's searches that
+            agree with each value; None if the attack does not count them.
     """
 
     inputs: Tensor
@@ -266,11 +268,12 @@ class Reconstruction:
     problem: str | None = None
     features: Tensor | None = None
     layer: str | None = None
+    agreement: Tensor | None = None
 
     def _repr_html_(self) -> str:
         """The notebook display: the pictures, their labels, and whether they are trusted."""
         labels = self.labels if self.labels is not None and self.labels.ndim == 1 else ()
-        captions = [f"label {int(label)}" for label in labels[: pictures.MOST]]
+        captions = [f"label {float(label):g}" for label in labels[: pictures.MOST]]
         notes = [] if self.objective != self.objective else [f"objective {self.objective:.4g}"]
         if self.features is not None:
             notes.append(f"{len(self.features)} inputs of the layer {self.layer}")

@@ -34,7 +34,7 @@ def bound(**changes):
 
 EXCLUDES = bound(basis="sample")
 MODEL = bound()
-CRITERION = Criterion.of_psnr(20.0, of_shape((1, 2, 2)))
+CRITERION = Criterion.of(of_shape((1, 2, 2)), psnr=20.0)
 
 
 def matched(psnr, baseline):
@@ -144,7 +144,7 @@ def test_together(given, wanted):
 @pytest.mark.parametrize("psnr", [0.0, -3.0, 300.0, float("nan")])
 def test_a_criterion_is_a_positive_number_of_decibels(psnr):
     with pytest.raises(ValueError, match="psnr is"):
-        Criterion.of_psnr(psnr, of_shape((1, 2, 2)))
+        Criterion.of(of_shape((1, 2, 2)), psnr=psnr)
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "L"), (3, "RGB")])

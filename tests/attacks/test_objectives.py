@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.attacks.matching.distances import DISTANCES, closed, total_variation
+from leakbound.attacks.matching.distances import (
+    DISTANCES,
+    closed,
+    total_variation,
+    variation_gradients,
+)
 from leakbound.random import bernoulli, normal, stream
 
 SPANS = [(0, 4), (4, 10)]
@@ -108,6 +113,17 @@ def test_total_variation_by_hand():
     wanted = down / (6 * 4 * 4) + across / (6 * 5 * 3)
     assert float(total_variation(images)) == pytest.approx(wanted)
     assert float(total_variation(torch.ones(1, 1, 4, 4))) == 0
+    series = images.flatten(2)
+    along = abs(series[..., 1:] - series[..., :-1]).mean()
+    assert float(total_variation(series)) == pytest.approx(float(along))
+    for batches in (torch.stack([images, 2 * images]), torch.stack([series, 2 * series])):
+        leaf = batches.clone().requires_grad_()
+        wanted = [total_variation(own) for own in leaf]
+        slopes = torch.autograd.grad(sum(wanted), leaf)[0]
+        found = variation_gradients(batches)
+        for (value, slope), right, own in zip(found, wanted, slopes, strict=True):
+            assert float(value) == pytest.approx(float(right.detach()))
+            torch.testing.assert_close(slope, own)
     assert float(total_variation(torch.rand(1, 1, 1, 1))) == 0
 
 

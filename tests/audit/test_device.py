@@ -32,7 +32,7 @@ def test_everything_handed_out_is_on_the_device():
     (batch,) = bench.batches(3, 1, seed=0)
     for own in (batch, bench.public, bench.batch(torch.tensor([1, 2]))):
         assert (own.inputs.device.type, own.labels.device.type) == ("meta", "meta")
-    assert bench.dataset.domain.blind(bench.public).device.type == "meta"
+    assert bench.dataset.domain.blind(bench.public.inputs).device.type == "meta"
     assert bench.distractors.device.type == "meta"
 
 

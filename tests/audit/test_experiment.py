@@ -105,7 +105,7 @@ def test_too_large_batches_fail_and_are_never_cut(table):
     plan = audit.parse(table)
     records = [result.record for result in audit.run(plan)]
     assert {record.status for record in records} == {"failed"}
-    assert "20 images, but the data has 18 private ones of 30" in records[0].reason
+    assert "20 examples, but the data has 18 private ones of 30" in records[0].reason
     with pytest.raises(ValueError, match="18 private ones"):
         contexts.check_plan(plan, audit.PlanContext(plan.data))
 

@@ -15,6 +15,7 @@ from leakbound import data
 from leakbound.bounds import balls, counting
 from leakbound.bounds.balls import ball_counts
 from leakbound.bounds.counting import PublicSample, count_limit, profile_limit
+from leakbound.bounds.distances import SquaredError
 from leakbound.risk.corridor import TrainingSetting, success_bound
 
 
@@ -112,7 +113,7 @@ def test_counts_of_digits(digits):
     assert [(found[p].most, found[p].how) for p in found] == [
         *((103, "medoid"), (7, "exact"), (3, "exact"))
     ]
-    near = balls.neighbors(digits[0], 4 * eta(25.5))[0]
+    near = balls.neighbors(SquaredError().among(digits[0]), 4 * eta(25.5))[0]
     assert max(map(len, near)) == 36
     assert all(found[25.5].each <= 7)
 

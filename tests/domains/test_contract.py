@@ -3,16 +3,22 @@
 import pytest
 import torch
 
-from leakbound.domains import Column, ImageDomain, NumberDomain, TableDomain
+from leakbound.domains import Column, ImageDomain, NumberDomain, SeriesDomain, TableDomain
 from leakbound.random import stream
-from leakbound.task import Batch
 
-COLUMNS = (Column("age", 18, 90, whole=True), Column("weight", 40.0, 160.0), Column("sex", 0, 1))
+COLUMNS = (
+    Column("age", "integer", 18, 90, typical=40, spread=15),
+    Column("weight", low=40.0, high=160.0, missing=True),
+    Column("dose", low=0.0, high=2.0, center=1.0, scale=0.25, tolerance=0.3),
+    Column("sex", "categorical", levels=("f", "m")),
+    Column("region", "categorical", levels=("n", "e", "s", "w"), missing=True),
+)
 DOMAINS = [
     NumberDomain((5,)),
     NumberDomain((2, 3), (-1.0, 2.0)),
     ImageDomain((3, 6, 5), (-2.0, 2.0)),
-    TableDomain((1, 1, 3), columns=COLUMNS),
+    SeriesDomain((2, 7), (-1.0, 1.0), scales=(0.5, 2.0)),
+    TableDomain(COLUMNS),
 ]
 
 
@@ -45,8 +51,7 @@ def test_projection_gives_valid_examples(domain):
 
 
 def test_the_blind_guess_is_valid(domain):
-    public = Batch(drawn(domain, 2), torch.zeros(40, dtype=torch.long))
-    for guess in (domain.blind(None), domain.blind(public)):
+    for guess in (domain.blind(None), domain.blind(drawn(domain, 2)), *domain.constants()):
         assert guess.shape == domain.shape
         assert torch.allclose(domain.project(guess[None])[0], guess)
 
@@ -59,6 +64,21 @@ def test_the_distance_is_what_bounds_need(domain):
     for s, t in ((1.0, 1.0), (0.5, 2.0)):
         sides = domain.distance(x, z, s) + domain.distance(z, y, t)
         assert bool((domain.distance(x, y, s + t) <= sides + 1e-12).all())
+
+
+def test_scores_and_costs_follow_the_distance(domain):
+    x, y = drawn(domain, 0, 12), drawn(domain, 1, 9)
+    costs = domain.costs(x, y)
+    assert (costs.shape, costs.dtype) == ((12, 9), torch.float64)
+    assert domain.costs(x, x).argmin(1).tolist() == list(range(12))
+    order = domain.distance(x[:9], y).argsort()
+    scores = domain.score(x[:9], y)[order]
+    assert bool((scores.diff() <= 1e-9).all())
+    apart = torch.stack([domain.distance(x[k : k + 1].expand_as(y), y) for k in range(12)])
+    if domain.distance_is_rmse:
+        assert torch.allclose(costs, apart.square())
+    elif domain.metric == "columns":
+        assert torch.equal(costs.floor(), apart)
 
 
 def test_a_domain_that_says_so_measures_root_mean_squares(domain):

@@ -9,6 +9,7 @@ from leakbound import client
 from leakbound.captured.observe import TrainingInfo, task_of, understand
 from leakbound.client import example_gradients
 from leakbound.defenses import Clip, ClipExamples, DpSgd, GaussianNoise, Mean, chain
+from leakbound.domains import of_shape
 from leakbound.flower import DefenseMod, LeakMeter, Setup
 from leakbound.flower.server import capture_of
 from leakbound.meter import Policy
@@ -85,7 +86,7 @@ def test_messages_of_the_trained_parameters_alone(flower, digits, batches):
         assert not reply.has_error(), reply.error.reason
         assert list(reply.content["arrays"]) == list(sent)
         capture = capture_of(1, asked, reply)
-        seen_task, notes = task_of(model(), capture, input_shape=(1, 8, 8), classes=10)
+        seen_task, notes = task_of(model(), capture, of_shape((1, 8, 8)), classes=10)
         assert "2 of 2 frozen tensors" in notes[0]
         told = TrainingInfo(examples=4, steps=1)
         row = understand(capture, seen_task, told, input_shape=(1, 8, 8)).observation.update.rows[0]

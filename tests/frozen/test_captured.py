@@ -9,6 +9,7 @@ import torch
 from leakbound import client, tensors
 from leakbound.captured import attack_update, load
 from leakbound.captured.observe import TrainingInfo, task_of, understand
+from leakbound.domains import of_shape
 from leakbound.types import LocalPlan, Task
 
 SHAPE, RATE = (1, 6, 6), 0.1
@@ -30,7 +31,7 @@ def own(model, state):
 
 
 def read(capture, model, examples=4):
-    task, notes = task_of(model, capture, input_shape=SHAPE, classes=3)
+    task, notes = task_of(model, capture, of_shape(SHAPE), classes=3)
     told = TrainingInfo(examples=examples, learning_rate=RATE, steps=1)
     understood = understand(capture, task, told, input_shape=SHAPE)
     return understood.observation, (*notes, *understood.notes)
@@ -154,7 +155,7 @@ def test_several_steps_of_an_adapter(make_model, batch):
     capture = load(
         own(model, trained_on(model, batch, 3)), dict(model.state_dict()), kind="weights"
     )
-    task, _ = task_of(model, capture, input_shape=SHAPE, classes=3)
+    task, _ = task_of(model, capture, of_shape(SHAPE), classes=3)
     told = TrainingInfo(examples=4, learning_rate=RATE, steps=3)
     seen = understand(capture, task, told, input_shape=SHAPE).observation
     task = replace(Task.of(model), plan=LocalPlan(3, RATE))

@@ -170,7 +170,7 @@ def test_jvp_in_the_weights_under_vmap():
 @pytest.mark.parametrize(
     ("name", "kwargs", "words"),
     [
-        ("mlp", {"shape": (28, 28)}, "input_shape is"),
+        ("lenet", {"shape": (28, 28)}, "input_shape is"),
         ("mlp", {"shape": (1, 0, 28)}, "input_shape is"),
         ("lenet", {"shape": (1, 8, 8.0)}, "input_shape is"),
         ("mlp", {"classes": 0}, "classes is 0"),

@@ -324,3 +324,11 @@ def test_light_steps_are_not_drowned_by_heavy_ones():
     wanted = 1 - 0.99**100 * (1 - light)
     assert mixed.visible_upper(parts, kappa) == pytest.approx(wanted, rel=1e-6)
     assert light < 0.003
+
+
+def test_columns_of_a_table_are_refused():
+    """A statement here is about mean squared errors; two columns are no error of 2."""
+    from leakbound.risk.examples import Examples
+
+    with pytest.raises(ValueError, match="columns that may differ"):
+        risk([(1.0, 1.0, 1)], dim=61, norm=1.0, eta=2.0, prior=Examples.of("german").prior())

@@ -14,9 +14,10 @@ from leakbound.audit.experiment import run_experiment
 from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample, TheseExamples, same_law
 from leakbound.bounds.known_model import KnownModel
-from leakbound.captured.assess import public_images
+from leakbound.captured.assess import public_examples
 from leakbound.channel import clipped_gram
 from leakbound.defenses import DpSgd
+from leakbound.domains import of_shape
 from leakbound.meter import Policy, measure
 from leakbound.risk import TrainingSetting, corridor
 from leakbound.risk.success import known_model
@@ -122,7 +123,7 @@ def test_no_probability_where_clipping_bounds_no_part(kind):
 
 
 def test_tiles_of_few_photographs_are_few_examples_in_captured_updates():
-    context = public_images("photos", (3, 16, 16), (0.0, 1.0))
+    context = public_examples("photos", of_shape((3, 16, 16)))
     assert len(torch.unique(context.origins)) == 8
 
 

@@ -135,7 +135,7 @@ def test_a_bound_on_the_error_for_one_model_is_beaten_by_another():
     ((old,),) = (one.record.bounds for one in audit.run(audit.parse(honest), pictures=False))
     malicious = audit.parse(plan | {"threat": {"server": "malicious"}})
     records = [one.record for one in audit.run(malicious, pictures=False)]
-    reached = 10 ** (-np.array([record.psnr[0] for record in records]) / 10)
+    reached = 10 ** (-np.array([record.scores[0] for record in records]) / 10)
     assert old.value > 0.01
     assert reached.mean() + 4 * reached.std() / np.sqrt(len(reached)) < old.value
     assert all(record.bounds == () for record in records)

@@ -204,7 +204,7 @@ def test_no_attack_of_an_audit_is_above_what_its_record_states(names, seeds, ser
         assert record.status == "ok", (record.attack.name, record.problem)
         key = record.attack.name, record.defense.parameters["noise_multiplier"]
         tried[key] += 1
-        reached[key] += record.psnr[0] >= 20.0
+        reached[key] += record.scores[0] >= 20.0
         # Honest servers have a bound of their own; models and with them bounds differ by seed.
         stated[key] += min(
             bound.probability

@@ -91,6 +91,51 @@ def assessment(**changes: Any) -> Assessment:
     return msgspec.convert(fields, Assessment)
 
 
+def table(
+    right: dict[str, list[bool]],
+    baseline: dict[str, list[bool]] | None = None,
+    values: dict[str, tuple[list[str], list[str]]] | None = None,
+    sensitive: tuple[str, ...] = (),
+    **changes: Any,
+) -> Assessment:
+    """A record of rows of a table: by column which rows are right, and true and guessed values."""
+    count, blind = len(right), baseline or {}
+    rows = len(next(iter(right.values())))
+    never, same = [False] * rows, {"unit": "years"}
+    columns = [
+        {"name": name, "matched": own, "baseline": blind.get(name, never), **same}
+        | {"sensitive": name in sensitive}
+        | dict(zip(("truth", "reconstruction"), (values or {}).get(name, ()), strict=False))
+        for name, own in right.items()
+    ]
+
+    def score(own: dict[str, list[bool]]) -> list[float]:
+        hits = [sum(hit[row] for hit in own.values()) for row in range(rows)]
+        return [100 * hit / count for hit in hits]
+
+    fewest = -(-9 * count // 10)
+    chance = changes.pop("chance", {"p_value": 0.002, "decoys": 499, "level": 0.01})
+    counts = chance is not None and chance["p_value"] <= chance["level"]
+    met = [counts and value >= 100 * fewest / count - 1e-9 for value in score(right)]
+    fields: dict[str, Any] = {
+        "metrics": {"columns": score(right)},
+        "baseline": score({name: blind.get(name, never) for name in right}),
+        "matched": met,
+        "verdict": "exposed" if any(met) else "undecided",
+        "criterion": {
+            "metric": "columns",
+            "value": 100 * fewest / count,
+            "within": count - fewest,
+            "of": count,
+        },
+        "data": {"source": "clinic", "domain": "table", "shape": [count], "classes": 2},
+        "batch_size": rows,
+        "columns": columns,
+        "chance": chance,
+    }
+    return assessment(**fields | changes)
+
+
 RELEASE = {"law": "Gaussian", "data_dependent": False, "withheld": 0.0, "unit": "client"}
 
 
@@ -343,6 +388,29 @@ def captured(folder: Path) -> Path:
     return save(folder, [own], **more, plan_hash=digest(plan))
 
 
+def clinic(folder: Path) -> Path:
+    """Rows of a table. Of the first row, no defense keeps a column; of the second, none is right.
+
+    The names of a column and of a level are hostile.
+    """
+    level, formula = "<script>alert(3)</script>", '=HYPERLINK("http://x")'
+    values = {
+        "age": (["41 years", "72.5 years"], ["41 years", "30 years"]),
+        formula: ([level, "b"], [level, "c"]),
+        "hiv": (["positive", "secret-truth"], ["positive", "secret-guess"]),
+    }
+    kept: dict[str, Any] = {"values": values, "sensitive": ("hiv",)}
+    kept |= {"baseline": {"age": [True, True]}}
+    noise = defense("gaussian_noise", noise_std=0.1)
+    own = [table({name: [True, False] for name in values}, seed=s, **kept) for s in range(2)]
+    wrong = {name: [False, False] for name in values}
+    own += [table(wrong, defense=noise, problem="no descent", **kept)]
+    trainings = [training(own[0].defense, 0, 0.9), training(noise, 0, 0.8)]
+    data = {"source": "clinic", "fingerprint": "ab", "examples": 400, "shape": [3], "classes": 2}
+    plan = {"name": "clinic", "columns": 0.9, "data": {"source": "clinic"}}
+    return save(folder, own, trainings, data=data, plan=plan, plan_hash=digest(plan))
+
+
 def leak_map(folder: Path, seed: int, count: int, scale: float) -> str:
     """A made-up leak map: bright in the middle."""
     grid = np.linspace(-1, 1, 28)
@@ -364,6 +432,11 @@ def make_bounded() -> Callable[..., Path]:
 @pytest.fixture
 def make_assessment() -> Callable[..., Assessment]:
     return assessment
+
+
+@pytest.fixture
+def make_table() -> Callable[..., Assessment]:
+    return table
 
 
 @pytest.fixture
@@ -400,6 +473,11 @@ def make_run() -> Callable[..., Path]:
 @pytest.fixture
 def make_captured() -> Callable[[Path], Path]:
     return captured
+
+
+@pytest.fixture
+def make_clinic() -> Callable[[Path], Path]:
+    return clinic
 
 
 @pytest.fixture

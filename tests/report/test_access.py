@@ -71,7 +71,7 @@ MOVING = """
 """
 
 
-SORTED = ["grid", "bounds", "compare"]
+SORTED = ["grid", "rows", "bounds", "compare"]
 """Pages with scripts: their tables are sorted, their cards filtered."""
 SCOPE = {"attackers": "all", "prior": "p", "equation": "e", "known": "all", "not_said": "n"}
 TRAINING = TrainingBounds(
@@ -103,6 +103,7 @@ def make_page(
     make_captured,
     make_grid,
     make_bounded,
+    make_clinic,
     make_run,
     make_assessment,
     make_training,
@@ -118,6 +119,7 @@ def make_page(
             make_bounded(tmp_path / "run"),
             make_run(tmp_path / "private", [*cells, make_assessment()], trainings),
             make_captured(tmp_path / "captured"),
+            make_clinic(tmp_path / "clinic"),
         ]
         runs = [read(folder) for folder in folders]
         known = Epsilons(1e-5, 1.0, 2.0)
@@ -152,6 +154,8 @@ def make_page(
             return evidences(evidence.annex)
         if name == "grid":
             return write(make_grid(tmp_path / "run", seeds=2))
+        if name == "rows":
+            return write(make_clinic(tmp_path / "run"))
         first = make_bounded(tmp_path / "run", seeds=2)
         if name == "results":
             return results(first)

@@ -80,7 +80,7 @@ def test_identical_runs_are_told(two):
     assert got.experiments == (56, 56)
     assert got.only == ((), ())
     assert got.grave == got.notes == ()
-    assert all(row.psnr.same and row.rmse.same for row in got.attacks)
+    assert all(row.score.same and row.rmse.same for row in got.attacks)
     text = page(two)
     assert "records.jsonl and utility.jsonl are byte-identical in both runs" in text
     assert "No verdict changed: 7 configurations in both runs." in text
@@ -95,14 +95,14 @@ def test_a_change_is_found_where_it_is(two, change):
     def lower(a):
         if (a.attack.name, a.defense.name) != ("dlg", "none"):
             return {}
-        psnr = tuple(v - 5 - 0.1 * a.seed for v in a.psnr)
+        psnr = tuple(v - 5 - 0.1 * a.seed for v in a.scores)
         return {"metrics": a.metrics | {"psnr": psnr}}
 
     change(two[1], lower)
     got = found(two)
-    moved = [row for row in got.attacks if not row.psnr.same]
+    moved = [row for row in got.attacks if not row.score.same]
     assert [(row.key[2], row.attack) for row in moved] == [("no defense", "dlg")]
-    psnr = moved[0].psnr
+    psnr = moved[0].score
     assert psnr.mean == pytest.approx(-5.15)
     assert psnr.n == 4
     reach = stats.t.ppf(0.975, 3) * np.std([0, 0.1, 0.2, 0.3], ddof=1) / 2
@@ -121,7 +121,7 @@ def test_rmse_is_the_root_of_the_mean_of_squares(tmp_path, make_assessment, make
     (row,) = found(runs).attacks
     assert row.rmse.first == pytest.approx(np.sqrt((0.01 + 0.1) / 2))
     assert row.rmse.second == pytest.approx(np.sqrt((0.001 + 0.0001) / 2))
-    assert row.psnr.mean == pytest.approx(20)
+    assert row.score.mean == pytest.approx(20)
 
 
 def test_verdicts_that_became_less_safe_stand_first(two, change):
@@ -148,14 +148,14 @@ def test_what_only_one_has(two, change):
         ("no defense", "inverting_gradients", 4),
     }
     assert {(key[3], count) for key, count in second} == {("dlg", 1)}
-    assert all(row.psnr.n == 3 for row in found(two).attacks if row.attack == "dlg")
+    assert all(row.score.n == 3 for row in found(two).attacks if row.attack == "dlg")
 
 
 @pytest.mark.parametrize(
     ("edit", "changes", "words"),
     [
         ({"threat": {"labels_known": False}}, {}, "The threat models differ: A honest server, lab"),
-        ({"criterion": {"value": 25.0}}, {}, "The thresholds differ: A psnr 20;"),
+        ({"criterion": {"value": 25.0}}, {}, "The thresholds differ: A 20 dB PSNR or more;"),
         ({"baseline": (5.0, 5.0)}, {}, "In 56 of 56 pairs of experiments the prior-only base"),
         (
             None,

@@ -63,7 +63,7 @@ def test_it_shows_the_image_and_every_guess(show, run):
         < 4
     )
     for i, a in enumerate(own, 1):
-        psnr = f"{a.psnr[2]:.1f} dB"
+        psnr = f"{a.scores[2]:.1f} dB"
         name = a.attack.name
         guess = pixels(run, a.pictures["reconstruction"], 2)
         assert np.abs(seen(figures.nth(i)) - guess)[2:-2, 2:-2].max() < 4
@@ -127,7 +127,7 @@ def test_the_same_batch_under_the_next_defense(show, run):
 def test_a_verdict_leads_to_its_best_image(show, run):
     page = show(run / "report.html")
     link = page.locator("#verdicts-fold tbody tr").first.get_by_role("link").first
-    best = max(v for a in assessments(run) if a.defense.name == "none" for v in a.psnr)
+    best = max(v for a in assessments(run) if a.defense.name == "none" for v in a.scores)
     link.click()
     dialog = opened(page)
     assert f"{best:.1f} dB" in dialog.locator("figure").nth(1).inner_text()
@@ -154,7 +154,7 @@ def test_without_scripts_the_images_are_rows_that_anchors_reach(show, run):
     assert page.get_by_role("dialog").count() == 0
     page.locator("#card-1 .scores a").nth(2).click()
     row = page.locator("#example-1-3 tr").first
-    psnr = assessments(run)[0].psnr[2]
+    psnr = assessments(run)[0].scores[2]
     assert f"{psnr:.1f}" in row.text_content()
     assert page.url.endswith("#example-1-3")
     assert page.locator("#card-1 .facts-list").is_visible()
@@ -180,3 +180,14 @@ def test_large_batches_are_cut_and_that_is_said(
     assert first.locator(".scores a").count() == 3
     assert "2 more examples of this batch are in the records only" in first.inner_html()
     assert page.locator("#verdicts-fold tbody a").count() == 0
+
+
+def test_it_shows_the_values_of_the_best_row(show, tmp_path, make_clinic):
+    page = show(write(make_clinic(tmp_path / "run")))
+    page.locator(".shots-strip a").first.click()
+    dialog = opened(page)
+    cells = dialog.locator("table.row tbody tr").first.locator("th, td").all_inner_texts()
+    assert [cell.split("\n")[0] for cell in cells[:3]] == ["hiv sensitive", "positive", "positive"]
+    assert "3 of 3" in dialog.locator("table.examples").inner_text()
+    page.keyboard.press("ArrowRight")  # the other row, which is not the best
+    assert dialog.locator("table.row").count() == 0

@@ -180,7 +180,7 @@ def sheet(tmp_path, request, browser):
         page.context.close()
 
 
-KINDS = ["grid", "bounded", "captured", "many", "worst"]
+KINDS = ["grid", "bounded", "captured", "clinic", "many", "worst"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -49,22 +49,6 @@ def test_own_data_is_said_where_pictures_are(tmp_path, make_assessment, make_pic
     assert warning not in write(folder).read_text()
 
 
-@pytest.mark.parametrize("images", [True, False])
-def test_columns_of_a_table_stand_in_place_of_pictures(
-    tmp_path, make_assessment, make_run, hostile, images
-):
-    known = {"mean": 0.0, "worst": 0.0, "matched": 1.0, "truth": [41.5], "reconstruction": [41.5]}
-    far = {"mean": 3.25, "worst": 3.25, "matched": 0.0, "truth": [7.75], "reconstruction": [11.0]}
-    own = make_assessment(columns=[{"name": hostile} | far, {"name": "age"} | known])
-    make_run(tmp_path, [own])
-    page = write(tmp_path, images=images).read_text(encoding="utf-8")
-    assert "2 columns, 1 of them known in every example" in page
-    assert page.index(">age<") < page.index("<td>3.25")
-    assert ("7.75 → 11.0" in page) is images
-    assert hostile not in page
-    assert "no picture was kept" not in page
-
-
 def test_failed_and_missing_experiments_are_said_on_top(tmp_path, make_assessment, make_run):
     own = [make_assessment(seed=s) for s in range(3)]
     own.append(make_assessment(seed=3, status="failed", reason="RuntimeError: <b>"))

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from scipy.stats import beta
 
-from leakbound.assess.record import Attained
+from leakbound.assess.record import Attained, CriterionInfo
 from leakbound.report import charts, overview, tables, write
 from leakbound.report.folder import read
 
@@ -84,7 +84,10 @@ def test_a_malicious_server_and_table_rows_are_named(look, make_assessment):
         data=replace(own.data, domain="table", shape=(30,)),
     )
     found = look([own])
-    assert found.answer == "A malicious server reconstructs table rows under 1 of 1 configuration."
+    assert (
+        found.answer
+        == "A malicious server reconstructs rows of a table under 1 of 1 configuration."
+    )
     assert found.threat.startswith("labels not known · defense known · malicious server · ")
 
 
@@ -256,7 +259,7 @@ def test_pairs_that_do_not_apply_are_not_counted(tmp_path, make_assessment, make
     ],
 )
 def test_the_next_command_is_for_this_data(plan, command):
-    assert overview.next_command(plan, 25.0) == command
+    assert overview.next_command(plan, CriterionInfo(value=25.0, within=0.05623)) == command
 
 
 def test_a_captured_update_without_its_truth_measures_nothing(make_captured, tmp_path):

@@ -9,13 +9,13 @@ import tomllib
 import pytest
 from msgspec.structs import replace
 
-from leakbound.audit import plan_file
 from leakbound.audit.plan import Experiment, Plan, defense_name, plain
 from leakbound.audit.plan_file import parse
+from leakbound.cli.attack import _plan
 from leakbound.cli.options import AttackOptions
 from leakbound.cli.parser import parse as parse_options
 from leakbound.report import write
-from leakbound.report.rerun import ERROR_BOUND, PSNR, RISK, digest, reruns
+from leakbound.report.rerun import CRITERION, DATA, ERROR_BOUND, RISK, digest, reruns
 
 SMALL = {
     "models": [{"name": "mlp", "train_steps": [0, 5]}, {"name": "lenet"}],
@@ -49,6 +49,7 @@ OTHERS = [
     {"threat": {"statistics_known": True}, "error_bound": {"kind": "full"}},
     {"metrics": {"lpips_weights": "a folder/it's.safetensors"}},
     {"data": {"source": "/pictures of $HOME/`me`"}},
+    {"data": {"source": "table:t.csv", "schema": "it's.toml"}},
 ]
 
 
@@ -75,29 +76,11 @@ def made(record):
 
 
 def named(command: str) -> Plan:
-    """The plan of a `leakbound attack` command, made as the command makes it."""
+    """The plan of a `leakbound attack` command."""
     words = shlex.split(command)
     assert words[:2] == ["leakbound", "attack"]
     given = parse_options(AttackOptions, words[2:], "attack")
-    path = given.lpips_weights
-    return parse(
-        {
-            "data": {"source": given.data},
-            "models": [plan_file.spec_of("model", given.model)],
-            "attacks": [plan_file.spec_of("attack", given.attack[0])],
-            "defenses": [plan_file.spec_of("defense", given.defense)],
-            "batch_sizes": [given.batch_size],
-            "seeds": [given.seed],
-            "threat": {
-                "labels_known": not given.labels_unknown,
-                "defense_known": not given.defense_unknown,
-                "server": "malicious" if given.malicious_server else "honest",
-                "statistics_known": given.statistics_known,
-            },
-            "error_bound": {"kind": given.error_bound},
-            "metrics": {} if path is None else {"lpips_weights": str(path)},
-        }
-    )
+    return _plan(given, given.attack[0], given.batch_size)
 
 
 @pytest.mark.parametrize("more", [{}, *OTHERS], ids=str)
@@ -127,6 +110,7 @@ def test_what_no_command_can_name_comes_as_a_plan(made):
         {"error_bound": {"kind": "full", "images": 4}},
         {"risk": {"prior": "gaussian"}},
         {"criterion": {"psnr": 25}},
+        {"criterion": {"columns": 0.8}},
         {"data": {"channels": 3}},
     ],
     ids=str,
@@ -139,7 +123,9 @@ def test_each_setting_that_the_command_lacks_leads_to_a_plan(made, more):
 
 def test_the_defaults_are_those_of_plans():
     plan = plain(parse(SMALL))
-    assert (plan["error_bound"], plan["risk"], plan["psnr"]) == (ERROR_BOUND, RISK, PSNR)
+    assert (plan["error_bound"], plan["risk"]) == (ERROR_BOUND, RISK)
+    assert {name: plan[name] for name in CRITERION} == CRITERION
+    assert plan["data"] == {"source": "mnist5k", "schema": None} | DATA
     for more in ({}, RICH, *OTHERS):
         for own in parse(SMALL | more).experiments()[::7]:
             assert digest(plain(own)) == own.id

@@ -65,10 +65,10 @@ def test_group_counts_everything_and_averages_only_what_ran(make_assessment):
     (row,) = tables.attack_summaries(own, tables.Names(own))
     counts = row.ran, row.did_not_converge, row.failed, row.not_applicable
     assert counts == (3, 1, 1, 1)
-    assert (row.psnr.median, row.psnr.low, row.psnr.high) == (20.0, 8.5, 23.0)
-    assert row.psnr.level is None
+    assert (row.score.median, row.score.low, row.score.high) == (20.0, 8.5, 23.0)
+    assert row.score.level is None
     assert (row.reconstructed.hits, row.reconstructed.n) == (3, 6)
-    assert (row.best_psnr, row.baseline_psnr) == (30.0, 11.0)
+    assert (row.best_score, row.baseline_score) == (30.0, 11.0)
 
 
 def test_undefined_values_are_left_out(make_assessment):
@@ -92,7 +92,7 @@ def test_verdict_names_the_attack_with_the_best_image(make_assessment):
         make_assessment(attack="c", status="failed", reason="x"),
     ]
     (row,) = tables.configurations(own, tables.Names(own))
-    assert (row.verdict, row.strongest_attack, row.best_psnr, row.failed) == (
+    assert (row.verdict, row.strongest_attack, row.best_score, row.failed) == (
         "exposed",
         "b",
         26.0,

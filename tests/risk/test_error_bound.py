@@ -311,7 +311,7 @@ def test_the_leak_map_shows_what_is_given_away(table):
     maps = []
     for cell in plan.experiments():
         played = experiment.play_round(cell, bench)
-        criterion = Criterion.of_psnr(20.0, bench.dataset.domain)
+        criterion = Criterion.of(bench.dataset.domain, psnr=20.0)
         released = experiment.released(played, criterion, cell.threat, bench.public)
         maps.append(limits.leak_map(released, cell.error_bound))
     assert maps[0].shape == (1, 1, 8, 8)

@@ -60,7 +60,7 @@ def bound(**changes):
     ],
 )  # fmt: skip
 def test_what_each_bound_says(basis, words):
-    assert of_bound(bound(basis=basis), 20.0) == f"probability: {words}"
+    assert of_bound(bound(basis=basis), "20 dB") == f"probability: {words}"
 
 
 def test_every_verdict_has_a_meaning_and_none_promises_too_much():
@@ -73,7 +73,7 @@ def test_every_verdict_has_a_meaning_and_none_promises_too_much():
 
 def test_a_large_epsilon_is_said_once_to_hide_no_membership():
     assert of_membership(1.0, 1e-5) == ""
-    both = of_bounds([bound(basis="sample", epsilon=9.97), bound(epsilon=9.97)], 20.0)
+    both = of_bounds([bound(basis="sample", epsilon=9.97), bound(epsilon=9.97)], "20 dB")
     assert sum("hides who took part: epsilon is 9.97 at delta 1e-05" in said for said in both) == 1
     assert len(both) == 3
     assert len(of_bounds([bound(epsilon=0.7)])) == 1
@@ -91,14 +91,14 @@ def attained(success, low, high):
 
 
 def test_what_attacks_attain():
-    said = of_attained(attained(0.03, 0.001, 0.004), 20.0)
+    said = of_attained(attained(0.03, 0.001, 0.004), "20 dB")
     assert said == (
         "a malicious server's codebook reaches 20 dB for 0.03 or more of examples like the public "
         "ones, one in an update, a guess without any update for 0.004 at most (95% confidence, 900 "
         "examples)"
     )
-    assert of_attained(attained(0.003, 0.001, 0.004), 20.0).endswith("; that does not decide")
-    assert "no amount of noise protects" in of_attained(attained(0.03, 0.02, 0.04), 20.0)
+    assert of_attained(attained(0.003, 0.001, 0.004), "20 dB").endswith("; that does not decide")
+    assert "no amount of noise protects" in of_attained(attained(0.03, 0.02, 0.04), "20 dB")
 
 
 def record(**changes):
@@ -129,7 +129,7 @@ def test_what_the_attack_did_comes_first():
         "dlg reconstructed 1 of 2 to 20 dB or better; the closest guess without the update has "
         "11.0 dB for them at best"
     )
-    assert second == of_bound(bound(), 20.0)
+    assert second == of_bound(bound(), "20 dB")
     assert last == "no bound: because"
     [missed] = of_assessment(record(**own, matched=(False, False)))
     assert missed == "dlg reconstructed none of 2 to 20 dB; at best it reaches 31.0 dB"
@@ -140,8 +140,8 @@ def test_numbers_are_rounded_to_the_safe_side():
     assert "above 0.00101:" in of_bound(bound(basis="sample", probability=0.00100449))
     error = bound(probability=None, value=0.0123999, psnr=19.0, confidence=None)
     assert "below 0.0123 " in of_bound(error)
-    assert "for 0.0309 or more" in of_attained(attained(0.030999, 0.001, 0.00400001), 20.0)
-    assert "for 0.00401 at most" in of_attained(attained(0.030999, 0.001, 0.00400001), 20.0)
+    assert "for 0.0309 or more" in of_attained(attained(0.030999, 0.001, 0.00400001), "20 dB")
+    assert "for 0.00401 at most" in of_attained(attained(0.030999, 0.001, 0.00400001), "20 dB")
     values = [10.0**k * m for k in range(-12, 3) for m in (1.0, 1.2345678, 9.9999999)]
     for value in values:
         assert rounded(value, 3, up=False) <= value <= rounded(value, 3, up=True)

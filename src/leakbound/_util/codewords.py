@@ -48,8 +48,25 @@ def codewords(public: ArrayLike, within: float, most: int) -> tuple[Array, Array
         for start in range(0, len(each), PART)
     ]
     covers = np.concatenate([_errors(distance, part) <= SLACK * within for part in sets])
+    every = [members for part in sets for members in part]
+    chosen, shares = covering(covers, most)
+    return np.stack([rows[every[number]].mean(0) for number in chosen]), shares
+
+
+def covering(covers: Array, most: int) -> tuple[list[int], Array]:
+    """Candidates that cover the most examples, at most `most`, and what each covers first.
+
+    Shapes: `covers` (candidates, n); the shares sum to 1.
+
+    Source: greedy maximum coverage.
+
+    Example:
+        >>> chosen, shares = covering(np.array([[True, False, False], [False, True, True]]), 2)
+        >>> chosen, shares.round(2).tolist()
+        ([1, 0], [0.67, 0.33])
+    """
     reached, gain = np.ascontiguousarray(covers.T), covers.sum(1)
-    left = np.ones(len(rows), dtype=bool)
+    left = covers.any(0)
     chosen: list[int] = []
     first: list[int] = []
     while len(chosen) < most and left.any():
@@ -59,9 +76,7 @@ def codewords(public: ArrayLike, within: float, most: int) -> tuple[Array, Array
         first.append(int(new.sum()))
         left &= ~new
         gain = gain - reached[new].sum(0)
-    every = [members for part in sets for members in part]
-    words = np.stack([rows[every[number]].mean(0) for number in chosen])
-    return words, np.array(first) / sum(first)
+    return chosen, np.array(first) / sum(first)
 
 
 def _candidates(distance: Array, near: float) -> Iterator[Array]:

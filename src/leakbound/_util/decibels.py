@@ -9,6 +9,8 @@ import numpy as np
 
 EXTREME = 300.0
 """Decibels beyond which an error is not a useful number."""
+PSNR_CAP = 150.0
+"""The PSNR of identical examples, in dB: records hold no infinity."""
 
 
 def mse_of_psnr(psnr: Any, data_range: float = 1.0) -> Any:

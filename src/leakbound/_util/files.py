@@ -26,6 +26,7 @@ import re
 import secrets
 import stat
 import struct
+import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -38,6 +39,8 @@ SEAL = "leakbound, sha256 " + "0" * 64
 """The seal before its digest is known; `write` inserts the digest."""
 
 _SEAL = re.compile(rb"leakbound, sha256 ([0-9a-f]{64})")
+MOST_TOML = 1 << 22
+"""Bytes of a TOML file that is read."""
 _HEAD = 1 << 16
 _JOURNAL_HEAD = 1 << 24
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -97,6 +100,27 @@ def read(path: Path) -> bytes:
     """The content of a regular file; raises as `opened`."""
     with opened(path) as stream:
         return stream.read()
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The tables of a TOML file; `what` names it in errors, as in "plan 'p.toml'".
+
+    Raises:
+        ValueError: it cannot be read, is too large, or is no TOML in UTF-8.
+    """
+    try:
+        with opened(path) as stream:
+            content = stream.read(MOST_TOML + 1)
+    except OSError as error:
+        raise ValueError(f"{what} cannot be read: {error.strerror}; check the path") from None
+    if len(content) > MOST_TOML:
+        raise ValueError(f"{what} is over {MOST_TOML} bytes; give a smaller file")
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{what} is not UTF-8 text: {error.reason} at {error.start}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is not valid TOML: {error}") from None
 
 
 def folder(base: Path, *names: str) -> Path:

@@ -1,9 +1,45 @@
-"""Make untrusted text safe to print on one line of a terminal."""
+"""Make untrusted text safe: on one line of a terminal, and as values of TOML."""
 
 from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+DEEPEST = 8
+"""How deep lists of a setting may lie in one another."""
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def printable(text: str) -> str:
     """Untrusted text on one line that no terminal interprets as a command."""
     line = " ".join(text.split())
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
+def toml(value: Any, depth: int = 0) -> str:
+    """A value as TOML; a whole number stays whole and a float stays a float.
+
+    Text is a basic string; letters that nobody sees stand as escapes, so that a reader sees them.
+    """
+    if depth > DEEPEST:
+        raise TypeError("lists lie too deep in one another")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        plain = json.dumps(value, ensure_ascii=False)
+        return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain)
+    if isinstance(value, float):
+        return float.__repr__(value)  # NumPy's own would name its type
+    if isinstance(value, int):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml(item, depth + 1) for item in value) + "]"
+    if isinstance(value, dict):
+        rows = (f"{toml_key(key)} = {toml(item, depth + 1)}" for key, item in value.items())
+        return "{ " + ", ".join(rows) + " }"
+    raise TypeError(f"no TOML for {type(value).__name__}")
+
+
+def toml_key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else toml(name)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from leakbound import check
-from leakbound._util.decibels import EXTREME, mse_of_psnr, psnr_of_mse
+from leakbound._util.decibels import EXTREME
 from leakbound.assess.record import CriterionInfo
 from leakbound.domains import Domain
 
@@ -25,16 +24,23 @@ class Criterion:
     within: float
 
     def __post_init__(self) -> None:
-        check.positive(within=self.within)
+        check.non_negative(within=self.within)
 
     @staticmethod
-    def of_psnr(psnr: float, domain: Domain) -> Criterion:
-        """A PSNR of at least `psnr` dB: a root mean squared error of range / 10^(psnr/20)."""
+    def of(domain: Domain, *, psnr: float = 20.0, columns: float = 0.9) -> Criterion:
+        """The criterion of that domain: a PSNR in dB, or the share of columns within tolerance.
+
+        Of a series, `psnr` is 20 log10 of scale over error on its worst channel.
+
+        Example:
+            >>> from leakbound.domains import of_shape
+            >>> Criterion.of(of_shape((1, 28, 28)), psnr=25.0).info.text
+            '25 dB PSNR or more'
+        """
         check.positive(psnr=psnr)
         if psnr >= EXTREME:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
-        low, high = domain.input_range
-        return Criterion(domain, math.sqrt(mse_of_psnr(psnr, high - low)))
+        return Criterion(domain, domain.within(psnr=psnr, columns=columns))
 
     @property
     def error(self) -> float:
@@ -42,17 +48,16 @@ class Criterion:
         return float(f"{self.within**2:.14g}")  # 0.01 for 20 dB, not 0.010000000000000002
 
     @property
-    def psnr(self) -> float:
-        """The smallest PSNR that meets it, in dB."""
-        low, high = self.domain.input_range
-        return float(f"{psnr_of_mse(self.error, high - low):.12g}")
-
-    @property
     def info(self) -> CriterionInfo:
-        return CriterionInfo(value=self.psnr, within=float(f"{self.within:.9g}"))
+        return CriterionInfo(
+            metric=self.domain.metric,
+            value=float(f"{self.domain.level(self.within):.12g}"),
+            within=float(f"{self.within:.9g}"),
+            of=self.domain.parts,
+        )
 
     def met(self, truth: Tensor, guess: Tensor, baseline: Tensor) -> tuple[bool, ...]:
-        """By paired example (N, *shape): it is reconstructed, and better than by the baseline.
+        """(N,) by paired example: it is reconstructed, and better than by the baseline.
 
         If the baseline reconstructs it equally well, the update is not the cause.
         """

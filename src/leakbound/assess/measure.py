@@ -12,8 +12,16 @@ import torch
 from torch import Tensor
 
 from leakbound import metrics
+from leakbound.assess.chance import chance
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.record import ColumnResult, ObjectiveValues, ReleaseInfo, picture_name, short
+from leakbound.assess.record import (
+    Chance,
+    ColumnResult,
+    ObjectiveValues,
+    ReleaseInfo,
+    picture_name,
+    short,
+)
 from leakbound.client import gradient
 from leakbound.domains import Domain
 from leakbound.pairing import Paired, pair
@@ -30,10 +38,16 @@ class Measured:
     metrics: dict[str, tuple[float | None, ...]]
     baseline: tuple[float | None, ...]
     matched: tuple[bool, ...]
+    guess: Tensor
+    """(B, *S) the closest prior-only baseline of each example."""
+    chance: Chance | None = None
+    agreement: Tensor | None = None
+    """(B, m) as the attack's, in the order of the truth."""
 
     @property
     def fields(self) -> dict[str, Any]:
-        return {"metrics": self.metrics, "baseline": self.baseline, "matched": self.matched}
+        names = ("metrics", "baseline", "matched", "chance")
+        return {name: getattr(self, name) for name in names}
 
 
 def measure(
@@ -45,43 +59,55 @@ def measure(
     distractors: Tensor | None = None,
     more: Sequence[metrics.Metric] = (),
     quick: bool = False,
+    decoys: Batch | None = None,
+    labels_known: bool = True,
 ) -> Measured:
     """Pair a reconstruction with the truth; measure it and the prior-only baseline.
 
-    The baseline is the closest of `guesses`; `quick` measures only the PSNR.
+    The baseline is the closest of `guesses`; `quick` measures only the criterion's score. Of a
+    table, a match counts only if it is no chance: `decoys` are rows drawn like the truth that the
+    attack never saw.
     """
-    domain, paired = criterion.domain, pair(truth, answer)
+    domain = criterion.domain
+    paired = pair(truth, answer, domain.costs)
     low, high = domain.input_range
-    width = high - low
-    if quick:
-        found = {"psnr": metrics.psnr(paired, data_range=width)}
-    else:
-        found = metrics.evaluate(paired, data_range=width, distractors=distractors, more=more)
-    baseline = pair(truth, Reconstruction(guesses(domain, truth, public)))
+    found: dict[str, Any] = {}
+    if domain.metric == "psnr" and not quick:
+        found = metrics.evaluate(paired, data_range=high - low, distractors=distractors, more=more)
+    found.setdefault(domain.metric, domain.score(truth.inputs, paired.inputs).tolist())
+    baseline = pair(truth, Reconstruction(guesses(domain, truth, public)), domain.costs)
+    met, test = criterion.met(truth.inputs, paired.inputs, baseline.inputs), None
+    if domain.metric == "columns":
+        test = chance(criterion, truth, answer.inputs, decoys, by_label=labels_known)
+        met = tuple(one and test is not None and test.excluded for one in met)
     return Measured(
         paired,
         {name: tuple(short(value) for value in values) for name, values in found.items()},
-        tuple(short(value) for value in metrics.psnr(baseline, data_range=width)),
-        criterion.met(truth.inputs, paired.inputs, baseline.inputs),
+        tuple(short(value) for value in domain.score(truth.inputs, baseline.inputs).tolist()),
+        met,
+        baseline.inputs,
+        test,
+        None if answer.agreement is None else answer.agreement[list(paired.order)],
     )
 
 
 def guesses(domain: Domain, truth: Batch, public: Batch | None) -> Tensor:
     """For each example (B, *S) the closest prior-only baseline.
 
-    The baselines are the mean of the public examples, the mean of its class (an update often
-    reveals the class), and constants: the lowest value, the middle and the highest. An attack must
-    be closer than these.
+    The baselines are the domain's best guess from public examples, from those of its class (an
+    update often reveals the class), and constants. An attack must be closer than these.
     """
-    shape, (low, high) = truth.inputs.shape, domain.input_range
-    blind = domain.blind(public).to(truth.inputs).expand(shape)
-    constants = [torch.full(shape, v).to(truth.inputs) for v in (low, (low + high) / 2, high)]
-    every = [blind, *constants]
-    if public is not None and public.inputs.shape[1:] == shape[1:]:
+    shape = truth.inputs.shape
+    fits = public is not None and public.inputs.shape[1:] == shape[1:]
+    blind = domain.blind(public.inputs if public is not None and fits else None)
+    blind = blind.to(truth.inputs).expand(shape)
+    every = [blind, *(one.to(truth.inputs).expand(shape) for one in domain.constants())]
+    if public is not None and fits and public.labels.shape[1:] == truth.labels.shape[1:]:
         own = blind.clone()
         for place, label in enumerate(truth.labels):
-            same = public.inputs[public.labels.to(label.device) == label]
-            own[place] = same.mean(0).to(own) if len(same) else own[place]
+            same = (public.labels.to(label.device) == label).reshape(public.size, -1).all(1)
+            if bool(same.any()):
+                own[place] = domain.blind(public.inputs[same]).to(own)
         every.append(own)
     apart = torch.stack([domain.distance(truth.inputs, guess) for guess in every])
     return torch.stack(every)[apart.argmin(0), torch.arange(shape[0])]
@@ -102,16 +128,25 @@ def shown(
     *,
     images: bool,
     leaks: Tensor | None = None,
+    baseline: Tensor | None = None,
+    agreement: Tensor | None = None,
 ) -> Shown:
-    """Pictures or columns, depending on the domain; without `images` only errors by column.
+    """Pictures or columns, depending on the domain; without `images` only matches by column.
 
-    `guess` is in the order of the truth; `leaks` is a leak map in [0, 1].
+    `guess` is in the order of the truth, as is `agreement` (N, m); `leaks` is a leak map in [0, 1].
     """
-    own = domain.fields(truth, guess)
+    own = domain.fields(truth, guess, baseline)
     columns = [msgspec.convert(c, ColumnResult, from_attributes=True) for c in own.columns or ()]
+    if agreement is not None and columns:
+        shares = agreement.T.tolist()
+        columns = [
+            msgspec.structs.replace(column, agreement=tuple(short(v) or 0.0 for v in own))
+            for column, own in zip(columns, shares, strict=True)
+        ]
     if not images:
-        bare: dict[str, None] = {"truth": None, "reconstruction": None}
-        columns = [msgspec.structs.replace(column, **bare) for column in columns]
+        columns = [
+            msgspec.structs.replace(column, truth=(), reconstruction=()) for column in columns
+        ]
     fields: dict[str, Any] = {"columns": tuple(columns)} if columns else {}
     if not images:
         return Shown(fields)

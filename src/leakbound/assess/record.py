@@ -102,13 +102,17 @@ class DefenseInfo(RecordPart, frozen=True, kw_only=True):
 
 
 class ModelInfo(RecordPart, frozen=True, kw_only=True):
-    """A model by name; `size` counts its weights, None if it could not be built."""
+    """A model by name; `size` counts its weights, None if it could not be built.
+
+    `loss` is what clients train it on: a name in `leakbound.losses.LOSSES`, or a description.
+    """
 
     name: str
     parameters: Parameters
     size: Count | None = None
     train_steps: Count = 0
     weights: str | None = None
+    loss: str = "cross_entropy"
 
 
 class DataInfo(RecordPart, frozen=True, kw_only=True):
@@ -130,14 +134,44 @@ class Threat(RecordPart, frozen=True, kw_only=True):
 
 
 class CriterionInfo(RecordPart, frozen=True, kw_only=True):
-    """What counts as reconstructed: a PSNR of at least `value` dB, a distance of at most `within`.
+    """What counts as reconstructed: a score of at least `value`, a distance of at most `within`.
 
-    The distance is that of the domain, in its natural units.
+    The distance is that of the domain, in its natural units. The score is "psnr" (dB), "snr" (dB on
+    a series' worst channel) or "columns" (percent of a table's `of` columns within tolerance).
     """
 
-    metric: Literal["psnr"] = "psnr"
+    metric: Literal["psnr", "snr", "columns"] = "psnr"
     value: Decibels
-    within: Annotated[float, Meta(gt=0, le=1e300)]
+    within: Annotated[float, Meta(ge=0, le=1e300)]
+    of: Count | None = None
+
+    @property
+    def unit(self) -> str:
+        """The unit of the score."""
+        return "%" if self.metric == "columns" else "dB"
+
+    @property
+    def axis(self) -> str:
+        """What the score is, for axes and headings."""
+        return {"psnr": "PSNR", "snr": "SNR", "columns": "columns right"}[self.metric]
+
+    @property
+    def goal(self) -> str:
+        """What meets it at least, such as "20 dB" or "18 of 20 columns"."""
+        if self.of is not None:
+            return f"{self.of - round(self.within)} of {self.of} columns"
+        return f"{self.value:g} {self.unit}"
+
+    @property
+    def text(self) -> str:
+        """The criterion as text, such as "20 dB PSNR or more"."""
+        return f"{self.goal} or more" if self.of is not None else f"{self.goal} {self.axis} or more"
+
+    def shown(self, score: float) -> str:
+        """A score as text, such as "21.3 dB" or "17 of 20 columns"."""
+        if self.of is not None:
+            return f"{round(score * self.of / 100)} of {self.of} columns"
+        return f"{score:.1f} {self.unit}"
 
 
 class ReleaseInfo(RecordPart, frozen=True, kw_only=True):
@@ -254,17 +288,40 @@ class Features(RecordPart, frozen=True, kw_only=True):
 
 
 class ColumnResult(RecordPart, frozen=True, kw_only=True):
-    """One column of a table over all examples, in its own units.
+    """One column of a table over all examples, as text in its own units.
 
-    `matched`: share of examples within the column's tolerance.
+    `matched`, `baseline`: by example, whether the reconstruction, and the prior-only baseline, are
+    within the column's tolerance; empty if the truth is not known. `agreement`: the share of the
+    attack's searches that agree with each value; empty if the attack does not count them.
     """
 
     name: str
-    mean: Number
-    worst: Number
-    matched: Number
-    truth: tuple[Number, ...] | None = None
-    reconstruction: tuple[Number, ...] | None = None
+    unit: str = ""
+    sensitive: bool = False
+    matched: tuple[bool, ...] = ()
+    baseline: tuple[bool, ...] = ()
+    truth: tuple[str, ...] = ()
+    reconstruction: tuple[str, ...] = ()
+    agreement: tuple[Probability, ...] = ()
+
+
+class Chance(RecordPart, frozen=True, kw_only=True):
+    """A permutation test of whether matches are chance: the victims against decoys.
+
+    Attributes:
+        p_value: probability of at least as many matches if the candidate ignores the victims.
+        decoys: number of rows that the attack never saw, drawn like the victims.
+        level: an attack counts only if `p_value` is at most this.
+    """
+
+    p_value: Probability
+    decoys: Count
+    level: Probability
+
+    @property
+    def excluded(self) -> bool:
+        """Whether chance does not explain the matches."""
+        return self.p_value <= self.level
 
 
 class Explained(RecordPart, frozen=True, kw_only=True):
@@ -317,8 +374,9 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
         experiment: its name; in an audit, the hash of its configuration.
         problem: why the attack reports its own failure. This is no evidence of safety.
         metrics: by name, one number per example in the order of the truth. Empty if the truth is
-            not known, as is `baseline`, the PSNR of the prior-only baseline.
-        matched: by example, whether the criterion is met and the baseline is beaten.
+            not known, as is `baseline`, the score of the prior-only baseline.
+        matched: by example, whether the criterion is met and the baseline is beaten. Of a table
+            nothing counts as matched if `chance` explains it.
         attained: success of a malicious server's best attack, if the noise is known.
         bounds_note: why bounds are missing.
         verdict: None if the attack does not apply.
@@ -350,6 +408,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
     pictures: dict[str, Picture] = {}
     features: Features | None = None
     columns: tuple[ColumnResult, ...] | None = None
+    chance: Chance | None = None
     capture: CaptureInfo | None = None
 
     def __post_init__(self) -> None:
@@ -375,9 +434,9 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
         return self.capture is None or self.capture.truth
 
     @property
-    def psnr(self) -> Values:
-        """The PSNR of every example; empty if the truth is not known."""
-        return self.metrics.get("psnr", ())
+    def scores(self) -> Values:
+        """The criterion's score of every example; empty if the truth is not known."""
+        return self.metrics.get(self.criterion.metric, ())
 
     @property
     def certificate(self) -> str | None:

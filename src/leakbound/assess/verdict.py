@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
@@ -18,6 +19,7 @@ from leakbound.assess.record import (
     UNDECIDED,
     UNDER_MODEL,
     VERDICTS,
+    Assessment,
     Attained,
     Basis,
     Bound,
@@ -122,3 +124,70 @@ def together(given: Iterable[Verdict | None]) -> Verdict:
     if EXPOSED in known:
         return EXPOSED
     return min(known, key=VERDICTS.index, default=UNDECIDED)
+
+
+def of_configuration(records: Iterable[Assessment]) -> Verdict:
+    """The verdict on all experiments of one configuration.
+
+    Rows of a table match by chance in some of many experiments. So without a certificate, they are
+    exposed only if all permutation tests together exclude chance (`by_chance`), at the level of
+    each.
+    """
+    own = list(records)
+    tests = [one.chance for one in own if one.chance is not None]
+    proved = any(one.certificate is not None for one in own)
+    together_p = by_chance(own)
+    if together_p is None or proved or together_p <= tests[0].level:
+        return together(one.verdict for one in own)
+    return together(UNDECIDED if one.verdict == EXPOSED else one.verdict for one in own)
+
+
+def by_chance(records: Iterable[Assessment]) -> float | None:
+    """The p-value of the hypothesis that chance explains every match of a configuration.
+
+    The tests of one attack on several draws of victims are independent (Fisher 1932). Those of
+    several attacks on the same victims depend on each other (Simes 1986, for positive dependence).
+    None if nothing was tested.
+    """
+    tests: dict[str, list[float]] = {}
+    for one in records:
+        if one.chance is not None:
+            tests.setdefault(one.attack.hash, []).append(one.chance.p_value)
+    if not tests:
+        return None
+    return simes([fisher(own) for own in tests.values()])
+
+
+def fisher(p_values: Sequence[float]) -> float:
+    """The p-value of independent tests together: -2 sum log p is chi-squared (Fisher 1932).
+
+    Example:
+        >>> round(fisher([0.05, 0.05]), 4)
+        0.0175
+    """
+    from scipy.stats import chi2
+
+    if len(p_values) == 1:
+        return p_values[0]
+    total = -2 * sum(math.log(max(p, 1e-300)) for p in p_values)
+    return float(chi2.sf(total, 2 * len(p_values)))
+
+
+def of_run(records: Iterable[Assessment]) -> Verdict:
+    """The verdict on a run: exposed if one configuration is, protected only if all are."""
+    groups: dict[tuple[object, ...], list[Assessment]] = {}
+    for one in records:
+        model = one.model.name, str(one.model.parameters), one.model.train_steps
+        groups.setdefault((*model, one.defense.settings, one.batch_size), []).append(one)
+    return together(of_configuration(own) for own in groups.values())
+
+
+def simes(p_values: Sequence[float]) -> float:
+    """The p-value of the hypothesis that all hypotheses hold (Simes 1986).
+
+    Example:
+        >>> simes([0.01, 0.02, 0.5])
+        0.03
+    """
+    rising = sorted(p_values)
+    return min((len(rising) * p / place for place, p in enumerate(rising, 1)), default=1.0)

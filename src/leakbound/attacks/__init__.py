@@ -14,7 +14,13 @@ from leakbound.attacks.fedavg import FedAvgMatching
 from leakbound.attacks.gias import Gias
 from leakbound.attacks.grad_inversion import GradInversion
 from leakbound.attacks.imprint import RobbingTheFed
-from leakbound.attacks.labels import LABEL_RULES, infer, infer_labels, label_accuracy
+from leakbound.attacks.labels import (
+    LABEL_RULES,
+    infer,
+    infer_labels,
+    label_accuracy,
+    label_totals,
+)
 from leakbound.attacks.matching.attack import (
     GradientMatching,
     dlg,
@@ -29,6 +35,7 @@ from leakbound.attacks.matching.attack import (
     settings_hash,
     strong_matching,
 )
+from leakbound.attacks.matching.rows import TabLeak
 from leakbound.attacks.mixed_start import MixedStart
 from leakbound.attacks.rank import RankReport, rank_analysis
 from leakbound.attacks.sparse import SparseRecovery
@@ -36,6 +43,8 @@ from leakbound.attacks.sparse_inversion import (
     sparse_gradient_inversion,
     sparse_gradient_inversion_paper,
 )
+from leakbound.attacks.table.decoding import SpanDecoding
+from leakbound.attacks.table.touched import TouchedRows
 from leakbound.attacks.trap import LinearTrap
 from leakbound.attacks.trap_weights import TrapWeights
 from leakbound.attacks.variance import LawEvolution, LawMatching, VarianceReadout
@@ -62,7 +71,10 @@ __all__ = [
     "MixedStart",
     "RankReport",
     "RobbingTheFed",
+    "SpanDecoding",
     "SparseRecovery",
+    "TabLeak",
+    "TouchedRows",
     "TrapWeights",
     "VarianceReadout",
     "dlg",
@@ -77,6 +89,7 @@ __all__ = [
     "inverting_gradients_gradattack",
     "inverting_gradients_large_steps",
     "label_accuracy",
+    "label_totals",
     "rank_analysis",
     "settings_hash",
     "sparse_gradient_inversion",

@@ -16,7 +16,7 @@ from leakbound import check
 from leakbound.attacks.base import expected_rows, seen_task
 from leakbound.attacks.matching.loop import begin, solve
 from leakbound.attacks.matching.objective import Objective, withheld
-from leakbound.attacks.matching.settings import MatchingSettings
+from leakbound.attacks.matching.settings import MatchingSettings, unlisted
 from leakbound.attacks.sparse_inversion import MASKS, evidence
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
@@ -63,6 +63,7 @@ class AcrossRounds(MatchingSettings):
 
     total_variation: float = 1e-4
     noise_variation: float = 0.04
+    only_images: bool = unlisted(True)
     mask: str = "recovered"
     withheld: str = "kept"
 

@@ -46,7 +46,7 @@ class LinearInversion(Attack):
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2])
-        >>> lb.simulate(model, batch, attack=LinearInversion()).psnr[0] > 80
+        >>> lb.simulate(model, batch, attack=LinearInversion()).scores[0] > 80
         True
     """
 

@@ -186,7 +186,12 @@ def expected_rows(observation: Observation, task: Task, inputs: Tensor, labels: 
 
 
 def boxed(inputs: Tensor, task: Task) -> Tensor:
-    """Move the candidate into the task's input range; NaN becomes the middle of the range."""
+    """Move the candidate into the task's input range; NaN becomes the middle of the range.
+
+    If the task's domain is known, onto its valid examples.
+    """
+    if task.domain is not None:
+        return task.domain.project(inputs)
     low, high = task.input_range
     middle = (low + high) / 2
     return torch.nan_to_num(inputs, nan=middle, posinf=high, neginf=low).clamp(low, high)

@@ -198,7 +198,7 @@ class LocalSearch:
             for epoch in range(1, self.copies):
                 costs = torch.cdist(flat[0], flat[epoch]).square()
                 costs = torch.nan_to_num(costs, nan=UNLIKE, posinf=UNLIKE)
-                if named.ndim == 2:  # class numbers; soft labels are left to the images
+                if named.ndim == 2 and not named.is_floating_point():  # class numbers alone
                     costs = costs + UNLIKE * (named[0][:, None] != named[epoch])
                 rows.append(torch.from_numpy(linear_sum_assignment(costs.cpu().numpy())[1]))
             found.append(torch.stack(rows).to(images.device))

@@ -149,7 +149,7 @@ class Gias(Attack):
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2])
         >>> attack = Gias(latent_steps=5, weight_steps=5, restarts=1)
-        >>> lb.simulate(model, batch, attack=attack).psnr[0] > 10
+        >>> lb.simulate(model, batch, attack=attack).scores[0] > 10
         True
     """
 

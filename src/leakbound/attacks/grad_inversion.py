@@ -45,7 +45,7 @@ class GradInversion(Attack):
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2])
-        >>> lb.simulate(model, batch, attack=GradInversion(steps=20, seeds=2)).psnr[0] > 15
+        >>> lb.simulate(model, batch, attack=GradInversion(steps=20, seeds=2)).scores[0] > 15
         True
     """
 

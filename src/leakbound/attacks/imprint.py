@@ -71,7 +71,7 @@ class RobbingTheFed(Attack):
         >>> public = lb.Batch(images[2:], torch.arange(200) % 3)
         >>> threat = lb.ThreatModel(server=Server.MALICIOUS)
         >>> batch, attack = (images[:2], torch.arange(2)), RobbingTheFed(bins=100)
-        >>> min(lb.simulate(model, batch, attack=attack, public=public, threat=threat).psnr) > 60
+        >>> min(lb.simulate(model, batch, attack=attack, public=public, threat=threat).scores) > 60
         True
     """
 

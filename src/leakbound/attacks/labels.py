@@ -6,19 +6,28 @@ import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import seen_task
-from leakbound.client import forward
+from leakbound.client import forward, local_update
+from leakbound.losses import NamedLoss, named
 from leakbound.random import uniform
 from leakbound.types import Exact, NotApplicable, Observation, Task
 
 STAND_INS = 64
 PUBLIC = 256
 SUM_WEIGHT = 100.0
+NEAR = 1e-2
+"""How near to a whole number an exact label of "poisson" counts as that number."""
+NEWTON, SOLVED, UNIQUE = 30, 1e-6, 1e-2
+"""Most Newton steps to a label after several local steps, the relative error of the last bias that
+is enough, and what the whole update may leave.
+"""
 Rule = Callable[[Observation, torch.Generator], Tensor]
 
 
@@ -42,28 +51,39 @@ class LastLayer:
 
 
 def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor:
-    """Labels (N,), sorted, of the examples behind the update, under cross-entropy: the rule "bias".
+    """Labels (N,), sorted, of the examples behind the update: the rule "bias".
 
-    The last layer's bias gradient is the mean of p - y. With one example, its class is the only
-    negative entry. With several, class k has N·(mean p_k) - (sum of p - y)_k examples. The mean p
-    comes from public data if available, otherwise from random images; whole numbers are filled
-    greedily. A class with a negative entry in a noise-free release is certainly in the batch.
+    Under cross-entropy, the last layer's bias gradient is the mean of p - y. With one example, its
+    class is the only negative entry. With several, class k has N·(mean p_k) - (sum of p - y)_k
+    examples. The mean p comes from public data if available, otherwise from random images; whole
+    numbers are filled greedily. A class with a negative entry in a noise-free release is certainly
+    in the batch.
 
     Without a bias, one example's class is the row with the largest norm. For several examples, the
     sums of the rows over the mean sum of the layer's input replace the bias gradient.
 
-    Assumptions: cross-entropy; a linear last layer with one row per class; updates not rescaled by
+    Under another loss of `leakbound.losses.LOSSES`, the label (1,) or (1, K) of one example is
+    exact. Under "bce" it is 1 where the bias gradient db is negative, for labels 0 and 1. Else the
+    last layer's gradients give its input, and so the output o; the label is o - K db / 2 ("mse") or
+    exp(o) - K db ("poisson"). After several local steps it is solved for on the input that the
+    first layer reveals. For several examples, `label_totals` is filled with whole numbers, for
+    class numbers and a single "bce" output.
+
+    Assumptions: a linear last layer with one row per class; updates not rescaled by
         an unknown factor (clipping makes counts of several examples unreliable, but not a single
         label). Without a bias: at least three classes; for several examples, inputs of the last
         layer with similar sums (sigmoid or ReLU features).
 
     Raises:
         NotApplicable: there is no such layer, it is frozen, or its gradient was withheld or
-            vanished.
+            vanished; or the loss reveals no label ("l1", "dice", functions that are not known), or
+            only sums of several examples' labels.
 
     Source: Zhao et al. 2020 (iDLG); Wainakh et al. 2022 and Geng et al. 2021 (counts).
     """
-    layer = last_layer(observation)
+    layer, loss = last_layer(observation), named(observation.task.loss)
+    if loss.name != "cross_entropy":
+        return _of_loss(loss, layer, observation, generator)
     if observation.examples == 1:
         lone = layer.rows.norm(dim=1).argmax() if layer.bias is None else layer.bias.argmin()
         return lone.reshape(1)
@@ -75,9 +95,116 @@ def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor
     return fill(expected, observation.examples, certain=layer.bias < 0)
 
 
+def label_totals(observation: Observation, generator: torch.Generator) -> Tensor:
+    """Expected sums (K,) of the labels of all examples, one per output; for class maps, of pixels.
+
+    The last layer's bias gradient is scale (mean - label) / (B terms), summed over examples and
+    pixels. `NamedLoss.mean` comes from public data if available, otherwise from random inputs.
+
+    Raises:
+        NotApplicable: as `infer_labels`, or the layer has no bias.
+
+    Example:
+        >>> import leakbound as lb
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> batch = lb.Batch(torch.rand(8, 1, 2, 2), torch.eye(2).repeat(4, 1))
+        >>> seen = lb.simulate(model, batch, loss="bce").round.observation
+        >>> label_totals(seen, lb.stream(0)).round().tolist()
+        [4.0, 4.0]
+    """
+    layer, loss = last_layer(observation), named(observation.task.loss)
+    if loss.mean is None:
+        raise NotApplicable(f"the last layer's gradient under {loss.name} reveals no labels")
+    if layer.bias is None:
+        raise NotApplicable("the last layer's bias gradient is not known")
+    with torch.no_grad():
+        output = forward(layer.task, stand_ins(observation, generator))
+        means = loss.mean(output).reshape(len(output), len(layer.bias), -1)
+    terms = output[0].numel() if loss.elementwise else means.shape[2]
+    signal = terms / loss.scale * layer.bias
+    return counts(means.mean(0).sum(1), signal, observation)
+
+
+def _of_loss(
+    loss: NamedLoss, layer: LastLayer, observation: Observation, generator: torch.Generator
+) -> Tensor:
+    pixels = layer.weight is not None and layer.weight.ndim > 2
+    if pixels or not loss.elementwise:
+        more = "; but areas are known (label_totals)" if pixels and loss.mean else ""
+        raise NotApplicable(f"the last layer's gradient under {loss.name} reveals no label{more}")
+    single = layer.bias is not None and len(layer.bias) == 1
+    if observation.examples == 1:
+        found = _exact(loss, layer, observation, generator)
+        if loss.coded:
+            return (found > 0.5).long() if single else found.argmax().reshape(1)
+        if loss.targets == "count":
+            whole = found.round().clamp_min(0)
+            sure = isinstance(observation.update.law, Exact)
+            found = torch.where(((found - whole).abs() > NEAR) & sure, found, whole)
+        return found if single else found[None]
+    totals = label_totals(observation, generator)
+    if not (loss.coded or (single and loss.targets == "binary")):
+        raise NotApplicable(
+            f"of {observation.examples} examples only the sums of their labels are known "
+            "(label_totals)"
+        )
+    expected = torch.cat([observation.examples - totals, totals]) if single else totals
+    labels = fill(expected, observation.examples)
+    return labels if loss.coded else labels.to(totals)
+
+
+def _exact(
+    loss: NamedLoss, layer: LastLayer, observation: Observation, generator: torch.Generator
+) -> Tensor:
+    """The label (K,) of one example, as the loss takes it."""
+    if layer.bias is not None and loss.targets == "binary":
+        return (layer.bias < 0).to(layer.bias)
+    if layer.bias is None or layer.weight is None:
+        raise NotApplicable("the gradients of the last layer's weight and bias are not both known")
+    assert loss.mean is not None  # of elementwise losses
+    task, bias = layer.task, layer.bias.double()
+    prefix, held = f"{layer.name}." if layer.name else "", task.tensors()
+    inside = bias @ layer.weight.double() / bias.square().sum()
+    output = held[f"{prefix}weight"].double() @ inside + held[f"{prefix}bias"].double()
+    found = loss.mean(output) - len(bias) / loss.scale * bias
+    if task.plan.steps > 1:
+        image = LinearInversion()(observation, generator).inputs.double()
+        wide = replace(task, loss=replace(loss, coded=False)).to(bias.device, torch.float64)
+        row = observation.update.rows.sum(0).double()
+        found = _solved(wide, f"{prefix}bias", row, image, found)
+    return found.to(layer.bias)
+
+
+def _solved(task: Task, name: str, row: Tensor, image: Tensor, start: Tensor) -> Tensor:
+    """The label (K,) for which local training on the image gives the update, by its last bias."""
+    bias = task.unflatten(row)[name]
+
+    def gradient(label: Tensor) -> Tensor:
+        return task.unflatten(local_update(task, image, label[None]))[name]
+
+    label, off = start, gradient(start).detach() - bias
+    for _ in range(NEWTON):
+        if float(off.norm()) <= SOLVED * float(bias.norm()):
+            left = local_update(task, image, label[None]).detach() - row
+            if float(left.norm()) <= UNIQUE * float(row.norm()):
+                return label
+            break  # an unstable training has several solutions
+        slope = torch.autograd.functional.jacobian(gradient, label)  # type: ignore[no-untyped-call]
+        if not bool(torch.isfinite(slope).all()):
+            break
+        step = torch.linalg.pinv(slope) @ off
+        for _ in range(NEWTON):  # half as far, until it helps
+            nearer = gradient(label - step).detach() - bias
+            if float(nearer.norm()) < float(off.norm()):
+                break
+            step = step / 2
+        label, off = label - step, nearer
+    raise NotApplicable("no label explains the last layer's gradient after the local steps")
+
+
 def last_layer(observation: Observation) -> LastLayer:
     task = seen_task(observation)
-    name = _last_linear(task)
+    name = _last(task)
     parts = task.unflatten(observation.update.rows.sum(0) / task.plan.steps)
     weight = parts.get(f"{name}.weight" if name else "weight")
     bias = parts.get(f"{name}.bias" if name else "bias")
@@ -134,19 +261,27 @@ def typical(task: Task, name: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
     return output, features[0].flatten(1).sum(1)
 
 
-def _last_linear(task: Task) -> str:
-    linear = [(n, m) for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
-    if not linear:
+def _last(task: Task) -> str:
+    """The last linear layer, or, for labels of pixels, the last layer with one row per class."""
+    loss = named(task.loss)
+    modules = list(task.model.named_modules())
+    layers: list[tuple[str, Any]] = [(n, m) for n, m in modules if isinstance(m, nn.Linear)]
+    if loss.dense or (loss.elementwise and not layers):
+        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        layers = [(n, m) for n, m in modules if isinstance(m, kinds)]
+    if not layers:
         raise NotApplicable("the model has no linear layer to infer labels from")
-    if task.label_range is not None and linear[-1][1].out_features != task.label_range:
+    wanted = None if task.label_range is None else loss.outputs(task.label_range)
+    if wanted is not None and len(layers[-1][1].weight) != wanted:
         raise NotApplicable("the last linear layer does not have one row per class")
-    return str(linear[-1][0])
+    return str(layers[-1][0])
 
 
 def infer(rule: str, observation: Observation, generator: torch.Generator) -> Tensor:
     """Labels (N,), sorted, of the examples behind the update, by the named rule.
 
-    Assumptions: cross-entropy; a linear last layer with one row per class. Each rule states more.
+    Assumptions: a linear last layer with one row per class; cross-entropy for all rules but "bias".
+    Each rule states more.
 
     Raises:
         ValueError: no rule has this name.
@@ -311,6 +446,8 @@ LABEL_RULES: dict[str, Rule] = {
 
 def _checked(observation: Observation) -> LastLayer:
     layer = last_layer(observation)
+    if (loss := named(observation.task.loss).name) != "cross_entropy":
+        raise NotApplicable(f"the rule is for cross-entropy, and the loss is {loss}")
     if not bool(torch.isfinite(layer.rows).all()):
         raise NotApplicable("the last layer's gradient is not finite")
     if not bool((layer.rows != 0).any()):

@@ -15,7 +15,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound.attacks.matching.loop import answer, begin, run, solve
 from leakbound.attacks.matching.objective import Objective, withheld
-from leakbound.attacks.matching.settings import MatchingSettings
+from leakbound.attacks.matching.settings import MatchingSettings, unlisted
 from leakbound.attacks.sparse_inversion import MASKS, evidence
 from leakbound.types import NotApplicable, Observation, Reconstruction
 
@@ -75,6 +75,7 @@ class MixedStart(MatchingSettings):
 
     total_variation: float = 1e-4
     noise_variation: float = 0.04
+    only_images: bool = unlisted(True)
     mask: str = "recovered"
     stages: int = 2
     unknown: str = "search"

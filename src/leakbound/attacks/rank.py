@@ -16,6 +16,7 @@ from torch.func import vmap
 
 from leakbound import check
 from leakbound.client import forward, input_jvp, layer_inputs, refuse_codes
+from leakbound.losses import named
 from leakbound.random import normal, uniform
 from leakbound.types import Batch, NotApplicable, Task
 
@@ -156,8 +157,10 @@ def _batch(
     low, high = task.input_range
     inputs = low + (high - low) * uniform((size, *input_shape), generator, like=task.parameters)
     with torch.no_grad():
-        classes = task.label_range or forward(task, inputs).shape[-1]
-    labels = (classes * uniform((size,), generator)).long()
+        output = forward(task, inputs)
+    if not named(task.loss).by_class:
+        return inputs, named(task.loss).searched(torch.zeros_like(output))
+    labels = ((task.label_range or output.shape[-1]) * uniform((size,), generator)).long()
     return inputs, labels.to(inputs.device)
 
 

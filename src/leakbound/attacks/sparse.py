@@ -61,7 +61,7 @@ class SparseRecovery(Attack):
         >>> model = lb.models.mlp(input_shape=(1, 6, 6), classes=3, generator=lb.stream(0, "model"))
         >>> batch = torch.rand(3, 1, 6, 6, generator=lb.stream(0, "batch")), torch.arange(3)
         >>> found = lb.simulate(model, batch, attack=SparseRecovery(), classes=3)
-        >>> found.answer.problem, min(found.psnr) > 60
+        >>> found.answer.problem, min(found.scores) > 60
         (None, True)
     """
 

@@ -97,10 +97,11 @@ def sparse_gradient_inversion(
         >>> batch = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2])
         >>> withhold = lb.defenses.Withhold(rate=0.3, rule="random")
         >>> attack = sparse_gradient_inversion(steps=100)
-        >>> lb.simulate(model, batch, defense=withhold, attack=attack).psnr[0] > 25
+        >>> lb.simulate(model, batch, defense=withhold, attack=attack).scores[0] > 25
         True
     """
     search = GradientMatching(
+        only_images=True,
         total_variation=total_variation,
         noise_variation=noise_variation,
         smoothing=smoothing,
@@ -136,6 +137,7 @@ def sparse_gradient_inversion_paper(
         (10000, 'joint', 'recovered')
     """
     search = GradientMatching(
+        only_images=True,
         total_variation=total_variation,
         steps=steps,
         learning_rate=0.01,

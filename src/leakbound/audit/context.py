@@ -20,6 +20,8 @@ from leakbound import check, client, data, registry
 from leakbound._util import files
 from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.bounds.counting import LOOKED, same_law
+from leakbound.domains import Domain
+from leakbound.losses import NamedLoss, named
 from leakbound.lpips import Lpips
 from leakbound.models.custom import load_user_model, load_weights
 from leakbound.random import permutation, stream
@@ -66,7 +68,25 @@ class PlanContext:
     def dataset(self) -> data.Dataset:
         """The plan's data."""
         spec = self.spec
-        return data.load(spec.source, size=spec.size, channels=spec.channels, limit=spec.limit)
+        return data.load(
+            spec.source,
+            size=spec.size,
+            channels=spec.channels,
+            limit=spec.limit,
+            schema=spec.schema,
+        )
+
+    @cached_property
+    def loss(self) -> NamedLoss:
+        """What clients train on, for the data's labels."""
+        return named(self.spec.loss).of_data(self.dataset.labels)
+
+    @cached_property
+    def domain(self) -> Domain:
+        """What one example is, with what public examples show about its scales."""
+        own = self.dataset.domain
+        public = self.dataset.inputs[self.drawn["public"]]
+        return own.fitted(public)
 
     @cached_property
     def splits(self) -> dict[str, Tensor]:
@@ -134,28 +154,41 @@ class PlanContext:
         return None if self.public is None else self.public.inputs[:DISTRACTORS]
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one image."""
-        channels, height, width = self.dataset.inputs.shape[1:]
-        return channels, height, width
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example, such as (C, H, W)."""
+        return tuple(self.dataset.inputs.shape[1:])
 
     def batch(self, indices: Tensor) -> Batch:
         """The images with these indices, on the device."""
         own = self.dataset.batch(indices)
-        return Batch(own.inputs.to(self.device), own.labels.to(self.device))
+        labels = own.labels
+        if labels.ndim > 1 and self.loss.targets != "class map":  # two classes as a mask
+            labels = labels.to(own.inputs.dtype)
+        return Batch(own.inputs.to(self.device), labels.to(self.device))
 
     def batches(self, size: int, clients: int, seed: int) -> list[Batch]:
         """Private batches, the same for every defense and attack with that size and seed."""
+        taken = self._order(size, clients, seed)[: size * clients]
+        return [self.batch(taken[at : at + size]) for at in range(0, size * clients, size)]
+
+    def others(self, size: int, clients: int, seed: int) -> Batch | None:
+        """Private and test rows outside of these batches, which no attack sees; only for tables."""
+        if self.domain.metric != "columns":
+            return None
+        rest = self._order(size, clients, seed)[size * clients :]
+        rest = torch.cat([rest, self.splits["test"]])
+        return self.batch(rest) if len(rest) else None
+
+    def _order(self, size: int, clients: int, seed: int) -> Tensor:
+        """The private examples in the order in which batches take them."""
         private = self.splits["private"]
         if size * clients > len(private):
             raise ValueError(
-                f"batch size {size} times {clients} clients makes {size * clients} images, but the "
-                f"data has {len(private)} private ones of {len(self.dataset.labels)}; give smaller "
-                "batches or more data"
+                f"batch size {size} times {clients} clients makes {size * clients} examples, but "
+                f"the data has {len(private)} private ones of {len(self.dataset.labels)}; give "
+                "smaller batches or more data"
             )
-        order = permutation(len(private), stream(seed, "batch", size))[: size * clients]
-        starts = range(0, size * clients, size)
-        return [self.batch(private[order[a : a + size]]) for a in starts]
+        return private[permutation(len(private), stream(seed, "batch", size))]
 
     def task(self, spec: ModelSpec, seed: int) -> Task:
         """The model at its weights: new from the seed, from a file, or trained for some steps."""
@@ -163,9 +196,16 @@ class PlanContext:
             return self.once(("task", spec, seed), lambda: self._make_task(spec, seed))
 
     def _make_task(self, spec: ModelSpec, seed: int) -> Task:
-        module = self._module(spec, seed).to(self.device)
+        module, loss, classes = self._module(spec, seed), self.loss, self.dataset.classes
+        module = module.to(self.device)
         try:
-            task = Task.of(module, classes=self.dataset.classes, public=self.public)
+            task = Task.of(
+                module,
+                loss=self.loss,
+                classes=classes,
+                public=self.public,
+                domain=self.domain,
+            )
         except ValueError as error:
             raise ValueError(f"model {spec.name!r}: {error}") from None
         image = self.dataset.inputs[: 2 if task.coupled else 1].to(self.device)
@@ -180,21 +220,25 @@ class PlanContext:
                 f"model {spec.name!r} cannot take an input of shape {tuple(image.shape)} "
                 f"({one_line(error)}); give another model, or set size and channels of the data"
             ) from None
-        shape = tuple(output.shape)
-        if len(shape) != 2 or shape[1] < self.dataset.classes:
+        shape, wanted = tuple(output.shape), loss.outputs(classes)
+        more = loss.name in ("cross_entropy", "dense_cross_entropy")
+        width = output.shape[1] if output.ndim > 1 else 1
+        if loss.misfit(output, len(image)) or width < wanted or (width > wanted and not more):
             raise ValueError(
-                f"model {spec.name!r} returns {shape} for one image; give a model that returns "
-                f"(1, K) with K at least the {self.dataset.classes} classes of the data"
+                f"model {spec.name!r} returns {shape} for one example; give a model that returns "
+                f"(1, K{', H, W' * loss.dense}) with K {'at least ' * more}{wanted} (loss "
+                f"{loss.name!r}, {classes or 'no'} classes of the data)"
             )
         return self._trained(task, spec.train_steps, seed) if spec.train_steps else task
 
     def _module(self, spec: ModelSpec, seed: int) -> nn.Module:
         given = {
             "input_shape": self.input_shape,
-            "classes": self.dataset.classes,
+            "classes": self.loss.outputs(self.dataset.classes),
             "generator": stream(seed, "model", spec.name),
         }
-        model = module_of(spec.name, dict(spec.settings), **given)
+        more = {"domain": self.domain} if ":" in spec.name else {}
+        model = module_of(spec.name, dict(spec.settings), **given, **more)
         if spec.weights is not None:
             load_weights(model, Path(spec.weights))
         return model
@@ -329,7 +373,7 @@ def check_plan(plan: Plan, context: PlanContext) -> None:
             f"data has {len(context.dataset.labels)} images, too few to train on: give at least "
             f"{FEW}, or leave out [utility] and train_steps"
         )
-    if context.dataset.classes < 2:
+    if context.dataset.classes == 1:
         raise ValueError(
             f"data has one class ({context.dataset.class_names[0]!r}), on which cross-entropy has "
             "no gradient: put the images into two or more class folders"

@@ -24,6 +24,7 @@ from leakbound.audit.context import PlanContext, one_line, one_thread, random_we
 from leakbound.audit.utility import Clients, train
 from leakbound.client import clients_layer_inputs
 from leakbound.defenses import Chain
+from leakbound.losses import named
 from leakbound.metrics import Metric
 from leakbound.protocol import Round, play
 from leakbound.random import stream
@@ -31,7 +32,7 @@ from leakbound.risk.limits import ErrorBoundSpec, leak_map, of_release
 from leakbound.risk.released import Released
 from leakbound.risk.statement import of_bound
 from leakbound.risk.success import RiskSpec
-from leakbound.types import Batch, NotApplicable, Reconstruction, ThreatModel
+from leakbound.types import Batch, NotApplicable, Reconstruction, Task, ThreatModel
 
 DIED = "its process died (out of memory, or a crash)"
 _PICTURES = {"truth": "true", "reconstruction": "reconstructed", "leak_map": "leak map"}
@@ -61,8 +62,9 @@ class Result:
         what = f"{record.attack.settings} on {record.model.name} under {record.defense.settings}"
         if record.status != "ok":
             return html.block(title, html.note(what), html.note(record.reason))
-        columns = zip(record.psnr, record.baseline, record.metrics["ssim"], strict=True)
+        columns = zip(record.scores, record.baseline, strict=True)
         rows = [(i, *map(html.number, values)) for i, values in enumerate(columns)]
+        score = f"{record.criterion.axis} in {record.criterion.unit}"
         problem = record.problem
         return html.block(
             title,
@@ -72,7 +74,7 @@ class Result:
                 for name, word in _PICTURES.items()
                 if (file := record.pictures.get(name)) in self.pictures
             ),
-            html.table(("example", "PSNR in dB", "prior-only baseline", "SSIM"), rows),
+            html.table(("example", score, "prior-only baseline"), rows),
             html.note(f"the attack reports a problem: {problem}") if problem else "",
             *(html.note(of_bound(bound)) for bound in record.bounds),
             html.note(f"no bound: {record.bounds_note}") if record.bounds_note else "",
@@ -202,6 +204,12 @@ def links_of(defense: Chain) -> tuple[plans.Spec, ...]:
     )
 
 
+def model_info(name: str, task: Task) -> records.ModelInfo:
+    """A model in memory."""
+    size, loss = len(task.parameters), named(task.loss).name
+    return records.ModelInfo(name=name, parameters={}, size=size, loss=loss)
+
+
 def threat_info(threat: ThreatModel) -> records.Threat:
     return records.Threat(**plans.plain(threat))
 
@@ -213,11 +221,12 @@ def _model(spec: plans.ModelSpec, context: PlanContext) -> records.ModelInfo:
         size=context.size(spec),
         train_steps=spec.train_steps,
         weights=spec.weights,
+        loss=context.loss.name,
     )
 
 
 def _header(unit: plans.Experiment, context: PlanContext) -> records.Assessment:
-    built, domain = plans.build_defense(unit.defense), context.dataset.domain
+    built, domain = plans.build_defense(unit.defense), context.domain
     return records.Assessment(
         experiment=unit.id,
         attack=plans.attack_info(unit.attack),
@@ -233,7 +242,7 @@ def _header(unit: plans.Experiment, context: PlanContext) -> records.Assessment:
         clients=built.cohort_size,
         seed=unit.seed,
         threat=threat_info(unit.threat),
-        criterion=Criterion.of_psnr(unit.psnr, domain).info,
+        criterion=criterion_of(unit, context).info,
     )
 
 
@@ -257,9 +266,9 @@ def _judge(
     answer: Reconstruction,
     images: bool,
 ) -> tuple[records.Assessment, dict[str, bytes]]:
-    domain, path = context.dataset.domain, unit.lpips_weights
-    low, _ = domain.input_range
-    criterion = Criterion.of_psnr(unit.psnr, domain)
+    path = unit.lpips_weights
+    low, _ = context.domain.input_range
+    criterion = criterion_of(unit, context)
     key = (unit.model, unit.seed, unit.defense)  # bounds do not depend on the attack
     return judged(
         record,
@@ -282,7 +291,13 @@ def _judge(
         distractors=context.distractors,
         more=[] if path is None else [context.lpips(path).metric(low)],
         images=images,
+        decoys=context.others(unit.batch_size, len(played.observation.cohort), unit.seed),
+        labels_known=unit.threat.labels_known,
     )
+
+
+def criterion_of(unit: plans.Experiment, context: PlanContext) -> Criterion:
+    return Criterion.of(context.domain, psnr=unit.psnr, columns=unit.columns)
 
 
 def _fresh(model: plans.ModelSpec) -> bool:
@@ -301,20 +316,38 @@ def judged(
     distractors: Tensor | None = None,
     more: Sequence[Metric] = (),
     images: bool = True,
+    decoys: Batch | None = None,
+    labels_known: bool = True,
 ) -> tuple[records.Assessment, dict[str, bytes]]:
     """A record filled in from truth and reconstruction, and the pictures that it names.
 
-    `source` draws for the bounds in `wanted`; `distractors` and `more` are as in `measure`.
+    `source` draws for the bounds in `wanted`; the others are as in `measure`.
     """
     criterion, public = released.criterion, released.public
     domain = criterion.domain
-    measured = measure(played.truth, answer, criterion, public, distractors=distractors, more=more)
+    measured = measure(
+        played.truth,
+        answer,
+        criterion,
+        public,
+        distractors=distractors,
+        more=more,
+        decoys=decoys,
+        labels_known=labels_known,
+    )
     limits = of_release(released, *wanted, source)
     leaks = None
     if images and any(bound.on_error for bound in limits.bounds):
         leaks = leak_map(released, wanted[0])
     found = measured.paired
-    parts = shown(domain, found.truth.inputs, found.inputs, images=images, leaks=leaks)
+    truth, guess = found.truth.inputs, found.inputs
+    parts = shown(
+        *(domain, truth, guess),
+        images=images,
+        leaks=leaks,
+        baseline=measured.guess,
+        agreement=measured.agreement,
+    )
     parts.fields.pop("values", None)
     features = None
     if answer.features is not None and answer.layer is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from leakbound import report
 from leakbound._util import files, pictures
 from leakbound.assess.record import Assessment, Damage, Record, Training, Verdict, is_picture
-from leakbound.assess.verdict import together
+from leakbound.assess.verdict import of_run
 from leakbound.attacks import Attack
 from leakbound.audit import engine
 from leakbound.audit.context import PlanContext, check_plan
@@ -65,7 +65,7 @@ class AuditResult(Presented):
     @property
     def verdict(self) -> Verdict:
         """The joint verdict: exposed if any experiment is, protected only if all are."""
-        return together(one.verdict for one in self.assessments)
+        return of_run(self.assessments)
 
     @property
     def assessments(self) -> list[Assessment]:

@@ -15,6 +15,7 @@ from leakbound import registry
 from leakbound.assess.record import AttackInfo
 from leakbound.attacks import Attack, settings_hash
 from leakbound.defenses import Chain, chain
+from leakbound.losses import named
 from leakbound.risk import ErrorBoundSpec, RiskSpec
 from leakbound.types import Server, ThreatModel
 
@@ -37,12 +38,20 @@ class Spec:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The data: a source, and the processing of its images."""
+    """The data: a source, the processing of its images, and the schema's file of a table.
+
+    `loss` is what models are trained on: a name in `leakbound.losses.LOSSES`.
+    """
 
     source: str = "mnist5k"
     size: int | None = None
     channels: int | None = None
     limit: int | None = None
+    schema: str | None = None
+    loss: str = "cross_entropy"
+
+    def __post_init__(self) -> None:
+        named(self.loss)
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,7 @@ class Experiment:
     seed: int
     threat: ThreatModel
     psnr: float
+    columns: float
     error_bound: ErrorBoundSpec
     risk: RiskSpec
     lpips_weights: str | None = None
@@ -118,7 +128,8 @@ class Plan:
     """A grid: every attack on every batch of every model under every defense.
 
     A defense is a chain of links; () is no defense. Each seed is a repetition with separate initial
-    weights, batch and noise. An example counts as reconstructed from `psnr` in dB on.
+    weights, batch and noise. An example counts as reconstructed from `psnr` in dB on; a row of a
+    table, from a share of `columns` within tolerance on.
     """
 
     name: str
@@ -130,6 +141,7 @@ class Plan:
     seeds: tuple[int, ...] = (0,)
     threat: ThreatModel = field(default_factory=ThreatModel)
     psnr: float = 20.0
+    columns: float = 0.9
     utility: UtilitySpec = field(default_factory=lambda: UtilitySpec(rounds=0))
     error_bound: ErrorBoundSpec = field(default_factory=ErrorBoundSpec)
     risk: RiskSpec = field(default_factory=RiskSpec)
@@ -171,9 +183,9 @@ class Plan:
             if attacks[attack].why_not(defenses[links], size) is None
         } or {*pairs}
         grid = product(self.models, self.batch_sizes, self.defenses, self.attacks, self.seeds)
-        same = (self.threat, self.psnr, self.error_bound, self.risk, self.lpips_weights)
+        same = (self.threat, self.psnr, self.columns, self.error_bound, self.risk)
         return tuple(
-            Experiment(self.data, model, defense, attack, size, seed, *same)
+            Experiment(self.data, model, defense, attack, size, seed, *same, self.lpips_weights)
             for model, size, defense, attack, seed in grid
             if (size, defense, attack) in kept
         )

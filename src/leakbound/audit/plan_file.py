@@ -19,7 +19,7 @@ from leakbound.risk import ErrorBoundSpec, RiskSpec
 from leakbound.types import Server, ThreatModel
 
 LIMIT = 1 << 20  # bytes of a plan
-NESTED = {"psnr": "criterion", "lpips_weights": "metrics"}
+NESTED = {"psnr": "criterion", "columns": "criterion", "lpips_weights": "metrics"}
 """The plan's fields that are tables."""
 KEYS = [NESTED.get(field.name, field.name) for field in fields(plans.Plan)]
 NO_DEFENSE = {"name": "none"}
@@ -94,7 +94,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
     for need in ("models", "attacks"):
         if not table.get(need):
             raise ValueError(f"the plan names no {need}; add [[{need}]] with a name")
-    psnr = _criterion(_section("criterion", table))
+    psnr, columns = _criterion(_section("criterion", table))
     models = [_models(row) for row in _rows("models", table["models"])]
     defenses = [_defenses(row) for row in _rows("defenses", table.get("defenses", [NO_DEFENSE]))]
     attacks = [_options("attack", row) for row in _rows("attacks", table["attacks"])]
@@ -119,6 +119,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
         seeds=seeds,
         threat=_threat(_section("threat", table)),
         psnr=psnr,
+        columns=columns,
         utility=_utility(table),
         error_bound=_dataclass(ErrorBoundSpec, "error_bound", table),
         risk=_risk(table),
@@ -168,13 +169,15 @@ def _threat(table: Mapping[str, Any]) -> ThreatModel:
     return ThreatModel(server=Server(server), **given)
 
 
-def _criterion(table: Mapping[str, Any]) -> float:
-    _known_keys("criterion", table, ["psnr"])
-    value = table.get("psnr", 20.0)
-    check.positive(psnr=value)
+def _criterion(table: Mapping[str, Any]) -> tuple[float, float]:
+    _known_keys("criterion", table, ["psnr", "columns"])
+    value, columns = table.get("psnr", 20.0), table.get("columns", 0.9)
+    check.positive(psnr=value, columns=columns)
     if value >= EXTREME:
         raise ValueError(f"psnr is {value:g}; give decibels, such as 20")
-    return float(value)
+    if columns > 1:
+        raise ValueError(f"columns is {columns:g}; give a share, such as 0.9")
+    return float(value), float(columns)
 
 
 def _lpips_weights(table: Mapping[str, Any]) -> str | None:

@@ -15,10 +15,11 @@ from leakbound._util import files
 from leakbound.assess.record import SCHEMA
 from leakbound.audit.context import PlanContext, code, fingerprint
 from leakbound.audit.plan import Plan, plain
+from leakbound.data.packaged import TABLES
 from leakbound.engines.base import kernels
 
 OWN = ("leakbound", "torch", "numpy", "scipy", "torchmetrics", "pillow")
-BUILT_IN = frozenset({"mnist5k", "digits", "photos"})
+BUILT_IN = frozenset({"mnist5k", "digits", "photos", *TABLES})
 COMPARED = {
     "schema": "another schema",
     "plan": "another plan",

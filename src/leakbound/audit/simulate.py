@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from leakbound._util import pictures
 from leakbound.assess import record as records
+from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
 from leakbound.attacks import Attack, settings_hash
 from leakbound.attacks.pace import noted
@@ -19,6 +20,7 @@ from leakbound.audit.plan import attack_info, build_attack, build_defense, diges
 from leakbound.audit.plan_file import only
 from leakbound.defenses import Chain, Defense, chain
 from leakbound.domains import Domain, of_shape
+from leakbound.losses import named
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.random import stream
@@ -26,7 +28,7 @@ from leakbound.report.template import Presented
 from leakbound.risk.limits import ErrorBoundSpec, leak_map, of_release
 from leakbound.risk.release_bounds import ReleaseBounds
 from leakbound.risk.success import RiskSpec
-from leakbound.types import Batch, LocalPlan, Reconstruction, Task, ThreatModel
+from leakbound.types import Batch, LocalPlan, Loss, Reconstruction, Task, ThreatModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,9 +60,9 @@ class Simulation(Presented):
         return self.assessment.verdict
 
     @property
-    def psnr(self) -> records.Values:
-        """The PSNR of every example in dB; None if an example is matched exactly."""
-        return self.assessment.psnr
+    def scores(self) -> records.Values:
+        """The criterion's score of every example, such as its PSNR in dB."""
+        return self.assessment.scores
 
     @property
     def metrics(self) -> dict[str, records.Values]:
@@ -70,7 +72,8 @@ class Simulation(Presented):
     def _figure(self) -> Figure:
         from leakbound.report import figures
 
-        captions = [f"{pictures.number(value)} dB" for value in self.psnr]
+        unit = self.assessment.criterion.unit
+        captions = [f"{pictures.number(value)} {unit}" for value in self.scores]
         span = self.round.observation.task.input_range
         return figures.examples(self.truth, self.reconstruction, captions, span)
 
@@ -87,11 +90,13 @@ def simulate(
     seed: int = 0,
     public: Batch | None = None,
     psnr: float = 20.0,
+    columns: float = 0.9,
     threat: ThreatModel | None = None,
     plan: LocalPlan | None = None,
     classes: int | None = None,
     input_range: tuple[float, float] = (0.0, 1.0),
     domain: Domain | None = None,
+    loss: str | Loss = "cross_entropy",
     error_bound: str = "trace",
     probability: float | None = 0.001,
     fresh: bool = False,
@@ -108,13 +113,16 @@ def simulate(
         attack: an attack, or its name with settings, as in "inverting_gradients,steps=500".
         seed: names every draw; the same seed gives the same numbers.
         public: examples of the same kind that the attacker has. Bounds need them, and count them
-            as independent: give one of each photograph or person.
+            as independent: give one of each photograph or person. Of a table, a random half is
+            kept from the attack: it shows how many columns match by chance.
         psnr: PSNR in dB from which an example counts as reconstructed.
+        columns: share of a table's columns from which a row counts as reconstructed.
         threat: what the attacker knows.
         plan: the client's local training; one step on the whole batch by default.
         classes: labels run from 0 to `classes` - 1; needed if the attacker does not know them.
         input_range: lowest and highest value of an input.
         domain: the form of one example; by default images for inputs (C, H, W), else values.
+        loss: what the client trains on, as in `Task.of`; labels are what it takes.
         error_bound: which bound on every attacker's error: "trace" or "full" (estimates),
             "weiss_weinstein" (proven) or "none".
         probability: the accepted probability of a reconstruction; None requests no such bound.
@@ -129,30 +137,28 @@ def simulate(
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
         >>> batch = Batch(torch.rand(1, 1, 8, 8), torch.tensor([3]))
         >>> found = simulate(model, batch, attack="linear_inversion")
-        >>> found.verdict, found.psnr[0] > 60
+        >>> found.verdict, found.scores[0] > 60
         ('exposed', True)
     """
     clients = clients_of(batch)
     built, defense_info = defense_of(defense)
     built_attack, about = _attack(attack)
-    task = Task.of(model, plan=plan, input_range=input_range, classes=classes, public=public)
-    threat = threat or ThreatModel()
+    shape, threat = tuple(clients[0].inputs.shape[1:]), threat or ThreatModel()
+    domain = domain or of_shape(shape, input_range)
+    public, decoys = halves(domain, public)
+    task = Task.of(model, loss=loss, plan=plan, classes=classes, public=public, domain=domain)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
         played = play(
             task, clients, built, sources, threat=threat, attack=built_attack, auxiliary=public
         )
         answer = noted(built_attack(played.observation, stream(seed, "attack", about.name)))
-    shape = tuple(clients[0].inputs.shape[1:])
-    domain = domain or of_shape(shape, input_range)
-    criterion = Criterion.of_psnr(psnr, domain)
+    criterion = Criterion.of(domain, psnr=psnr, columns=columns)
     header = records.Assessment(
-        experiment=digest([about.hash, repr(built), seed, plain(threat)])[:16],
+        experiment=digest([about.hash, repr(built), seed, plain(threat), named(loss).name])[:16],
         attack=about,
         defense=defense_info,
-        model=records.ModelInfo(
-            name=type(model).__name__, parameters={}, size=len(task.parameters)
-        ),
+        model=experiment.model_info(type(model).__name__, task),
         data=records.DataInfo(source=GIVEN, domain=domain.name, shape=shape, classes=classes),
         batch_size=clients[0].size,
         clients=built.cohort_size,
@@ -169,8 +175,10 @@ def simulate(
             (ErrorBoundSpec(error_bound), RiskSpec(probability)),
             stream(seed, "bounds", error_bound),
             distractors=None if public is None else public.inputs[:100],
+            decoys=decoys,
+            labels_known=threat.labels_known,
         )
-    found = pair(played.truth, answer)
+    found = pair(played.truth, answer, domain.costs)
     return Simulation(record, found.truth.inputs, found.inputs, played, answer, files)
 
 
@@ -187,10 +195,12 @@ def error_bound(
     probability: float | None = 0.001,
     seed: int = 0,
     psnr: float = 20.0,
+    columns: float = 0.9,
     threat: ThreatModel | None = None,
     classes: int | None = None,
     input_range: tuple[float, float] = (0.0, 1.0),
     domain: Domain | None = None,
+    loss: str | Loss = "cross_entropy",
     fresh: bool = False,
 ) -> ReleaseBounds:
     """Bounds on every attacker for the update that a client would send for this batch.
@@ -220,18 +230,18 @@ def error_bound(
     """
     clients = clients_of(batch)
     built, _ = defense_of(defense)
-    task = Task.of(model, input_range=input_range, classes=classes, public=public)
+    domain = domain or of_shape(clients[0].inputs.shape[1:], input_range)
+    task = Task.of(model, loss=loss, classes=classes, public=public, domain=domain)
     threat = threat or ThreatModel()
     spec = ErrorBoundSpec(kind, prior, components, images)
-    domain = domain or of_shape(clients[0].inputs.shape[1:], input_range)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
         played = play(task, clients, built, sources, threat=threat, auxiliary=public)
-        criterion = Criterion.of_psnr(psnr, domain)
+        criterion = Criterion.of(domain, psnr=psnr, columns=columns)
         released = experiment.released(played, criterion, threat, public, fresh=fresh)
         found = of_release(released, spec, RiskSpec(probability), stream(seed, "bounds", kind))
         known = leak_map(released, spec) if any(b.on_error for b in found.bounds) else None
-    return ReleaseBounds(found.bounds, found.note, psnr, found.attained, known)
+    return ReleaseBounds(found.bounds, found.note, criterion.info, found.attained, known)
 
 
 def clients_of(batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch]) -> list[Batch]:

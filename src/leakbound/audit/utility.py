@@ -14,6 +14,7 @@ from leakbound._util.pools import quick
 from leakbound.audit.context import PlanContext
 from leakbound.audit.plan import TrainingUnit, build_defense
 from leakbound.defenses.base import Chain, State
+from leakbound.losses import named
 from leakbound.protocol import resolve, step
 from leakbound.random import permutation, stream
 from leakbound.types import Batch, Task, Update
@@ -104,7 +105,8 @@ def _loss(task: Task, context: PlanContext) -> float:
 
 def _accuracy(task: Task, context: PlanContext) -> float:
     batch = context.batch(context.splits["test"][:EVALUATED])
-    return float((_outputs(task, batch).argmax(-1) == batch.labels).double().mean())
+    found = named(task.loss).hits(_outputs(task, batch), batch.labels)
+    return float(found.double().mean())
 
 
 def _outputs(task: Task, batch: Batch) -> Tensor:

@@ -9,16 +9,17 @@ behind a linear trap. The prior-only baselines are the mean and a random codewor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from leakbound._util.codewords import codewords
+from leakbound._util.codewords import codewords, covering
 from leakbound.bounds import codebook
 from leakbound.bounds.counting import CONFIDENCE, PublicSample, anchors, count_least
-from leakbound.bounds.law import Array, positive, probability, single
+from leakbound.bounds.distances import Distance, SquaredError
+from leakbound.bounds.law import Array, probability, single
 from leakbound.bounds.record_priors import flat_images
 
 __all__ = ["Attainable", "Reached"]
@@ -56,6 +57,8 @@ class Attainable:
         examples: (n, ...), independent draws from the private examples' distribution; 8 or more.
         confidence: of every lower limit, over the draw of the examples.
         thinness: lower bound on the density of private examples relative to these.
+        distance: which candidates match, as in `PublicSample`. Codewords of others than the mean
+            squared error are examples.
 
     Assumptions: the gradient is clipped per example, the noise is Gaussian, and the other examples
     of the batch are removed or known. The attacks do not use labels.
@@ -75,13 +78,14 @@ class Attainable:
     examples: Array
     confidence: float = CONFIDENCE
     thinness: float = 1.0
+    distance: Distance = field(default_factory=SquaredError)
 
     @staticmethod
     def of(sample: PublicSample) -> Attainable | None:
         """Attacks on the examples of a sample; None if it has fewer than 8."""
         if sample.n < FEWEST:
             return None
-        return Attainable(sample.examples, sample.confidence, sample.thinness)
+        return Attainable(sample.examples, sample.confidence, sample.thinness, sample.distance)
 
     def __post_init__(self) -> None:
         rows = flat_images(self.examples)
@@ -108,29 +112,30 @@ class Attainable:
             hits: (probability, noise multiplier) of what the attacker sees of one example, such as
                 [(1.0, s)] for one full-batch step. Probabilities may sum to less than 1. A
                 multiplier is 0 without noise, and infinite if the example takes no part.
-            eta: mean squared errors, (n,) or a number.
+            eta: mean squared errors, or levels of another distance, (n,) or a number.
             parts: the limits use one of this many parts of the failure probability.
         """
         chance = np.array([weight for weight, _ in hits])
         noise = np.array([s for _, s in hits])
         if not (noise >= 0).all() or not (chance >= 0).all() or chance.sum() > 1 + 1e-9:
             raise ValueError("hits holds a negative number, or probabilities that sum to over 1")
-        levels = np.atleast_1d(positive("eta", eta))
+        levels = self.distance.levels(eta)
         places = anchors(levels)
         tail = (1 - self.confidence) / (2 * parts * len(places))
         held = self._held  # type: ignore[attr-defined]
-        blind = np.square(self._public.mean(0) - held).mean(1)  # type: ignore[attr-defined]
+        mean = self._public.mean(0)  # type: ignore[attr-defined]
+        blind = self.distance.paired(np.broadcast_to(mean, held.shape), held)
         errors = [blind, *(self._errors(chance, noise, layer) for layer in self._layers)]
         rows = []
         for level in places:
             sizes, limits = self._covered(float(level), tail)
             named = np.array([chance @ _named(noise, size) for size in sizes])
             counts, n = [int((own <= level).sum()) for own in errors], self.counted
-            mean, *lines = (
+            fixed, *lines = (
                 count_least(count, n, confidence=1 - tail / len(errors)) for count in counts
             )
             by_book = float((limits * named).max())
-            guess = max(mean, float((limits / sizes).max()))
+            guess = max(fixed, float((limits / sizes).max()))
             rows.append((by_book, max(lines), guess))
         # Success rises with eta: a limit at a smaller eta holds at a larger one.
         table = self.thinness * np.array(rows)[np.searchsorted(places, levels, "right") - 1]
@@ -142,14 +147,21 @@ class Attainable:
         kept: dict[float, tuple[Array, Array]] = self._kept  # type: ignore[attr-defined]
         if eta not in kept:
             held = self._held  # type: ignore[attr-defined]
-            words, _ = codewords(self._public, eta, SIZES[-1])  # type: ignore[attr-defined]
-            squares = np.square(held).sum(1)[:, None] + np.square(words).sum(1)
-            near = (squares - 2 * held @ words.T) / held.shape[1] <= eta
-            own = [*(size for size in SIZES if size < len(words)), len(words)]
+            near = self.distance.apart(held, self._words(eta)) <= eta
+            most = near.shape[1]
+            own = [*(size for size in SIZES if size < most), most]
             kept[eta] = np.array(own), np.array([near[:, :size].any(1).sum() for size in own])
         sizes, counts = kept[eta]
         sure = 1 - tail / len(counts)
         return sizes, np.array([count_least(int(k), self.counted, confidence=sure) for k in counts])
+
+    def _words(self, eta: float) -> Array:
+        """Codewords made of the public part, the best first."""
+        public = self._public  # type: ignore[attr-defined]
+        if self.distance.squared:
+            return codewords(public, eta, SIZES[-1])[0]
+        chosen, _ = covering(self.distance.apart(public, public) <= eta, SIZES[-1])
+        return np.asarray(public[chosen])
 
     @cached_property
     def _layers(self) -> list[_LinearAttack]:
@@ -172,7 +184,7 @@ class Attainable:
         each = np.append(noise, math.inf)[
             np.searchsorted(np.cumsum(chance), draw.random(len(held)), "right")
         ]
-        return np.asarray(np.square(layer.answers(held, each, draw) - held).mean(1))
+        return self.distance.paired(layer.answers(held, each, draw), held)
 
 
 @dataclass(frozen=True, eq=False)

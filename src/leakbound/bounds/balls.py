@@ -1,28 +1,28 @@
 """Upper bounds on the number of examples in one ball with any center, from cheap to exact.
 
-Distances are root mean squared errors over the values of an example. They are computed in float64
-and rounded so that counts can only grow.
+A ball holds the examples that one candidate matches. Distances are computed in float64 and rounded
+so that counts can only grow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from leakbound.bounds.distances import Distance, SquaredError
 from leakbound.bounds.law import Array, positive, single
 from leakbound.bounds.record_priors import flat_images
 
 __all__ = ["BallCounts", "ball_counts"]
 
-ROUNDING = 1e-9
-"""Rounding of squared distances, relative to the squared norms; it can only raise counts."""
-BLOCK = 512
 MOST_PAIRS = 30_000_000
 """Number of neighbor pairs that are kept; above it, only neighbor counts bound a ball."""
-SEARCHED, CALLS = 24, 20_000
-"""Largest count for which exact balls are searched, and the number of balls that ends it."""
+SEARCHED, COLORED, CALLS = 24, 3_000_000, 20_000
+"""Largest count of a ball of squared errors, and number of neighbor pairs of other distances, for
+which balls are searched; number of balls after which a search ends."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class BallCounts:
     Attributes:
         each: (n,) no ball that holds example i holds more examples than `each[i]`.
         most: no ball holds more examples.
-        how: which bound gave `most`: "neighbors", "medoid" or "exact".
+        how: which bound gave `most`: "neighbors", "medoid", "colors", "exact", or "all".
     """
 
     each: Array
@@ -60,98 +60,109 @@ def ball_counts(examples: ArrayLike, eta: float) -> BallCounts:
         >>> found.most, found.each.tolist(), found.how
         (2, [2, 2, 2, 1], 'exact')
     """
-    rows = flat_images(examples)
+    rows, distance = flat_images(examples), SquaredError()
     level = float(single("eta", positive("eta", eta)))
-    return counts_of(rows, level, *neighbors(rows, 4 * level))
+    return counts_of(rows, level, *neighbors(distance.among(rows), 4 * level), distance)
 
 
-def counts_of(rows: Array, level: float, near: list[Array], apart: list[Array]) -> BallCounts:
+def counts_of(
+    rows: Array, level: float, near: list[Array], apart: list[Array], distance: Distance
+) -> BallCounts:
+    """As `ball_counts`, from `neighbors` within the distance's reach; `rows` are coded."""
     degree = np.array([len(own) for own in near])
     if degree.sum() > MOST_PAIRS:
         return BallCounts(degree, int(degree.max()), "neighbors")
-    medoid = np.array([_medoid(own, level) for own in apart])
+    medoid = np.array([_medoid(own, distance.mean(level)) for own in apart])
     each = np.minimum([medoid[own].max() for own in near], degree)
     most, how = int(each.max()), "medoid"
-    if 1 < most <= SEARCHED:
-        found = _search(rows, near, level)
-        most, how = (most, how) if found is None else (found, "exact")
+    few = most <= SEARCHED if distance.squared else degree.sum() <= COLORED
+    if most > 1 and few:
+        found, by, own = _search(near, lambda chosen: distance.fits(rows[chosen], level))
+        most, how = (found, by) if found < most or by == "exact" else (most, how)
+        each = each if distance.squared else np.minimum(each, own)
     return BallCounts(np.minimum(each, most), most, how)
 
 
-def neighbors(rows: Array, reach: float) -> tuple[list[Array], list[Array]]:
-    """The rows within `reach` of each row, itself included, and their mean squared errors, sorted.
+def neighbors(blocks: Iterable[Array], reach: float) -> tuple[list[Array], list[Array]]:
+    """The rows within `reach` of each row, itself included, and their distances, sorted.
 
-    With too many pairs only the counts are right: the lists keep their lengths but hold no values.
+    `blocks` are the rows of a matrix of distances, some at a time. With too many pairs only the
+    counts are right: the lists keep their lengths but hold no values.
     """
-    square, near, apart, pairs = np.square(rows).sum(1), [], [], 0
-    for start in range(0, len(rows), BLOCK):
-        own = rows[start : start + BLOCK]
-        sums = square[start : start + BLOCK, None] + square
-        found = (sums * (1 - ROUNDING) - 2 * own @ rows.T) / rows.shape[1]
-        for line in found:
-            inside = np.flatnonzero(line <= reach)
-            pairs += len(inside)
-            if pairs > MOST_PAIRS:
-                near.append(np.broadcast_to(np.int32(0), len(inside)))  # takes no memory
-                continue
-            order = inside[np.argsort(line[inside], kind="stable")]
-            near.append(order.astype(np.int32))
-            apart.append(np.maximum(0.0, line[order]))
+    near, apart, pairs = [], [], 0
+    for line in (line for block in blocks for line in block):
+        inside = np.flatnonzero(line <= reach)
+        pairs += len(inside)
+        if pairs > MOST_PAIRS:
+            near.append(np.broadcast_to(np.int32(0), len(inside)))  # takes no memory
+            continue
+        order = inside[np.argsort(line[inside], kind="stable")]
+        near.append(order.astype(np.int32))
+        apart.append(np.maximum(0, line[order]))
     return near, apart
 
 
-def _medoid(apart: Array, level: float) -> int:
+def _medoid(apart: Array, mean: float) -> int:
     """The largest number of points in a ball whose medoid is this point."""
     count = np.arange(1, len(apart) + 1)
-    inside = np.cumsum(apart) <= 2 * count * level * (1 + ROUNDING)
+    inside = np.cumsum(apart, dtype=float) <= count * mean
     return int(count[inside].max(initial=1))
 
 
-def _search(rows: Array, near: list[Array], level: float) -> int | None:
-    """The largest set that fits into one ball; None if the search takes too long."""
+def _search(near: list[Array], fits: Callable[[list[int]], bool]) -> tuple[int, str, Array]:
+    """The largest set that fits into one ball, or a bound on it if the search takes too long.
+
+    Examples of one ball are neighbors of each other. If neighbors never have the same color, a ball
+    holds one example of a color at most (Tomita and Seki 2003).
+
+    Returns:
+        The bound, how it was found, and by example a bound (n,) on the balls that hold it.
+    """
     order = np.argsort([len(own) for own in near], kind="stable")
-    place = np.empty(len(near), int)
-    place[order] = np.arange(len(near))
-    linked = [set(own.tolist()) for own in near]
+    place = np.argsort(order)
+    linked = [_bits(place[near[i]], len(near)) & ~(1 << at) for at, i in enumerate(order.tolist())]
+    later = [own >> at + 1 << at + 1 for at, own in enumerate(linked)]
+    each, caps = (np.array([1 + _colors(own, linked) for own in of]) for of in (linked, later))
     best, calls = 1, 0
-    for first in order[::-1].tolist():
-        earlier = [x for x in near[first].tolist() if place[x] < place[first]]
-        stack = [([first], earlier)]
+    for first in np.argsort(-caps, kind="stable").tolist():
+        if caps[first] <= best:
+            break
+        stack = [([first], later[first])]
         while stack:
-            chosen, others = stack.pop()
-            best = max(best, len(chosen))
-            for at, other in enumerate(others):
-                if len(chosen) + len(others) - at <= best:
+            chosen, left = stack.pop()
+            for other, colors in reversed(_colored(left, linked)):
+                if len(chosen) + colors <= best:
                     break
-                left = [x for x in others[at + 1 :] if x in linked[other]]
-                if len(chosen) + 1 + len(left) <= best:
-                    continue
                 calls += 1
                 if calls > CALLS:
-                    return None
-                if _fits(rows[[*chosen, other]], level):
-                    stack.append(([*chosen, other], left))
-    return best
+                    return int(caps[first]), "colors", each[place]
+                left ^= 1 << other
+                if fits(order[[*chosen, other]].tolist()):
+                    best = max(best, len(chosen) + 1)
+                    stack.append(([*chosen, other], left & linked[other]))
+    return best, "exact", each[place]
 
 
-def _fits(points: Array, level: float, steps: int = 300) -> bool:
-    """Whether a ball with a mean squared error of `level` may hold all points; False is proven.
+def _bits(members: Array, count: int) -> int:
+    """The members of a set of numbers below `count` as the bits of one number."""
+    held = np.zeros(count, bool)
+    held[members] = True
+    return int.from_bytes(np.packbits(held, bitorder="little").tobytes(), "little")
 
-    Frank-Wolfe on the dual of the smallest ball: any weights w on the points give a lower bound
-    w'Dw / 2 on its squared radius, and a center from which all points may be within reach.
-    """
-    apart = np.square(points[:, None] - points).mean(2)
-    weights = np.full(len(points), 1 / len(points))
-    for step in range(steps):
-        pulled = apart @ weights
-        least = weights @ pulled / 2
-        if least > level * (1 + ROUNDING):
-            return False
-        distances = pulled - least
-        farthest = int(distances.argmax())
-        if distances[farthest] <= level:
-            return True
-        share = 2 / (step + 3)
-        weights *= 1 - share
-        weights[farthest] += share
-    return True  # undecided: counts as fitting, so the bound stays an upper bound
+
+def _colored(left: int, linked: list[int]) -> list[tuple[int, int]]:
+    """The members of a set, greedily colored, and the number of colors up to each of them."""
+    found, color = [], 0
+    while left:
+        color, free = color + 1, left
+        while free:
+            lowest = free & -free
+            member = lowest.bit_length() - 1
+            left ^= lowest
+            free &= ~(lowest | linked[member])
+            found.append((member, color))
+    return found
+
+
+def _colors(left: int, linked: list[int]) -> int:
+    return max((color for _, color in _colored(left, linked)[-1:]), default=0)

@@ -1,8 +1,9 @@
 """Bounds on all attackers from a sample of public examples, without a model of the data.
 
 kappa is the largest probability that an example of the data distribution lies within the
-criterion's radius of one point. K* is the largest number of the n independent public examples in
-one ball of this radius, with any center. The distribution, not the sample, fixes the ball with
+criterion's level of one candidate, the center of a ball: a radius, or the columns of a row that may
+differ. K* is the largest number of the n independent public examples in one such ball, with any
+center. The distribution, not the sample, fixes the ball with
 probability kappa. That ball holds Binomial(n, kappa) <= K* examples of the sample. So a confidence
 limit on a binomial share for a count of K* is a limit on kappa, without a union over balls. The
 profile bound is tighter if most examples have few neighbors: it spreads the attacker's candidates
@@ -26,7 +27,8 @@ from scipy import optimize, stats
 
 from leakbound._util.rounding import most
 from leakbound.bounds import identification
-from leakbound.bounds.balls import MOST_PAIRS, ROUNDING, BallCounts, counts_of, neighbors
+from leakbound.bounds.balls import MOST_PAIRS, BallCounts, counts_of, neighbors
+from leakbound.bounds.distances import ROUNDING, ColumnMisses, Distance, SquaredError
 from leakbound.bounds.law import Array, one, positive, probability, single, whole
 from leakbound.bounds.record_priors import Baseline, flat_images
 
@@ -98,6 +100,8 @@ class PublicSample(Baseline):
             the bounds are multiplied by `density`.
         classes: number of labels, seen or not; it gives a tighter limit if no two examples of a
             class match.
+        distance: which candidates match; by default those up to a mean squared error. For others,
+            read the levels `eta` below in its units, such as a number of columns.
 
     Example:
         >>> digits = np.random.default_rng(0).random((400, 16))
@@ -112,6 +116,7 @@ class PublicSample(Baseline):
     confidence: float = CONFIDENCE
     sources: Array | None = None
     classes: int | None = None
+    distance: Distance = field(default_factory=SquaredError)
 
     basis = "sample"
     places: Array = field(init=False)
@@ -135,11 +140,15 @@ class PublicSample(Baseline):
             object.__setattr__(self, "thinness", float(sizes.min() / sizes.mean()))
         keep = np.sort(order[:MOST])
         object.__setattr__(self, "examples", rows[keep])
+        object.__setattr__(self, "_coded", self.distance.coded(rows[keep]))
         object.__setattr__(self, "places", keep)
         if self.labels is not None:
-            labels = np.asarray(self.labels).reshape(-1)
+            labels = np.asarray(self.labels)
             if len(labels) != len(rows):
                 raise ValueError(f"labels holds {len(labels)}; give one for each of {len(rows)}")
+            if labels.ndim > 1:  # such as masks: examples of one class have the same
+                labels = np.unique(labels.reshape(len(rows), -1), axis=0, return_inverse=True)[1]
+            labels = labels.reshape(-1)
             object.__setattr__(self, "labels", labels[keep])
         single("guesses", whole("guesses", self.guesses))
         single("confidence", probability("confidence", self.confidence))
@@ -159,12 +168,19 @@ class PublicSample(Baseline):
     @property
     def name(self) -> str:  # type: ignore[override]
         """What the bound rests on, as text."""
-        known = "labels known" if self.labels is not None else "labels not known"
         sure = f"{self.confidence:.0%} confidence"
         uneven = f", sources of up to {most(self.density)} times the mean size"
-        return f"{self.n} public examples without a model, {sure}, {known}" + (
+        return f"{self.n} public {self._noun} without a model, {sure}, {self._known}" + (
             uneven if self.density > 1 else ""
         )
+
+    @property
+    def _noun(self) -> str:
+        return self.distance.noun.removesuffix("s") + "s"
+
+    @property
+    def _known(self) -> str:
+        return "labels known" if self.labels is not None else "labels not known"
 
     @cached_property
     def _groups(self) -> list[Array]:
@@ -173,20 +189,48 @@ class PublicSample(Baseline):
         return [np.flatnonzero(self.labels == y) for y in np.unique(self.labels)]
 
     def counts(self, eta: float) -> list[BallCounts]:
-        """The counts of balls at an MSE of eta, by class if labels are known."""
+        """The counts of balls at a level of eta, by class if labels are known."""
         kept: dict[float, list[BallCounts]] = self._kept  # type: ignore[attr-defined]
-        if eta not in kept:
-            rows = [self.examples[own] for own in self._groups]
-            pairs = [self._pairs(place, own, 4 * eta) for place, own in enumerate(rows)]
-            kept[eta] = [counts_of(own, eta, *two) for own, two in zip(rows, pairs, strict=True)]
+        if eta not in kept and self._open(eta):
+            kept[eta] = [BallCounts(np.full(n, n), n, "all") for n in map(len, self._groups)]
+        elif eta not in kept:
+            kept[eta] = [
+                counts_of(own, eta, *self._pairs(place, own, eta), self.distance)
+                for place, own in enumerate(self._rows)
+            ]
         return kept[eta]
 
-    def _pairs(self, place: int, rows: Array, reach: float) -> tuple[list[Array], list[Array]]:
+    @property
+    def _rows(self) -> list[Array]:
+        """The coded examples, by class if labels are known."""
+        return [self._coded[own] for own in self._groups]  # type: ignore[attr-defined]
+
+    def _open(self, eta: float) -> bool:
+        """Whether two rows that one candidate matches may differ in every column."""
+        return 2 * eta >= (self.distance.columns or math.inf)
+
+    def alone(self, eta: float) -> Array:
+        """Places of the examples that no candidate matches together with another example.
+
+        The others of the class, if labels are known.
+
+        Example:
+            >>> PublicSample([[0.0], [0.1], [0.9]]).alone(0.01).tolist()
+            [2]
+        """
+        own = [
+            group[found.each == 1]
+            for group, found in zip(self._groups, self.counts(eta), strict=True)
+        ]
+        return np.sort(self.places[np.concatenate(own)])
+
+    def _pairs(self, place: int, rows: Array, eta: float) -> tuple[list[Array], list[Array]]:
         """As `neighbors`, taken from those of a larger reach if they are known."""
         known: dict[int, tuple[float, list[Array], list[Array]]] = self._near  # type: ignore[attr-defined]
-        far, near, apart = known.get(place, (0.0, [], []))
+        reach = self.distance.reach(eta)
+        far, near, apart = known.get(place, (-1.0, [], []))
         if far < reach:
-            near, apart = neighbors(rows, reach)
+            near, apart = neighbors(self.distance.among(rows), reach)
             if sum(map(len, near)) > MOST_PAIRS:
                 return near, apart
             known[place] = (reach, near, apart)
@@ -205,7 +249,7 @@ class PublicSample(Baseline):
         With `parts`, this limit uses one of that many parts of the failure probability. kappa rises
         with eta, so a limit at a larger eta holds at all smaller ones: at most ANCHORS are made.
         """
-        levels = np.atleast_1d(positive("eta", eta, infinite=True))
+        levels = self.distance.levels(eta)
         places = anchors(levels)
         tail = (1 - self.confidence) / (len(places) * parts)
         # The largest first: its pairs of neighbors contain those of all others.
@@ -222,14 +266,14 @@ class PublicSample(Baseline):
         Args:
             lift: as in `profile_limit`: a noise multiplier for one full-batch release, or a
                 function from a success without the training to one with it.
-            eta: mean squared errors.
+            eta: mean squared errors, or levels of another distance.
 
         Example:
             >>> rows = np.random.default_rng(0).random((400, 16))
             >>> round(float(PublicSample(rows).success_bound(1.0, 0.001)[0][0]), 2)
             0.07
         """
-        levels = np.atleast_1d(positive("eta", eta, infinite=True))
+        levels = self.distance.levels(eta)
         law = lift if callable(lift) else gaussian_lift(lift)
         known = np.atleast_1d(np.asarray(self.log_kappa(levels, parts=2)))
         places, envelope = anchors(levels), _envelope(law)
@@ -241,6 +285,8 @@ class PublicSample(Baseline):
     def _limit(self, eta: float, tail: float) -> float:
         if not math.isfinite(eta):
             return 1.0
+        if self._open(eta):
+            return self._by_column(eta, tail)
         found = self.counts(eta)
         held = sum(
             min(self.guesses * own.most, len(group))
@@ -254,6 +300,22 @@ class PublicSample(Baseline):
             far = 10 * (classes + 1) * (1 - math.log(tail))
             limit = min(limit, float(optimize.brentq(met, 0.0, far)) / self.n)
         return min(1.0, limit * self.density)
+
+    def _by_column(self, eta: float, tail: float) -> float:
+        """Markov: with the probability kappa_j that a value of column j matches, a candidate
+        matches k of the columns with a probability of at most the sum of kappa_j over k.
+        """
+        assert isinstance(self.distance, ColumnMisses)  # no other distance is open
+        count = self.distance.columns
+        if eta >= count:
+            return 1.0
+        held = np.sum([self.distance.widest(own) for own in self._rows], 0)
+        total = sum(self._share(int(most), tail / count) for most in held)
+        return min(1.0, self.guesses * self.density * total / (count - math.floor(eta)))
+
+    def _share(self, count: int, tail: float) -> float:
+        """Upper limit on the share of new examples that one candidate matches, from a count."""
+        return count_limit(count, self.n, confidence=1 - tail)
 
     def mean_error(self, lift: Lift | float, etas: ArrayLike) -> float:
         """Lower bound on any attacker's mean squared error.
@@ -323,13 +385,17 @@ class TheseExamples(PublicSample):
     @property
     def name(self) -> str:  # type: ignore[override]
         """What the bound rests on, as text."""
-        known = "labels known" if self.labels is not None else "labels not known"
-        return f"these {self.n} examples, {known}"
+        return f"these {self.n} {self._noun}, {self._known}"
 
     def _limit(self, eta: float, tail: float) -> float:
         if not math.isfinite(eta):
             return 1.0
+        if self._open(eta):
+            return self._by_column(eta, tail)
         return min(1.0, self.guesses * self.largest(eta) / self._left)
+
+    def _share(self, count: int, tail: float) -> float:
+        return count / self._left
 
     def _profile(self, envelope: tuple[Array, Array], eta: float, confidence: float) -> float:
         """The largest mean success over all candidates; exact at every confidence."""

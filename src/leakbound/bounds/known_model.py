@@ -25,6 +25,7 @@ from scipy import linalg, sparse
 from leakbound.bounds.balls import counts_of, neighbors
 from leakbound.bounds.bounded_mean import upper_limit
 from leakbound.bounds.counting import CONFIDENCE, self_bounding_limit
+from leakbound.bounds.distances import SquaredError
 from leakbound.bounds.law import Array, non_negative, positive, probability, single, whole
 from leakbound.bounds.record_priors import flat_images
 
@@ -334,12 +335,13 @@ class _Group:
 
 
 def _group(place: Indices, rows: Array, root: Array, level: float) -> _Group:
-    near, apart = neighbors(rows, 4 * level)
-    each = counts_of(rows, level, near, apart).each.astype(np.int64)
+    distance = SquaredError()
+    near, apart = neighbors(distance.among(rows), 4 * level)
+    each = counts_of(rows, level, near, apart, distance).each.astype(np.int64)
     table = np.full((len(rows), max(map(len, near))), len(rows))
     for line, own in zip(table, near, strict=True):
         line[: len(own)] = own
-    reached = neighbors(rows, level)[0]
+    reached = neighbors(distance.among(rows), level)[0]
     return _Group(place, root, each, _matrix(reached), _matrix(near), table)
 
 

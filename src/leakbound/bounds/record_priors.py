@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from scipy import special, stats
 
 from leakbound import check
+from leakbound.bounds.distances import Distance, SquaredError
 from leakbound.bounds.from_scratch import exact
 from leakbound.bounds.identification import log_kappa_sphere
 from leakbound.bounds.law import Array, between, non_negative, one, positive, single, whole
@@ -104,11 +105,13 @@ class Baseline(ABC):
         basis: what the bound rests on. "sample": public examples and no model of the data.
             "examples": these very examples. "fitted model": a model fitted to data. None: it
             knows nothing about the data, and bounds no attacker who does.
+        distance: which candidates match.
     """
 
     name: str
     dim: int
     basis: Basis | None = "fitted model"
+    distance: Distance = SquaredError()
 
     @abstractmethod
     def log_kappa(self, eta: ArrayLike) -> Any:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
-from leakbound import check, tensors
+from leakbound import tensors
 from leakbound.assess import record as records
+from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.measure import measure, objective_of, release_of, shown
+from leakbound.assess.measure import Measured, measure, objective_of, release_of, shown
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import settings_hash
 from leakbound.attacks.base import Attack, expected_rows, seen_task
 from leakbound.audit import plan as plans
 from leakbound.audit.context import PlanContext
-from leakbound.audit.experiment import defense_info, links_of, threat_info
+from leakbound.audit.experiment import defense_info, links_of, model_info, threat_info
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import Understood
 from leakbound.captured.proofs import certificate
 from leakbound.defenses import Chain, chain
-from leakbound.domains import has_neighbors
+from leakbound.domains import Domain, has_neighbors
+from leakbound.losses import named
 from leakbound.random import stream
 from leakbound.risk.limits import ErrorBoundSpec, Limits, of_release
 from leakbound.risk.released import Released
@@ -50,7 +53,7 @@ class Case:
     spec: plans.ModelSpec
     criterion: Criterion
     declared: Chain = field(default_factory=chain)
-    public: PlanContext | None = None
+    public: PublicExamples | None = None
     truth: Batch | None = None
 
 
@@ -74,12 +77,12 @@ def read_truth(given: Batch | Path | str | None) -> Batch | None:
             )
         found.append(named[here[0]])
     inputs, labels = found
-    if not inputs.is_floating_point() or labels.is_floating_point():
+    if not inputs.is_floating_point():
         raise ValueError(
-            f"truth {str(path)!r} holds inputs of type {inputs.dtype} and labels of type "
-            f"{labels.dtype}; give inputs as floats, as the model gets them, and labels as numbers"
+            f"truth {str(path)!r} holds inputs of type {inputs.dtype}; give inputs as floats, as "
+            "the model gets them"
         )
-    return Batch(inputs, labels.long())
+    return Batch(inputs, labels if labels.is_floating_point() else labels.long())
 
 
 def check_truth(truth: Batch, observation: Observation) -> Batch:
@@ -98,7 +101,7 @@ def check_truth(truth: Batch, observation: Observation) -> Batch:
             f"truth runs from {least:.6g} to {most:.6g}, but input_range is {low:g} to {high:g}; "
             "give the range of the model's input (--input-range LOW HIGH), and the truth in it"
         )
-    check.labels(truth.labels, task.label_range)
+    named(task.loss).check(truth.labels, task.label_range)
     return Batch(truth.inputs.to(task.parameters), truth.labels.to(task.parameters.device))
 
 
@@ -131,6 +134,7 @@ def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> 
     shown_ = settings or repr(attack)
     key = [case.at, case.capture.digest, name, shown_, repr(built), case.spec.name, seen.cohort[0]]
     key += [repr(seen.task.plan), list(seen.input_shape), seen.threat.labels_known]
+    key += [named(seen.task.loss).name]
     own, found = case.capture, case.understood
     return records.Assessment(
         experiment=plans.digest(key)[:16],
@@ -138,7 +142,7 @@ def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> 
             name=name, settings=shown_, hash=settings_hash(attack) if attack else "none"
         ),
         defense=defense_info(links_of(built), built),
-        model=records.ModelInfo(name=case.spec.name, parameters={}, size=len(seen.task.parameters)),
+        model=model_info(case.spec.name, seen.task),
         data=records.DataInfo(
             source="captured",
             domain=case.criterion.domain.name,
@@ -178,19 +182,21 @@ def judged(
     proof = None
     if not understood.defense.links:
         direction = None if share is None else share.direction
-        counted = any(f.name == "batch size" and f.sure for f in understood.findings)
-        proof = certificate(seen, attack, answer, direction, counted=counted)
+        sure = {finding.name for finding in understood.findings if finding.sure}
+        proof = certificate(seen, attack, answer, direction, sure)
     limits = limits_of(case)
+    own = _measured(case, answer)
     measured, matched = dict[str, Any](), tuple[bool, ...]()
-    truth, inputs = None, answer.inputs
-    if case.truth is not None:
-        public, others = None, None
-        if case.public is not None:
-            public, others = case.public.public, case.public.distractors
-        own = measure(case.truth, answer, case.criterion, public, distractors=others)
-        measured, matched = own.fields, own.matched
-        truth, inputs = case.truth.inputs, own.paired.inputs
-    parts = shown(case.criterion.domain, truth, inputs, images=pictures)
+    truth, inputs, baseline, agreement = None, answer.inputs, None, answer.agreement
+    if own is not None:
+        measured, matched, baseline, agreement = own.fields, own.matched, own.guess, own.agreement
+        truth, inputs = own.paired.truth.inputs, own.paired.inputs
+    parts = shown(
+        *(case.criterion.domain, truth, inputs),
+        images=pictures,
+        baseline=baseline,
+        agreement=agreement,
+    )
     values = parts.fields.pop("values", None)
     known = understood.rate_known
     if share is not None:
@@ -218,15 +224,35 @@ def judged(
     ), parts.files
 
 
-class PublicImages(PlanContext):
-    """A data source of public images only, in the units of the model's input."""
+def _measured(case: Case, answer: Reconstruction) -> Measured | None:
+    """The answer compared with the truth; None if that is not known."""
+    if case.truth is None:
+        return None
+    public, others, decoys = None, None, None
+    if case.public is not None:
+        (public, decoys), others = case.public.halves, case.public.distractors
+    return measure(
+        *(case.truth, answer, case.criterion, public),
+        distractors=others,
+        decoys=decoys,
+        labels_known=case.understood.observation.threat.labels_known,
+    )
 
-    def __init__(self, spec: plans.DataSpec, input_range: tuple[float, float] = (0.0, 1.0)) -> None:
+
+class PublicExamples(PlanContext):
+    """A data source of public examples only, in the units of the model's input.
+
+    Of a table, a random half is kept from attacks as decoys.
+    """
+
+    def __init__(self, spec: plans.DataSpec, input_range: tuple[float, float] | None) -> None:
         super().__init__(spec)
         self._range = input_range
 
     def batch(self, indices: torch.Tensor) -> Batch:
         own = super().batch(indices)
+        if self._range is None:
+            return own
         low, high = self._range
         return Batch(low + (high - low) * own.inputs, own.labels)
 
@@ -236,20 +262,29 @@ class PublicImages(PlanContext):
         every = torch.arange(len(self.dataset.labels))
         return {"private": none, "public": every, "test": none}
 
+    @cached_property
+    def halves(self) -> tuple[Batch | None, Batch | None]:
+        """What attacks get, and decoys."""
+        indices = self.splits["public"]
+        return halves(self.dataset.domain, self.batch(indices) if len(indices) else None)
 
-def public_images(
-    source: str, input_shape: tuple[int, ...], input_range: tuple[float, float]
-) -> PublicImages:
-    """Public images of a data source, resized to the model's input if it is a square image."""
-    context, wanted = PublicImages(plans.DataSpec(source), input_range), tuple(input_shape)
+    @cached_property
+    def public(self) -> Batch | None:
+        return self.halves[0]
+
+
+def public_examples(source: str, form: Domain) -> PublicExamples:
+    """Public examples of a data source; images are resized to the model's input if it is square."""
+    wanted, span = form.shape, None if form.metric == "columns" else form.input_range
+    context = PublicExamples(plans.DataSpec(source), span)
     own = context.input_shape
     if own != wanted and has_neighbors(wanted) and wanted[1] == wanted[2]:
         spec = plans.DataSpec(source, size=wanted[1], channels=wanted[0])
-        context = PublicImages(spec, input_range)
+        context = PublicExamples(spec, span)
     if context.input_shape != wanted:
         raise ValueError(
-            f"public data {source!r} has images of shape {own}, the model takes {wanted}; give "
-            "images of that shape"
+            f"public data {source!r} has examples of shape {own}, the model takes {wanted}; give "
+            "examples of that shape"
         )
     return context
 

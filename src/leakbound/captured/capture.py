@@ -20,6 +20,8 @@ from leakbound.tensors import Named
 BEFORE = "before.safetensors"
 PREFIX = "leakbound."
 KINDS = ("gradient", "delta", "weights")
+TREES = "xgboost"
+"""The kind of a file of bytes, which `leakbound.trees` reads."""
 _ROUND = re.compile(r"round-(\d{4,9})")
 _CLIENT = re.compile(r"client-(\d{1,20})\.safetensors")
 Given = Path | str | Mapping[str, Any] | Sequence[Any]
@@ -158,6 +160,8 @@ def _tensor(value: Any, what: str) -> Tensor:
 def _kind(
     about: Mapping[str, str], update: Named, before: Named | None, name: str, notes: list[str]
 ) -> str:
+    if about.get("kind") == TREES:
+        raise ValueError(f"{name} holds no weights but bytes, as of trees; add --kind {TREES}")
     if "kind" in about:
         check.one_of(KINDS, kind=about["kind"])
         return about["kind"]
@@ -266,7 +270,7 @@ def write(
     for name in ("round", "client"):
         if not re.fullmatch(r"\d{1,20}", text.get(name, "")):
             raise ValueError(f"about[{name!r}] is {text.get(name)!r}; give a whole number")
-    check.one_of(KINDS, kind=text.get("kind", ""))
+    check.one_of((*KINDS, TREES), kind=text.get("kind", ""))
     with files.writing(folder):
         place = files.folder(Path(folder), f"round-{int(text['round']):04d}")
         if (place / BEFORE).exists():

@@ -6,16 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from leakbound.attacks import FedAvgMatching, LinearInversion
 from leakbound.attacks.analytic import input_layer
-from leakbound.attacks.labels import LABEL_RULES, infer, last_layer
+from leakbound.attacks.labels import LABEL_RULES, infer, label_totals, last_layer
 from leakbound.attacks.pace import Pace
-from leakbound.client import gradient, layer_inputs
+from leakbound.client import gradient, layer_inputs, local_update
+from leakbound.losses import named
 from leakbound.random import stream
 from leakbound.types import Exact, NotApplicable, Observation, Task
 
@@ -130,6 +131,38 @@ def labels(
     return torch.tensor(best), Finding("labels", value, how, sure)
 
 
+def targets(observation: Observation, *, sure: bool) -> tuple[Tensor | None, Finding]:
+    """Labels under another loss than cross-entropy, or their sums; `sure`: rate and steps are."""
+    source = stream(0, "captured", "labels", "bias")
+    hard = named(observation.task.loss).targets == "binary"
+    try:
+        if not (sure or hard):
+            raise NotApplicable("they depend on the learning rate and the number of local steps")
+        found = infer("bias", observation, source)
+    except NotApplicable as error:
+        how = f"{error.reason}; give labels"
+        with suppress(NotApplicable):
+            sums = ", ".join(f"{v:.4g}" for v in label_totals(observation, source).tolist()[:64])
+            how += f". Their sums by output are about {sums}, if outputs are typical"
+        return None, Finding("labels", "unknown", how, False)
+    one = observation.examples == 1 and isinstance(observation.update.law, Exact)
+    how = "the last layer's gradients give the label of one example"
+    if observation.examples > 1:
+        how = "likely: the last layer's bias gradient, if outputs are typical"
+    elif hard:
+        how = "the sign of the last layer's bias gradients, for labels 0 and 1"
+    return found, Finding("labels", shown(found), how, one)
+
+
+def shown(labels: Tensor) -> str:
+    """Labels as text: numbers, or rows of numbers."""
+    if labels.ndim > 2:
+        return f"{len(labels)} maps"
+    rows = labels[:64, None] if labels.ndim == 1 else labels[:64]
+    text = ["; ".join(f"{v:.6g}" for v in row) for row in rows.tolist()]
+    return ", ".join(text) + (", ..." if len(labels) > 64 else "")
+
+
 def rank(size: Size) -> list[Finding]:
     how = f"of the layer {size.layer!r}: batch size times local steps is at least this, {PLAIN}"
     return [Finding("rank", str(size.products), how, True)] if size.layer else []
@@ -185,6 +218,8 @@ def _moved(observation: Observation) -> int:
         return 1
     if layer.bias is None or not isinstance(observation.update.law, Exact):
         return 1
+    if named(observation.task.loss).name not in ("cross_entropy", "bce", "l1"):
+        return 1  # a step may be of any length
     return max(1, math.ceil(float(layer.bias.abs().max()) - 1e-4))
 
 
@@ -194,26 +229,38 @@ def _replayed(observation: Observation) -> Finding | None:
     source = stream(0, "captured", "replay")
     try:
         image = LinearInversion()(observation, source)
-        label = observation.labels
-        if label is None:
-            label = infer("bias", observation, source)
+        errors = _errors(observation, image.inputs, source)
     except NotApplicable:
         return None
-    task, seen = observation.task, observation.update.rows[0]
-    rate, total = task.plan.learning_rate, torch.zeros_like(seen)
-    errors = []
-    for _ in range(MOST_STEPS):
-        moved = task.parameters - rate * total
-        total = total + gradient(task, image.inputs, label, moved).detach()
-        errors.append(float((total - seen).norm() / seen.norm()))
-    best = min(range(len(errors)), key=errors.__getitem__)
-    if errors[best] > FITS:
+    best = min(errors, key=errors.__getitem__)
+    if not errors[best] <= FITS:
         return None
     how = (
         f"training on the image that the first layer reveals, replayed: this number of steps "
         f"leaves {errors[best]:.2g} of the update's norm (for SGD without momentum)"
     )
-    return Finding("local steps", str(best + 1), how, errors[best] < SURE)
+    return Finding("local steps", str(best), how, errors[best] < SURE)
+
+
+def _errors(observation: Observation, image: Tensor, source: torch.Generator) -> dict[int, float]:
+    """The share of the update's norm that training on the image leaves, by the number of steps."""
+    task, seen = observation.task, observation.update.rows[0]
+    rate, total = task.plan.learning_rate, torch.zeros_like(seen)
+    errors, label = {}, observation.labels
+    if label is None and named(task.loss).targets in ("real", "count"):  # depends on the steps
+        for count in CANDIDATES:
+            own = replace(task, plan=replace(task.plan, steps=count))
+            with suppress(NotApplicable):
+                label = infer("bias", replace(observation, task=own), source)
+                off = local_update(own, image, label).detach() - seen
+                errors[count] = float(off.norm() / seen.norm())
+        return errors or {1: math.inf}
+    label = infer("bias", observation, source) if label is None else label
+    for count in range(1, MOST_STEPS + 1):
+        moved = task.parameters - rate * total
+        total = total + gradient(task, image, label, moved).detach()
+        errors[count] = float((total - seen).norm() / seen.norm())
+    return errors
 
 
 def _rows_an_example(task: Task, input_shape: tuple[int, ...]) -> dict[str, int]:

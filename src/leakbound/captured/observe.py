@@ -18,13 +18,17 @@ from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
 from leakbound.client import respond
 from leakbound.defenses import Chain, Defense, NoDefense, chain
+from leakbound.domains import Domain
+from leakbound.losses import named
 from leakbound.random import stream, uniform
+from leakbound.task import drops
 from leakbound.types import (
     Batch,
     Gaussian,
     Guarantee,
     Laplace,
     LocalPlan,
+    Loss,
     NotApplicable,
     Observation,
     Server,
@@ -48,7 +52,7 @@ class TrainingInfo:
     """
 
     examples: int | None = None
-    labels: Sequence[int] | Tensor | None = None
+    labels: Sequence[float] | Tensor | None = None
     learning_rate: float | None = None
     steps: int | None = None
     batch_size: int | None = None
@@ -86,7 +90,7 @@ def observe(
     *,
     input_shape: tuple[int, ...],
     examples: int | None = None,
-    labels: Sequence[int] | Tensor | None = None,
+    labels: Sequence[float] | Tensor | None = None,
     learning_rate: float | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -159,7 +163,7 @@ def understand(
         found.append(step)
         task = replace(task, plan=replace(task.plan, steps=int(step.value)))
         observation = replace(observation, task=task)
-    labels = _label_finding(observation, spread, proofs.coarsest(capture), found, notes)
+    labels = _label_finding(observation, spread, proofs.coarsest(capture), found, notes, rate)
     false = None if rate is None else proofs.missing_noise(observation)
     notes += filter(None, [false, None if chained.links else proofs.outside(observation)])
     return Understood(
@@ -180,16 +184,21 @@ def _label_finding(
     precision: float,
     found: list[Finding],
     notes: list[str],
+    rate: float | None,
 ) -> Tensor | None:
     """The labels that are given or inferred, compared with the signs of the last bias."""
     certain, odd = proofs.classes(observation, spread, precision)
     notes += filter(None, [odd])
     if observation.labels is None:
-        labels, finding = reading.labels(observation, certain)
+        if named(observation.task.loss).name == "cross_entropy":
+            labels, finding = reading.labels(observation, certain)
+        else:
+            sure = rate is not None and any(f.name == "local steps" and f.sure for f in found)
+            labels, finding = reading.targets(observation, sure=sure)
         found.append(finding)
         return labels
     told = observation.labels.tolist()
-    found.append(Finding("labels", ", ".join(map(str, told[:64])), "given", True))
+    found.append(Finding("labels", reading.shown(observation.labels), "given", True))
     if lost := [str(label) for label in certain if label not in told]:
         notes.append(
             f"the given labels do not include {', '.join(lost)}, which occur by the signs of the "
@@ -306,13 +315,16 @@ def _examples(
 def _labels(told: TrainingInfo, task: Task, count: int) -> Tensor | None:
     if told.labels is None:
         return None
-    labels = torch.as_tensor(told.labels).reshape(-1)
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(f"labels hold values of type {labels.dtype}; give class numbers")
+    labels, loss = torch.as_tensor(told.labels), named(task.loss)
+    if loss.by_class:
+        labels = labels.reshape(-1)
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError(f"labels hold values of type {labels.dtype}; give class numbers")
     if len(labels) != count:
         raise ValueError(f"labels holds {len(labels)} for {count} examples; give one for each")
-    check.labels(labels.long(), task.label_range)
-    return labels.long().to(task.parameters.device)
+    labels = labels.long() if loss.has_classes else labels.to(task.parameters.dtype)
+    loss.check(labels, task.label_range)
+    return labels.to(task.parameters.device)
 
 
 def as_chain(defense: Defense | None) -> Chain:
@@ -329,10 +341,10 @@ def as_chain(defense: Defense | None) -> Chain:
 def task_of(
     model: nn.Module,
     capture: Capture,
+    form: Domain,
     *,
-    input_shape: tuple[int, ...],
-    input_range: tuple[float, float] = (0.0, 1.0),
     classes: int | None = None,
+    loss: str | Loss = "cross_entropy",
 ) -> tuple[Task, tuple[str, ...]]:
     """The model at the capture's weights before, and notes on how it was made.
 
@@ -340,13 +352,12 @@ def task_of(
     model's mode; running statistics are those of the weights before.
     """
     own, notes = copy.deepcopy(model), []
-    off = [m for m in own.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
-    if any(m.training and m.p > 0 for m in off):
+    if any(map(drops, own.modules())):
         notes.append(
             "the model has dropout in training mode: it was switched off, since only the client "
             "knows its draws (so the simulation only approximates the training)"
         )
-    quiet = (nn.modules.dropout._DropoutNd, nn.modules.instancenorm._InstanceNorm)
+    quiet = (nn.modules.dropout._DropoutNd, nn.modules.instancenorm._InstanceNorm, nn.RNNBase)
     for module in own.modules():
         if isinstance(module, quiet):
             module.eval()
@@ -356,7 +367,7 @@ def task_of(
             "each "
             "other (build the model with .eval() if the client trained with fixed statistics)"
         )
-    task = Task.of(own, input_range=input_range, classes=classes)
+    task = Task.of(own, loss=loss, classes=classes, domain=form)
     if capture.before is None:
         notes.append("no weights before were given: the model's own weights were used, as built")
     else:
@@ -375,7 +386,7 @@ def task_of(
                 f"the weights before hold no value for {len(missing)} of {len(task.frozen)} frozen "
                 f"tensors (such as {missing[0]}): the model's own were used, as built"
             )
-    return _checked(task, input_shape), tuple(notes)
+    return _checked(task, form.shape), tuple(notes)
 
 
 def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
@@ -395,11 +406,11 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
             f"input_shape is {input_shape}, and the model cannot take it ({reason}); give the "
             "shape of one input without the batch, such as 1,28,28"
         ) from None
-    if output.ndim != 2 or len(output) != len(image):
-        raise ValueError(
-            f"the model returns {tuple(output.shape)} for inputs of shape {shape}; give a "
-            "classifier that returns one row of class scores (B, K)"
-        )
+    own = named(task.loss)
+    if wrong := own.misfit(output, len(image)):
+        raise ValueError(f"for inputs of shape {shape} {wrong}")
+    if not own.has_classes:
+        return task
     if task.label_range is not None and task.label_range > output.shape[1]:
         raise ValueError(
             f"classes is {task.label_range}, but the model has {output.shape[1]} outputs; leave "
@@ -440,6 +451,9 @@ def _with_law(
     shape = (count, *input_shape)
     images = low + (high - low) * uniform(shape, source, like=task.parameters)
     labels = (uniform((count,), source) * (task.label_range or 1)).long()
+    if not (loss := named(task.loss)).by_class:
+        with torch.no_grad():
+            labels = loss.searched(torch.zeros_like(client.forward(task, images)))
     stand_in, _ = respond(task, Batch(images, labels.to(images.device)), defense, source)
     known = stand_in.seen(defense_known=True)
     mask = None if known.mask is None else (row != 0)[None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
@@ -16,7 +16,10 @@ from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.base import Attack
 from leakbound.attacks.labels import last_layer
 from leakbound.captured.capture import Capture
+from leakbound.client import forward
 from leakbound.covariance import Structured
+from leakbound.losses import named
+from leakbound.random import permutation, stream, uniform
 from leakbound.types import (
     Exact,
     Gaussian,
@@ -32,10 +35,19 @@ CERTAIN = 1e-4
 """The unexplained share of a layer's gradient below which an outer product counts as exact."""
 AGREES = 0.9999
 """The share of the update that training on a certified input must reproduce."""
+EXACT, FLOOR = 1e-3, 1e-6
+"""The share of each tensor that a certified input may leave, and of all of them together."""
+ENTRIES = 2 * 10**7
+"""Most derivatives, of outputs by weights, that a certificate without a replay computes."""
+SIGNS = 0.05
+"""Inputs whose values all lie this near to 0 or to the largest size may be signs."""
 EQUAL = 1e-3
 """Bias gradients that differ by less, relative to the largest, may be signs times a number."""
 DIRECTIONS = 4
-"""From this many directions on, two gradients are not multiples of each other by chance."""
+"""From this many active units on, two gradients are not multiples of each other by chance."""
+PROBES, APART = 32, 0.05
+"""Inputs of each kind that are compared with a certified one, and the least sine of the angle
+between their gradients if the number of examples is not known."""
 OUTSIDE = 1e-3
 """How far outside the input range, in units of its width, a value may be by rounding."""
 BALANCED = 1e-3
@@ -49,40 +61,120 @@ def certificate(
     attack: Attack,
     answer: Reconstruction,
     agreement: float | None,
-    *,
-    counted: bool,
+    sure: Collection[str],
 ) -> str | None:
     """A proof that the answer is the input, if the update holds one; in a sentence.
 
     Without noise and defense, for one example, every row of the first linear layer's gradient is
-    the input times a number, and the bias gradient holds these numbers. The check that the client
-    trained by SGD: training on the answer must reproduce the update (at the best length it gives
-    the share `agreement`), and the numbers must differ, unlike signs (Adam, sign compression). Two
-    examples also leave an outer product if their gradients are multiples of each other. With two
-    classes, or with one active unit, they always are. So the number of examples must be `counted`,
-    not inferred.
+    the input times a number, and the bias gradient holds these numbers. This holds for every loss.
+    One of three checks shows that the client trained by SGD on this input:
+
+    - Training on the answer reproduces the update (at the best length, the share `agreement`).
+    - One step: the update is a sum of weighted derivatives of the model's outputs there.
+      Exactly such updates are gradients of some loss there, so neither loss nor label is needed.
+    - Several steps, if their number is known: the input is no multiple of signs, as Adam and sign
+      compression leave it. Nothing shows that biases have the learning rate of other weights.
+
+    Examples also leave an outer product if their gradients are multiples of each other: behind one
+    output, or under "l1", always where the same units are on. No check sees that: the answer is
+    then a weighted mean. So their number must be known, or other inputs must turn on other units.
+    If they do not, the sentence says so. `sure` names the findings that are certain.
     """
     exact = isinstance(seen.update.law, Exact) and seen.update.mask is None
     if not (isinstance(attack, LinearInversion) and exact and seen.examples == 1):
         return None
     if not answer.objective < CERTAIN or answer.problem or outside(seen) is not None:
         return None
-    if agreement is None or not agreement > AGREES or _drawn(seen):
-        return None
-    name, _, bias = _first_layer(seen)
+    name, weight, bias = _first_layer(seen)
+    image = (bias @ weight / bias.square().sum()).to(answer.inputs).reshape(answer.inputs.shape)
     sizes = bias[bias.abs() > EQUAL * bias.abs().max()].abs()
-    if float(sizes.min()) > (1 - EQUAL) * float(sizes.max()):
+    equal = float(sizes.min()) > (1 - EQUAL) * float(sizes.max())
+    size = image.abs() / image.abs().max().clamp_min(1e-30)
+    signs = bool(((size < SIGNS) | (size > 1 - SIGNS)).all())
+    if len(sizes) < 2 or (equal and signs) or _drawn(seen) or _unknown(seen, name, weight, image):
         return None
-    if not counted and min(len(sizes), (seen.task.label_range or 2) - 1) < DIRECTIONS:
+    counted, several = "batch size" in sure, "local steps" in sure and seen.task.plan.steps > 1
+    replayed = "learning rate" in sure and agreement is not None
+    share, slope = _of_outputs(seen, image)
+    apart = len(sizes) >= DIRECTIONS and _apart(seen, name, image, slope)
+    if not (counted or apart):
+        return None
+    if agreement is not None and agreement > AGREES:
+        how = f"training on this input reproduces {share_of(agreement)} of the update"
+    elif share is not None:
+        how = f"the derivatives of the model's outputs at this input give {share_of(share)} of it"
+    elif counted and several and not (replayed or signs):
+        how = "every local step uses the one example (its training is not replayed)"
+    else:
         return None
     known = "known" if counted else "likely, by the ranks; of nearly equal ones it is the mean"
+    known += "" if apart else "; the update does not show it: behind these units several look alike"
     return (
         "this is the input as the model gets it, up to rounding: the gradient of the layer "
-        f"{name!r} is an outer product up to {answer.objective:.1g} of its energy, and training on "
-        f"this input reproduces {share_of(agreement)} of the update. Assumed: one example "
-        f"({known}), SGD with one learning rate for all weights, with or without momentum and for "
-        "any number of local steps, and no undeclared defense"
+        f"{name!r} is an outer product up to {answer.objective:.1g} of its energy, and {how}. "
+        f"Assumed: one example ({known}), SGD with one learning rate for all weights, with or "
+        "without momentum and for any number of local steps, and no undeclared defense"
     )
+
+
+def _unknown(seen: Observation, name: str, weight: Tensor, image: Tensor) -> bool:
+    """Whether some value may have been withheld, or no valid example is the image."""
+    held = seen.task.tensors()[f"{name}.weight" if name else "weight"]
+    domain = seen.task.domain
+    if domain is not None:  # a table also says which values are whole, and which are categories
+        valid = getattr(domain, "hard", domain.project)(image.clone())
+        low, high = domain.input_range
+        if float((valid - image).abs().max()) > OUTSIDE * (high - low):
+            return True
+    return bool(((weight == 0).all(0) & (held == 0).all(0)).any())
+
+
+def _of_outputs(seen: Observation, image: Tensor) -> tuple[float | None, Tensor | None]:
+    """The share of the update that the best weighted sum of the outputs' derivatives at the image
+    gives, None if it leaves more than rounding of some tensor; and the sum.
+    """
+    task = seen.task.to(image.device, torch.float64)
+    row = seen.update.rows[0].double()
+    with torch.enable_grad():
+        flat = task.parameters.requires_grad_()
+        try:
+            outputs = forward(task, image.double(), flat).flatten()
+        except ValueError:  # batch norm has no statistics of a single value
+            return None, None
+        if len(outputs) * len(flat) > ENTRIES:
+            return None, None
+        each = [torch.autograd.grad(o, flat, retain_graph=True)[0] for o in outputs.unbind()]
+    slopes = torch.stack(each)
+    found = torch.linalg.pinv(slopes @ slopes.T, hermitian=True) @ (slopes @ row)
+    off, most = row - found @ slopes, FLOOR * float(row.norm())
+    pairs = zip(task.unflatten(off).values(), task.unflatten(row).values(), strict=True)
+    if any(float(a.norm()) > EXACT * float(b.norm()) + most for a, b in pairs):
+        return None, found
+    return 1 - float(off.square().sum() / row.square().sum()), found
+
+
+def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) -> bool:
+    """Whether no other input's gradient in the layer is a multiple of the image's, even if the loss
+    has the same derivative `slope` in the outputs: tried with valid inputs and shuffled images.
+    """
+    if slope is None or seen.task.coupled:
+        return False
+    source, (low, high) = stream(0, "captured", "probes"), seen.task.input_range
+    drawn = low + (high - low) * uniform((PROBES, *seen.input_shape), source, like=image)
+    if seen.task.domain is not None:
+        drawn = seen.task.domain.start(PROBES, source).to(image)
+    flat = image.flatten()
+    mixed = torch.stack([flat[permutation(len(flat), source)] for _ in range(PROBES)])
+    inputs = torch.cat([image, drawn, mixed.reshape(drawn.shape)])
+    model = copy.deepcopy(seen.task.model)
+    units = seen.task.tensors()[f"{name}.weight" if name else "weight"].shape[0]
+    with torch.enable_grad():
+        moved = image.new_zeros(len(inputs), units).requires_grad_()
+        model.get_submodule(name).register_forward_hook(lambda _, args, output: output + moved)
+        outputs = forward(replace(seen.task, model=model), inputs).flatten(1)
+        (slopes,) = torch.autograd.grad((outputs * slope.to(outputs)).sum(), moved)
+    alike = torch.cosine_similarity(slopes[1:].double(), slopes[:1].double()).abs()
+    return bool(alike.max() < (1 - APART**2) ** 0.5)
 
 
 def share_of(value: float) -> str:
@@ -187,14 +279,15 @@ def classes(
 
     Cross-entropy's gradients of the last bias are mean probabilities minus the classes' shares.
     They sum to zero, and at most as many classes as examples are negative. If either fails (for
-    label smoothing, weight decay, noise, an adaptive optimizer), no class is named. `spread` (P,)
-    is each entry's rounding, `precision` that of the file's coarsest type.
+    label smoothing, weight decay, noise, an adaptive optimizer, another loss), no class is named.
+    `spread` (P,) is each entry's rounding, `precision` that of the file's coarsest type.
     """
     try:
         layer = last_layer(seen)
     except NotApplicable:
         return (), None
     exact = isinstance(seen.update.law, Exact) and seen.update.mask is None
+    exact = exact and named(seen.task.loss).name == "cross_entropy"
     if layer.bias is None or not exact or seen.threat.defense_known is False:
         return (), None
     bias, slack = layer.bias.double(), torch.full_like(layer.bias, 1e-6).double()

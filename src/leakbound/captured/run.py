@@ -20,7 +20,7 @@ from leakbound._util import files
 from leakbound._util import pictures as html
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
-from leakbound.assess.verdict import together
+from leakbound.assess.verdict import of_run
 from leakbound.attacks import Attack, FedAvgMatching
 from leakbound.attacks.pace import Pace, ended_by_interrupt, noted, planned
 from leakbound.attacks.planted import Front
@@ -32,7 +32,7 @@ from leakbound.captured.assess import (
     check_truth,
     header,
     judged,
-    public_images,
+    public_examples,
     read_truth,
 )
 from leakbound.captured.capture import Capture, Given, load
@@ -47,10 +47,11 @@ from leakbound.captured.observe import (
     understand,
 )
 from leakbound.defenses import Defense
-from leakbound.domains import of_shape
+from leakbound.domains import Domain, of_shape
+from leakbound.losses import named
 from leakbound.random import stream
 from leakbound.report.template import Presented
-from leakbound.types import Batch, NotApplicable, Reconstruction
+from leakbound.types import Batch, Loss, NotApplicable, Reconstruction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,6 +60,7 @@ ONE_STEP = ("linear_inversion", "inverting_gradients", "strong_matching")
 SMALL = ("inverting_gradients_large_steps",)
 SEVERAL_STEPS = ("linear_inversion", "inverting_gradients", "fed_avg_matching")
 MANY = ("linear_inversion", "inverting_gradients")
+TABLE = ("linear_inversion", "touched_rows", "span_decoding", "tab_leak")
 FEW, LOTS = 8, 64
 """The most examples for the longest search by default, and the number above which few attacks run.
 """
@@ -186,7 +188,7 @@ class UpdateResult(Presented):
     @property
     def verdict(self) -> Verdict:
         """The verdict of all attacks on all updates together."""
-        return together(record.verdict for record in self.records)
+        return of_run(self.records)
 
     @property
     def best(self) -> Reconstruction | None:
@@ -218,9 +220,10 @@ class Settings:
     """How updates are attacked, the same for all of a run.
 
     Without `attacks`, all suitable attacks run, from cheap to strong. `defense` is what the client
-    is known to have applied, `public` a data source of the same kind of images. After `seconds`,
-    searches stop and no further attack begins; `search` limits the time for one update's number of
-    local steps.
+    is known to have applied, `public` a data source of the same kind. `domain` says what an input
+    is if it is a row of a table; `columns` is the share of its columns that counts. `loss` is what
+    the client trained on, as in `Task.of`. After `seconds`, searches stop and no further attack
+    begins; `search` limits the time for one update's number of local steps.
     """
 
     input_shape: tuple[int, ...]
@@ -233,9 +236,18 @@ class Settings:
     seed: int = 0
     seconds: float | None = None
     search: float = SEARCH
+    columns: float = 0.9
+    domain: Domain | None = None
+    loss: str | Loss = "cross_entropy"
+
+    @property
+    def form(self) -> Domain:
+        """What one input is."""
+        return self.domain or of_shape(self.input_shape, self.input_range)
 
     def __post_init__(self) -> None:
         as_chain(self.defense)
+        named(self.loss)
         if not self.input_shape:
             raise ValueError("input_shape is empty; give the shape of one input, such as 1,28,28")
         for size in self.input_shape:
@@ -259,11 +271,11 @@ def attack_update(
     capture: Capture | Given,
     model: nn.Module,
     *,
-    input_shape: Sequence[int],
+    input_shape: Sequence[int] = (),
     before: Given | None = None,
     kind: str = "auto",
     examples: int | None = None,
-    labels: Sequence[int] | Tensor | None = None,
+    labels: Sequence[float] | Tensor | None = None,
     learning_rate: float | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -274,6 +286,9 @@ def attack_update(
     public: str | None = None,
     truth: Batch | Path | str | None = None,
     psnr: float = 20.0,
+    columns: float = 0.9,
+    domain: Domain | None = None,
+    loss: str | Loss = "cross_entropy",
     seed: int = 0,
     seconds: float | None = None,
     search: float = SEARCH,
@@ -295,9 +310,12 @@ def attack_update(
             f"input_shape is {input_shape!r}; give the shape of one input without the batch, such "
             "as (1, 28, 28)"
         )
-    shape, specs = tuple(input_shape), _specs(attacks)
+    shape, specs = tuple(input_shape) or (domain.shape if domain else ()), _specs(attacks)
+    if domain is not None and shape != domain.shape:
+        raise ValueError(f"input_shape is {shape}, but a row of the table has {domain.shape}")
     settings = Settings(
-        *(shape, input_range, classes, specs, defense, public, psnr, seed, seconds, search)
+        *(shape, input_range, classes, specs, defense, public, psnr, seed, seconds, search),
+        *(columns, domain, loss),
     )
     return attack_all(
         [loaded],
@@ -396,12 +414,12 @@ def _case(
     title: str,
     steps: Finding | None = None,
 ) -> Case:
-    shape, span = settings.input_shape, settings.input_range
-    context = None if settings.public is None else public_images(settings.public, shape, span)
+    shape, form = settings.input_shape, settings.form
+    context = None if settings.public is None else public_examples(settings.public, form)
     public = None if context is None else context.public
-    task, notes = task_of(
-        model, capture, input_shape=shape, input_range=span, classes=settings.classes
-    )
+    if context is not None and settings.domain is not None:
+        form = context.domain  # its scales are those of the public rows
+    task, notes = task_of(model, capture, form, classes=settings.classes, loss=settings.loss)
     known = replace(known, defense=settings.defense or known.defense)
     understood = understand(capture, task, known, input_shape=shape, public=public, steps=steps)
     if truth is not None:
@@ -412,7 +430,7 @@ def _case(
         notes,
         at,
         plans.ModelSpec(title),
-        Criterion.of_psnr(settings.psnr, of_shape(shape, span)),
+        Criterion.of(form, psnr=settings.psnr, columns=settings.columns),
         as_chain(known.defense),
         context,
         truth,
@@ -425,7 +443,9 @@ def _attacks(settings: Settings, understood: Understood) -> tuple[plans.Spec, ..
         return settings.attacks
     seen = understood.observation
     names: tuple[str, ...] = ONE_STEP if seen.task.plan.steps == 1 else SEVERAL_STEPS
-    if seen.examples > LOTS:
+    if settings.form.metric == "columns":
+        names = TABLE if seen.examples <= LOTS else TABLE[:-1]
+    elif seen.examples > LOTS:
         names = MANY
     elif seen.examples <= FEW and seen.task.plan.steps == 1:
         names += SMALL
@@ -506,7 +526,8 @@ def check_place(folder: Path) -> None:
 
 
 def _header(work: Work) -> dict[str, Any]:
-    plan = {"name": OWN_DATA, **plans.plain(replace(work.settings, defense=None))}
+    plain = replace(work.settings, defense=None, loss="cross_entropy")
+    plan = {"name": OWN_DATA, **plans.plain(plain), "loss": named(work.settings.loss).name}
     plan["defense"] = repr(work.settings.defense) if work.settings.defense else "none"
     cases, first = work.cases, work.cases[0].understood.observation
     return {

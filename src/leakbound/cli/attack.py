@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -11,14 +11,13 @@ from rich.table import Table
 
 from leakbound import audit as audits
 from leakbound import check, registry
-from leakbound._util.rounding import percent, short
-from leakbound.assess.record import Assessment, ColumnResult
+from leakbound.assess.record import Assessment
 from leakbound.attacks import Attack
 from leakbound.attacks.pace import Pace, planned
 from leakbound.audit.context import check_plan
 from leakbound.audit.plan import Plan, build_attack
 from leakbound.audit.plan_file import spec_of
-from leakbound.cli import captured, describe, options
+from leakbound.cli import captured, describe, options, trees
 from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, announce_code, check_files, write_files
 from leakbound.cli.terminal import brief, console, errors, table
@@ -34,6 +33,8 @@ _OF_UPDATES = (
 
 
 def attack(command: options.AttackOptions) -> int:
+    if command.kind == "xgboost":
+        return trees.attack(command)
     if command.update is not None:
         return captured.attack(command)
     idle = [n for n in _OF_UPDATES if getattr(command, n) not in (None, "", False, "auto")]
@@ -78,7 +79,8 @@ def _plan(command: options.AttackOptions, name: str, batch_size: int) -> Plan:
     path = command.lpips_weights
     return audits.parse(
         {
-            "data": {"source": command.data},
+            "data": {"source": command.data, "loss": command.loss}
+            | ({} if command.schema is None else {"schema": str(command.schema)}),
             "models": [spec_of("model", command.model)],
             "attacks": [spec_of("attack", name)],
             "defenses": [spec_of("defense", command.defense)],
@@ -115,6 +117,8 @@ def _show(record: Assessment, command: options.AttackOptions, name: str) -> None
     console.print(f"attack:  {brief(name)}")
     size = record.batch_size
     console.print(f"model:   {brief(command.model)} on {brief(command.data)}, batch size {size}")
+    if record.model.loss != options.AttackOptions.loss:
+        console.print(f"loss:    {record.model.loss}")
     promise = of_guarantee(record.defense)
     console.print(f"defense: {brief(command.defense)} (guarantee: {promise})")
     if record.status != "ok":
@@ -124,39 +128,29 @@ def _show(record: Assessment, command: options.AttackOptions, name: str) -> None
             console.print("This attack needs a malicious server: add --malicious-server.")
         return
     console.print(_measured(record))
-    _show_columns(record.columns or ())
+    captured.show_row(record)
     if record.problem:
         console.print(f"the attack reports a problem: {brief(record.problem)}")
     for said in of_assessment(record, reasons=False):
         console.print(brief(said))
     show_scope(record.bounds, explain=command.explain)
-    console.print(
-        f"verdict: [bold]{record.verdict}[/bold] (threshold {record.criterion.value:g} dB)"
-    )
+    console.print(f"verdict: [bold]{record.verdict}[/bold] (threshold {record.criterion.goal})")
 
 
 def _measured(record: Assessment) -> Table:
-    learned = record.metrics.get("lpips")
-    last = [] if learned is None else ["LPIPS"]
-    found = table(right=["example", "PSNR dB", "baseline", "SSIM", "identified", *last])
-    measured = (record.metrics[name] for name in ("ssim", "identification"))
-    rows = zip(record.psnr, record.baseline, *measured, strict=True)
-    for i, (psnr, baseline, ssim, identified) in enumerate(rows):
-        same = "" if identified is None else ("yes" if identified else "no")
-        more = [] if learned is None else [_number(learned[i], 3)]
-        values = (_number(psnr, 1), _number(baseline, 1), _number(ssim, 3), same)
-        found.add_row(str(i), *values, *more)
+    known = {"ssim": "SSIM", "identification": "identified", "lpips": "LPIPS"}
+    more = [name for name in known if name in record.metrics]
+    criterion = record.criterion
+    score = f"{criterion.axis}{' dB' * (criterion.unit == 'dB')}"
+    found = table(right=["example", score, "baseline", *(known[name] for name in more)])
+    columns = [record.scores, record.baseline, *(record.metrics[name] for name in more)]
+    for i, row in enumerate(zip(*columns, strict=True)):
+        cells = ["" if v is None else criterion.shown(v).rpartition(" ")[0] for v in row[:2]]
+        for name, value in zip(more, row[2:], strict=True):
+            same = "" if value is None else ("yes" if value else "no")
+            cells.append(same if name == "identification" else _number(value, 3))
+        found.add_row(str(i), *cells)
     return found
-
-
-def _show_columns(columns: Sequence[ColumnResult]) -> None:
-    if not columns:
-        return
-    found = table("column", right=["mean error", "worst", "known"])
-    for column in sorted(columns, key=lambda c: (-c.matched, c.name)):
-        values = (short(column.mean), short(column.worst), percent(column.matched))
-        found.add_row(brief(column.name), *values)
-    console.print(found)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from leakbound.audit.context import module_of
 from leakbound.audit.plan_file import only, parse, spec_of
 from leakbound.captured import Capture, Settings, TrainingInfo, UpdateResult
 from leakbound.captured.assess import Case
+from leakbound.captured.capture import TREES
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
 from leakbound.cli import options
@@ -112,6 +114,7 @@ def _settings(command: options.AttackOptions, first: Capture) -> Settings:
         seed=command.seed,
         seconds=command.time,
         search=SEARCH if command.steps_search is None else command.steps_search,
+        loss=command.loss,
     )
 
 
@@ -139,6 +142,9 @@ def capture(command: options.CaptureOptions) -> int:
         _, about = tensors.read(path)
         found.add_row(*(brief(about.get(f"leakbound.{k}", "")) for k in heads), brief(path))
     console.print(found)
+    if about.get("leakbound.kind") == TREES:
+        console.say(f"  leakbound attack --update {brief(files[-1])} --kind {TREES}")
+        return 0
     model = about.get("leakbound.model", "package.module:build")
     shape = about.get("leakbound.input_shape", "SHAPE")
     console.say(
@@ -185,12 +191,14 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _labels(text: str) -> Tensor | list[int] | None:
+def _labels(text: str) -> Tensor | list[int] | list[float] | None:
     if not text:
         return None
     parts = text.split(",")
     if all(part.strip().isdecimal() for part in parts):
         return [int(part) for part in parts]
+    with suppress(ValueError):
+        return [float(part) for part in parts]
     if not Path(text).is_file():
         raise ValueError(
             f"labels is {text!r}; give class numbers such as 3,5, or a file that holds `labels`"
@@ -256,6 +264,8 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
             if finding not in shown[at]:
                 _show_finding(finding)
         console.print(_results(own))
+        scored = [one for one in own if one.certificate] or [one for one in own if one.scores]
+        show_row(max(scored or own, key=lambda one: max((v or 0.0 for v in one.scores), default=0)))
         _remarks(own, explain=explain)
     if outcome.unended:
         console.print(
@@ -265,19 +275,42 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
     console.print(f"verdict: [bold]{verdicts(records)[1]}[/bold] (attacks: {ends})")
     if any(record.status == "ok" and not record.truth_known for record in records):
+        criterion = records[0].criterion
+        measure = criterion.axis if criterion.of is None else "share of columns"
         console.print(
-            "Without the true batch, no picture can be called right or wrong. The share of the "
-            "update that a reconstruction explains is known, but it is not a PSNR. "
-            "To measure the PSNR, give --truth FILE."
+            "Without the true batch, no reconstruction can be called right or wrong. The share of "
+            f"the update that it explains is known, but it is not a {measure}. To measure the "
+            f"{measure}, give --truth FILE."
         )
     if outcome.page is not None:
         console.say(f"report: {brief(outcome.page)}")
 
 
+def show_row(record: Assessment) -> None:
+    """Of a table, the row that was reconstructed best, sensitive columns first."""
+    from leakbound.report.columns import row_of
+
+    row = row_of(record)
+    if row is None:
+        return
+    heads = ("column", "true", "reconstructed", "right") if row.known else ("column", "value")
+    found = table(*heads)
+    for cell in row.cells:
+        name = f"{brief(cell.name)}{' (sensitive)' * cell.sensitive}"
+        right = ("yes" if cell.right else "no",) * row.known
+        found.add_row(name, *(brief(cell.truth),) * row.known, brief(cell.reconstruction), *right)
+    console.print(f"row {row.place} by {brief(record.attack.name)}, the best reconstructed one:")
+    console.print(found)
+    if row.more:
+        console.print(f"and {row.more} more columns: --json prints all")
+
+
 def _results(records: Sequence[Assessment]) -> Table:
     measured = any(record.metrics for record in records)
     width = min(40, max(len(brief(record.attack.name)) for record in records))
-    measures = ("PSNR dB, mean", "best", "baseline") if measured else ()
+    criterion = records[0].criterion
+    score = f"{criterion.axis} {criterion.unit}, mean"
+    measures = (score, "best", "baseline") if measured else ()
     found = table("attack", right=["explains", *measures])
     name = found.columns[0]
     name.no_wrap, name.overflow, name.min_width = True, "ellipsis", width
@@ -290,8 +323,8 @@ def _results(records: Sequence[Assessment]) -> Table:
             share = own.direction if own.share is None else own.share
         values = [_share(share)]
         if record.metrics:
-            psnr, blind = ([v or 0.0 for v in part] for part in (record.psnr, record.baseline))
-            values += [f"{sum(psnr) / len(psnr):.1f}", f"{max(psnr):.1f}", f"{max(blind):.1f}"]
+            seen, blind = ([v or 0.0 for v in part] for part in (record.scores, record.baseline))
+            values += [f"{sum(seen) / len(seen):.1f}", f"{max(seen):.1f}", f"{max(blind):.1f}"]
         found.add_row(brief(record.attack.name), *values)
     return found
 

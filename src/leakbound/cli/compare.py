@@ -58,16 +58,16 @@ def _verdicts(found: RunComparison) -> Table:
 
 
 def _attacks(found: RunComparison) -> Table:
-    """The attacks whose PSNR differs visibly, the largest differences first."""
+    """The attacks whose score differs visibly, the largest differences first."""
     from leakbound.report.compare import signed
 
-    rows = table("Defense", "Attack", "Batch", "PSNR, B - A", "95 % interval", "Seeds")
-    seen = [(row, row.psnr) for row in found.attacks if row.psnr is not None and row.psnr.side]
+    rows = table("Defense", "Attack", "Batch", f"{found.axis}, B - A", "95 % interval", "Seeds")
+    seen = [(row, row.score) for row in found.attacks if row.score is not None and row.score.side]
     seen.sort(key=lambda pair: -abs(pair[1].mean))
-    for row, psnr in seen[:MOST_ROWS]:
+    for row, score in seen[:MOST_ROWS]:
         _, size, defense = row.key
-        between = f"{signed(psnr.low)} to {signed(psnr.high)}"
-        texts = (defense, row.attack, size, f"{signed(psnr.mean)} dB", between, psnr.n)
+        between = f"{signed(score.low)} to {signed(score.high)}"
+        texts = (defense, row.attack, size, f"{signed(score.mean)} {found.unit}", between, score.n)
         rows.add_row(*map(safe, texts))
     return _ended(rows, len(seen))
 
@@ -79,11 +79,11 @@ def _counts(found: RunComparison) -> str:
         for letter, rows in zip("AB", found.only, strict=True)
         if rows
     ]
-    known = [row.psnr for row in found.attacks if row.psnr is not None]
+    known = [row.score for row in found.attacks if row.score is not None]
     same = sum(one.same for one in known)
     unseen = sum(not one.side and not one.same and one.n > 1 for one in known)
     single = sum(one.n == 1 and not one.same for one in known)
-    words += [f"{same} with the same PSNR in every pair"] if same else []
+    words += [f"{same} with the same {found.axis} in every pair"] if same else []
     words += [f"{unseen} where no difference can be seen"] if unseen else []
     words += [f"{single} of one pair, too few for an interval"] if single else []
     return "; ".join(words)

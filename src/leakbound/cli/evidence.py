@@ -6,26 +6,24 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import numpy as np
 
 from leakbound import check
-from leakbound._util.decibels import mse_of_psnr
 from leakbound._util.text import printable
 from leakbound.audit.run_file import versions
 from leakbound.bounds import record_priors
 from leakbound.bounds.law import positive, probability, single
 from leakbound.cli import options
-from leakbound.cli.risk import AROUND, bounded
+from leakbound.cli.risk import bounded
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
 from leakbound.risk.calibrate import UNIFORM
-from leakbound.risk.corridor import Corridor, TrainingSetting, epsilon
+from leakbound.risk.corridor import Corridor, TrainingSetting, around, epsilon
 from leakbound.risk.examples import SAMPLE, SPHERE, THESE, width_of
 from leakbound.risk.statement import UNINFORMED
 
@@ -37,7 +35,8 @@ if TYPE_CHECKING:
 
 PAGE, DATA, PLAN = "evidence.html", "report.json", "evidence.toml"
 RECORDS = ("run.json", "records.jsonl", "utility.jsonl")
-STATED = [f.name for f in fields(options.BoundOptions) if f.name not in ("out", "json", "explain")]
+LEFT_OUT = ("out", "json", "explain", "columns", "schema")
+STATED = [f.name for f in fields(options.BoundOptions) if f.name not in LEFT_OUT]
 STATED += ["clip_norm"]
 """What --training states: options of `leakbound bound`, and the clip norm."""
 LONGEST = 400
@@ -204,6 +203,11 @@ def _training(command: options.Evidence) -> TrainingBounds:
     probability("accept", given.accept)
     single("delta", probability("delta", given.delta))
     examples, edges, rows = bounded(given)
+    if examples.domain is not None:
+        raise ValueError(
+            f"training has data {given.data!r}, whose distance is no mean squared error; this page "
+            "states such a training by mean squared errors alone: see leakbound bound"
+        )
     setting, words = edges.setting, " ".join(map(shlex.quote, command.training))
     known = {**asdict(given), "clip_norm": clip_norm, "dim": setting.dim, "norm": setting.norm}
     shown = ("psnr", "attained", "bound", "matched", "verdict")
@@ -223,20 +227,17 @@ def _training(command: options.Evidence) -> TrainingBounds:
             "norms": list(examples.norms),
             "examples": examples.count,
         },
-        curve=_curve(rows, edges, given),
+        curve=_curve(edges, given),
         versions=versions(),
         command=f"leakbound evidence --training {words} --out rerun",
     )
 
 
-def _curve(
-    rows: Sequence[Mapping[str, Any]], edges: Corridor, given: options.BoundOptions
-) -> CorridorCurve:
+def _curve(edges: Corridor, given: options.BoundOptions) -> CorridorCurve:
     from leakbound.report.evidence.parts import CorridorCurve
 
-    width = width_of(given.input_range)
-    psnr = np.linspace(rows[0]["psnr"] - AROUND, rows[-1]["psnr"] + AROUND, 61).tolist()
-    edges = edges.at([mse_of_psnr(level, width) for level in psnr])
+    psnr, eta, _ = around(edges.prior, edges.eta, width_of(given.input_range), 61)
+    edges = edges.at(eta)
     return CorridorCurve(
         tuple(psnr), tuple(edges.attained.tolist()), tuple(edges.bound.tolist()), given.accept
     )

@@ -66,15 +66,15 @@ class AttackOptions:
     """
 
     GROUPS: ClassVar = {
-        "Experiment": "attack model data batch_size defense seed time",
+        "Experiment": "attack model data schema loss batch_size defense seed time",
         "Attacker": "labels_unknown defense_unknown malicious_server statistics_known",
         "Captured update": "update before kind input_shape input_range classes labels local_steps "
         "learning_rate local_batch_size steps_search truth public round",
         "Output": "error_bound explain lpips_weights out no_images json",
     }
     RARE: ClassVar = (
-        "time statistics_known kind input_range classes labels local_steps learning_rate "
-        "local_batch_size steps_search round lpips_weights no_images"
+        "schema loss time statistics_known kind input_range classes labels local_steps "
+        "learning_rate local_batch_size steps_search round lpips_weights no_images"
     )
 
     attack: Annotated[tuple[str, ...], Option("NAME")] = ()
@@ -84,6 +84,11 @@ class AttackOptions:
     """A name, or package.module:build."""
     data: Annotated[str, Option("DATA")] = "mnist5k"
     """The data source."""
+    schema: File = None
+    """Schema of a table; by default the file of its name that ends in .toml."""
+    loss: Annotated[str, Option("NAME")] = "cross_entropy"
+    """What the client trains on. One of cross_entropy, bce, mse, l1, poisson, dense_cross_entropy,
+    dice (docs/label_inference.md)."""
     defense: Annotated[str, Option("NAME")] = "none"
     """The defense."""
     batch_size: int | None = None
@@ -113,11 +118,13 @@ class AttackOptions:
     json: bool = False
     """Print the record as JSON."""
     update: Annotated[Path | None, Option("PATH")] = None
-    """Update file, or a folder of `leakbound capture`. The file is .safetensors or .npz."""
+    """Update file, or a folder of `leakbound capture`. The file is .safetensors or .npz; for trees
+    also a model in JSON."""
     before: File = None
     """Weights sent to the client. With a file of `leakbound capture` they are found beside it."""
-    kind: Literal["auto", "gradient", "delta", "weights"] = "auto"
-    """What the update holds. A gradient, a delta (after - before), or the weights after."""
+    kind: Literal["auto", "gradient", "delta", "weights", "xgboost"] = "auto"
+    """What the update holds. A gradient, a delta (after - before), the weights after, or trees of
+    XGBoost (docs/trees.md), for which no model is needed."""
     input_shape: Annotated[str, Option("SHAPE")] = ""
     """Shape of one input, such as 1,28,28. Needed where the update's file does not state it."""
     input_range: Annotated[tuple[float, float], Option("LOW HIGH")] = (0.0, 1.0)
@@ -125,7 +132,8 @@ class AttackOptions:
     classes: int | None = None
     """Classes of the model; by default its number of outputs."""
     labels: Annotated[str, Option("LABELS")] = ""
-    """Labels of the examples, such as 3,5, or a file that holds `labels`."""
+    """Labels of the examples, such as 3,5, or a file that holds `labels`. Other losses than
+    cross_entropy take numbers."""
     local_steps: int | None = None
     """Local steps behind the update. Without it, a search runs if the learning rate is known."""
     steps_search: float | None = None
@@ -253,6 +261,25 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class SchemaOptions:
+    """Draft the schema of a table: its columns and label.
+
+    Check the draft, set confirmed = true in it, and give the table as --data.
+
+      leakbound schema patients.csv --target diagnosis
+    """
+
+    GROUPS: ClassVar = {"Table": "table target", "Output": "out"}
+
+    table: Annotated[Path, Option("TABLE", positional=True)]
+    """A CSV or Parquet file."""
+    target: Annotated[str | None, Option("COLUMN")] = None
+    """The label's column; by default the last that can be one."""
+    out: File = None
+    """The schema; by default the table's name with the ending .toml."""
+
+
+@dataclass(frozen=True)
 class List:
     """List attacks, defenses, models and other names; or describe one of them.
 
@@ -273,6 +300,8 @@ class TrainingOptions:
 
     data: Source = None
     """Examples like yours: a data source. It gives the number of values and the norms."""
+    schema: File = None
+    """Schema of a table; by default the file of its name that ends in .toml."""
     dim: int | None = None
     """Values per example. Needed without --data."""
     norm: Annotated[tuple[float, ...] | None, Option("LEAST [MOST]")] = None
@@ -306,7 +335,7 @@ class TrainingOptions:
     """Print JSON."""
 
 
-_DATA = "data dim norm size channels exclude input_range"
+_DATA = "data schema dim norm size channels exclude input_range"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,15 +350,17 @@ class BoundOptions(TrainingOptions):
     GROUPS: ClassVar = {
         "Training": "noise_multiplier steps sampling_rate participation",
         "Data": _DATA,
-        "Risk": "psnr eta accept prior labels_known",
+        "Risk": "psnr columns eta accept prior labels_known",
         "Output": "explain delta out json",
     }
-    RARE: ClassVar = "dim norm size channels exclude eta delta"
+    RARE: ClassVar = "schema dim norm size channels exclude eta delta"
 
     noise_multiplier: float
     """Noise standard deviation / clip norm."""
     psnr: Annotated[tuple[float, ...], Option("DB ...")] = (10.0, 15.0, 20.0, 25.0, 30.0)
     """Thresholds in dB."""
+    columns: Annotated[tuple[float, ...], Option("SHARE ...")] = (0.8, 0.85, 0.9, 0.95, 1.0)
+    """Thresholds of a table, in place of dB: shares of the columns that are right."""
     eta: Annotated[tuple[float, ...], Option("MSE ...")] = ()
     """More thresholds, as mean squared errors."""
     accept: float = 0.001
@@ -352,11 +383,11 @@ class Calibrate(TrainingOptions):
         "Risk": "prior labels_known",
         "Output": "explain delta json",
     }
-    RARE: ClassVar = "dim norm size channels exclude delta"
+    RARE: ClassVar = "schema dim norm size channels exclude delta"
 
     target: Annotated[str, Option("TARGET")]
     """The risk that you accept. Write "psnr>=20 with probability<=0.001", or "mse<=0.01 with ..."
-    instead."""
+    instead; for tables "columns>=0.9 with ..."."""
     solve: Annotated[
         Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"], Option("NAME")
     ] = "noise_multiplier"
@@ -373,6 +404,7 @@ class Calibrate(TrainingOptions):
 
 
 VERBS: dict[str, tuple[type, str]] = {
+    "schema": (SchemaOptions, "leakbound.cli.schema:schema"),
     "audit": (Audit, "leakbound.cli.audit:audit"),
     "attack": (AttackOptions, "leakbound.cli.attack:attack"),
     "capture": (CaptureOptions, "leakbound.cli.captured:capture"),

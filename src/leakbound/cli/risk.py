@@ -14,8 +14,9 @@ from rich.progress import track
 from rich.table import Table
 
 from leakbound import data
-from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
+from leakbound._util.decibels import psnr_of_mse
 from leakbound._util.rounding import BELOW, least, most, of_log, percent, short
+from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import HONEST, UNDECIDED
 from leakbound.audit.context import module_of, random_weights
 from leakbound.bounds.counting import PublicSample
@@ -23,9 +24,19 @@ from leakbound.bounds.law import Scope, positive, probability
 from leakbound.cli import options
 from leakbound.cli.shared import check_files, plural, write_files
 from leakbound.cli.terminal import console, errors, safe
+from leakbound.domains import Domain
 from leakbound.random import stream
+from leakbound.risk import statement
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
-from leakbound.risk.corridor import MOST_STEPS, Corridor, TrainingSetting, corridor, epsilon
+from leakbound.risk.corridor import (
+    MOST_STEPS,
+    Corridor,
+    TrainingSetting,
+    around,
+    corridor,
+    epsilon,
+    examples_words,
+)
 from leakbound.risk.examples import Examples, listed, width_of
 from leakbound.risk.statement import UNINFORMED, of_membership
 from leakbound.risk.success import known_model
@@ -33,9 +44,7 @@ from leakbound.risk.target import Target
 from leakbound.types import Task
 
 FILES = ("bound.json", "corridor.png", "surface.png")
-AROUND = 5.0
-"""Decibels that the plots show beside the thresholds."""
-COLUMNS = ("PSNR dB", "MSE", "baseline", "attained", "bound", "matched", "verdict")
+COLUMNS = ("baseline", "attained", "bound", "matched", "verdict")
 
 
 def bound(command: options.BoundOptions) -> int:
@@ -100,11 +109,16 @@ def _honest(found: Calibration, command: options.Calibrate, model: str) -> dict[
             f"model is {model!r}, which needs all examples of a data source; give --data, without "
             "--exclude"
         )
-    known = data.load(command.data, size=command.size, channels=command.channels)
+    how: dict[str, Any] = {
+        "size": command.size,
+        "channels": command.channels,
+        "schema": command.schema,
+    }
+    known = data.load(command.data, **how)
     public = known.batch(torch.arange(len(known.labels)))
     given = {"input_shape": tuple(public.inputs.shape[1:]), "classes": known.classes}
     built = module_of(model, {}, **given, generator=stream(0, "model", model))
-    sample = Examples.of(command.data, size=command.size, channels=command.channels).prior("sample")
+    sample = Examples.of(command.data, **how).prior("sample")
     assert isinstance(sample, PublicSample)
     own = known_model(
         Task.of(built),
@@ -144,13 +158,13 @@ def bounded(
     command: options.BoundOptions,
 ) -> tuple[Examples, Corridor, list[dict[str, Any]]]:
     """The examples, both sides of the risk of a setting, and a row for each threshold."""
-    thresholds = _thresholds(command)
     examples = Examples.of(
         command.data,
         dim=command.dim,
         norm=command.norm,
         size=command.size,
         channels=command.channels,
+        schema=command.schema,
         exclude=command.exclude,
         input_range=command.input_range,
     )
@@ -165,16 +179,15 @@ def bounded(
         participation=command.participation,
     )
     prior = examples.prior(command.prior, labels_known=command.labels_known)
-    attacks = examples.attacks()
+    attacks, thresholds = examples.attacks(), _thresholds(command, examples.domain)
     edges = corridor(setting, [eta for _, eta in thresholds], prior=prior, attacks=attacks)
-    rows = []
-    for i, (psnr, eta) in enumerate(thresholds):
+    rows: list[dict[str, Any]] = []
+    for i, (words, eta) in enumerate(thresholds):
         matches = examples.matches(eta)
         share = None if matches is None else matches.most
         rows.append(
             {
-                "psnr": psnr,
-                "mse": eta,
+                **words,
                 "log10_baseline": _log10(edges.log_kappa[i]),
                 "attained": float(edges.attained[i]),
                 "attack": edges.attack[i],
@@ -184,11 +197,22 @@ def bounded(
                 "verdict": edges.verdict(i, command.accept, share),
             }
         )
+        if (rare := examples.rare(prior, eta)) is not None:
+            rows[-1] |= {"rare_rows": rare[0], "rare": list(rare[1])}
     return examples, edges, rows
 
 
-def _thresholds(command: options.BoundOptions) -> list[tuple[float, float]]:
-    """(PSNR, eta) of every threshold, rising in PSNR."""
+def _thresholds(
+    command: options.BoundOptions, domain: Domain | None
+) -> list[tuple[dict[str, Any], float]]:
+    """What reaches every threshold, the easiest first, and its eta."""
+    if domain is not None:
+        if command.eta:
+            raise ValueError("eta holds mean squared errors, but the data have another distance")
+        name = "columns" if domain.metric == "columns" else "psnr"
+        found = {Criterion.of(domain, **{name: value}) for value in getattr(command, name)}
+        rising = sorted(found, key=lambda one: -one.within)
+        return [({"reached": one.info.goal, "within": one.within}, one.within) for one in rising]
     width = width_of(command.input_range)
     pairs = [(psnr, Target.of_psnr(psnr, 0.5, input_range=width).eta) for psnr in command.psnr]
     for eta in command.eta:
@@ -199,20 +223,19 @@ def _thresholds(command: options.BoundOptions) -> list[tuple[float, float]]:
         pairs.append((psnr, eta))
     if not pairs:
         raise ValueError("psnr and eta are empty; give at least one threshold, such as --psnr 20")
-    return sorted(set(pairs))
+    return [({"psnr": psnr, "mse": eta}, eta) for psnr, eta in sorted(set(pairs))]
 
 
 def _show_bound(
     found: dict[str, Any], edges: Corridor, examples: Examples, *, explain: bool
 ) -> None:
-    console.print(_setting_line(edges.setting, found["epsilon"], found["delta"], examples.source))
-    table = Table(show_edge=False)
-    for column in COLUMNS:
+    console.print(_setting_line(edges, found["epsilon"], found["delta"], examples.source))
+    table, squared = Table(show_edge=False), examples.domain is None
+    for column in (*(("PSNR dB", "MSE") if squared else ("reached",)), *COLUMNS):
         table.add_column(column, justify="right")
     for row in found["thresholds"]:
         table.add_row(
-            f"{row['psnr']:.1f}",
-            short(row["mse"]),
+            *((f"{row['psnr']:.1f}", short(row["mse"])) if squared else (row["reached"],)),
             "0" if row["log10_baseline"] is None else of_log(row["log10_baseline"] * math.log(10)),
             least(row["attained"]),
             _upper(row),
@@ -224,10 +247,16 @@ def _show_bound(
     attacks = dict.fromkeys(row["attack"] for row in found["thresholds"] if row["attained"])
     console.print(f"attained by: {', '.join(attacks) or 'no attack'}")
     if examples.images is not None:
+        noun = "image" if examples.domain is None else examples.domain.noun
         console.print(
-            "bound: no attacker exceeds it; matched: the share of the data that one fixed image "
+            f"bound: no attacker exceeds it; matched: the share of the data that one fixed {noun} "
             "matches without any update"
         )
+    rare = [row for row in found["thresholds"] if row.get("rare")]
+    if rare and isinstance(edges.prior, PublicSample):
+        few, words = min(rare, key=lambda row: row["rare_rows"]), ""
+        words = statement.rare(few["rare_rows"], edges.prior.n, few["rare"])
+        console.print(f"at {few['reached']}, {words}")
     _show_membership(found["epsilon"], found["delta"], found["thresholds"])
     _show_prior(found["prior"])
     _show_scopes(edges, found["prior"], explain=explain)
@@ -251,17 +280,22 @@ def _show_calibration(found: Calibration, *, explain: bool) -> None:
     edges, private = found.corridor, _finite(found.epsilon)
     _show_public(found)
     console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
-    console.print(_setting_line(found.setting, private, found.delta, found.source))
+    console.print(_setting_line(edges, private, found.delta, found.source))
     console.print(_calibrated(found))
     if found.solved == "steps" and found.setting.steps == MOST_STEPS:
         console.print(f"more than {MOST_STEPS} steps were not tried")
     _show_left_out(found)
     if found.matches is not None and found.matches.example > found.target.gamma:
+        model = " (--prior gallery)" if found.target.goal is None else ""
         console.print(
             "[bold]These examples look alike[/bold]: an attacker who has one of them matches "
             "others without any update. The answer holds for the prior named, not for such an "
-            "attacker (--prior gallery)."
+            f"attacker{model}."
         )
+    if found.rare is not None and isinstance(edges.prior, PublicSample):
+        alone, names = found.rare
+        words = statement.rare(alone, edges.prior.n, names)
+        console.print(f"at {found.target.goal}, {words}")
     _show_prior(found.prior)
     console.print(f"verdict of `leakbound bound` on this answer: [bold]{found.verdict}[/bold]")
     _show_membership(private, found.delta, [{"verdict": found.verdict}])
@@ -277,7 +311,8 @@ def _calibrated(found: Calibration) -> Table:
     table.add_row("clip norm", f"{found.clip_norm:.6g}")
     if (blind := found.matches) is not None:
         share = percent(max(blind.constant, blind.mean))
-        table.add_row("examples that a constant or the mean image matches", share)
+        typical = "a constant or the mean image" if found.target.goal is None else "the typical one"
+        table.add_row(f"examples that {typical} matches", share)
         table.add_row("examples that one other example matches", percent(blind.example))
     if found.examples is not None:
         table.add_row(f"noise against naming 1 of {found.examples} examples", _less(found))
@@ -346,40 +381,37 @@ def _show_scope(name: str, scope: Scope) -> None:
         console.print(f"  {word}: {escape(text)}")
 
 
-def _setting_line(
-    setting: TrainingSetting, epsilon: float | None, delta: float, source: str | None
-) -> str:
+def _setting_line(edges: Corridor, epsilon: float | None, delta: float, source: str | None) -> str:
+    setting = edges.setting
     known = "" if source is None else f" of {safe(source)}"
     private = "infinite" if epsilon is None else f"{epsilon:.4g}"
     return (
         f"noise multiplier {setting.noise_multiplier:.6g}, {setting.steps} "
         f"step{'' if setting.steps == 1 else 's'} at rate {setting.sampling_rate:g} "
-        f"({setting.participation} participation), {setting.dim} values per example, least norm "
-        f"{setting.norm:.4g}{known}: epsilon {private} at delta {delta:g}"
+        f"({setting.participation} participation), {examples_words(edges)}{known}: epsilon "
+        f"{private} at delta {delta:g}"
     )
 
 
 def _plots(found: dict[str, Any], edges: Corridor, command: options.BoundOptions) -> list[bytes]:
     from leakbound.report.charts import corridor_png, surface_png
 
-    setting = edges.setting
-    shown = [row["psnr"] for row in found["thresholds"]]
-    psnr = np.linspace(shown[0] - AROUND, shown[-1] + AROUND, 61)
-    width = width_of(command.input_range)
-    eta = mse_of_psnr(psnr, width)
+    setting, width = edges.setting, width_of(command.input_range)
+    places, eta, name = around(edges.prior, edges.eta, width, 61)
     edges = edges.at(eta)
-    corridor = corridor_png(psnr.tolist(), edges.attained, edges.bound, command.accept)
+    corridor = corridor_png(places, edges.attained, edges.bound, command.accept, name)
     if setting.noise_multiplier == 0:
         return [corridor]
     noises: list[float] = (setting.noise_multiplier * np.logspace(-1, 1, 25)).tolist()
+    few = max(1, len(places) // 30)
     grid = [
-        edges.at(eta[::2], replace(setting, noise_multiplier=noise))
+        edges.at(eta[::few], replace(setting, noise_multiplier=noise))
         for noise in track(noises, "risk surface", console=errors, transient=True)
     ]
     upper, lower = (
         np.stack(e, 1) for e in zip(*((g.bound, g.attained) for g in grid), strict=True)
     )
-    surface = surface_png(noises, psnr[::2].tolist(), upper, lower, command.accept)
+    surface = surface_png(noises, places[::few], upper, lower, command.accept, name)
     return [corridor, surface]
 
 

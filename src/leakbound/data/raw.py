@@ -18,28 +18,32 @@ MAX_BYTES = 4 << 30
 
 MAX_CLASSES = 100_000
 
-_LUMA = (0.299, 0.587, 0.114)
+LUMA = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
 class Options:
-    """How `load` shapes images; None leaves them unchanged, or reads no writers."""
+    """How `load` shapes images; None leaves them unchanged, or reads no writers.
+
+    `schema` is the file that describes a table.
+    """
 
     size: int | None = None
     channels: int | None = None
     limit: int | None = None
     writer: str | None = None
+    schema: str | Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Raw:
     """Images (N, C, H, W), uint8 or float in [0, 1], with labels (N,) and the class names.
 
-    Examples of a table are images (N, 1, 1, n) with n `columns`. If requested, `writers` (N,) are
-    indices into `writer_names`. Image files have their names in `files`, in that order.
+    Of a table `inputs` are rows (N, n) of its `columns`. If requested, `writers` (N,) are indices
+    into `writer_names`. Image files have their names in `files`, in that order.
     """
 
-    images: Tensor
+    inputs: Tensor
     labels: Tensor
     names: tuple[str, ...]
     columns: tuple[Column, ...] = ()
@@ -62,6 +66,12 @@ def within_limit(what: str, size: int) -> None:
             f"{what} takes {size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.1f} GiB: "
             "give a smaller limit or size, or fewer images"
         )
+
+
+def unsized(options: Options) -> None:
+    """Reject a size or channels for a table."""
+    if options.size is not None or options.channels is not None:
+        raise ValueError("a table has no size or channels to change; leave both out")
 
 
 def read_file(path: Path) -> bytearray:
@@ -110,7 +120,7 @@ def fit(images: Tensor, options: Options) -> Tensor:
         images = images / 255
     channels, height, width = shape_after(images.shape, options)
     if channels == 1 and images.shape[1] == 3:
-        weights = torch.tensor(_LUMA).view(1, 3, 1, 1)
+        weights = torch.tensor(LUMA).view(1, 3, 1, 1)
         images = (images * weights).sum(1, keepdim=True).clamp(0, 1)
     elif channels == 3 and images.shape[1] == 1:
         images = images.expand(-1, 3, -1, -1)

@@ -1,4 +1,4 @@
-"""Sources of images: a name, or a form and a path such as `folder:PATH`."""
+"""Sources of images and tables: a name, or a form and a path such as `folder:PATH`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound._util import files
 from leakbound.data.cifar import read_cifar
 from leakbound.data.idx import read_idx
 from leakbound.data.images import WRITERS, read_folder, read_zip
 from leakbound.data.npz import read_npz
-from leakbound.data.packaged import TABLES, digits, mnist5k, photos, table
-from leakbound.data.raw import Options, Raw, expect, fit, shape_after, within_limit
-from leakbound.domains import Column, Domain, of_shape
+from leakbound.data.packaged import TABLES, digits, german, mnist5k, photos, table
+from leakbound.data.raw import Options, Raw, expect, fit, shape_after, unsized, within_limit
+from leakbound.data.schema import Schema
+from leakbound.data.table import SUFFIXES, read_table
+from leakbound.domains import Column, Domain, TableDomain, of_shape
 from leakbound.types import Batch
 
 SOURCES: dict[str, str] = {
@@ -32,6 +35,7 @@ SOURCES: dict[str, str] = {
     "cifar:PATH": "CIFAR-10 or CIFAR-100 batches, binary or Python",
     "zip:PATH": "image files in a zip archive, read in place",
     "npz:PATH": "arrays inputs and labels of a NumPy archive",
+    "table:PATH": "rows of a CSV, Parquet or .npz file with a schema (leakbound schema)",
 }
 """Source form -> one line on what it gives."""
 
@@ -39,30 +43,55 @@ _NAMED: dict[str, Callable[[Options], Raw]] = {
     "mnist5k": mnist5k,
     "digits": digits,
     "photos": photos,
-    **{name: partial(table, name) for name in TABLES},
+    **{name: partial(table, name) for name in TABLES if name != "german"},
+    "german": german,
 }
+
+
+def _table(path: Path, options: Options) -> Raw:
+    """A table with the schema that is named, or the one of its name beside it: t.csv, t.toml."""
+    unsized(options)
+    files.check_regular(path)
+    place = path.with_suffix(".toml") if options.schema is None else Path(options.schema)
+    if options.schema is None and not place.exists():
+        raise ValueError(
+            f"its schema {str(place)!r} does not exist; draft it with `leakbound schema {path}`, "
+            "or name another: --schema FILE"
+        )
+    schema = Schema.load(place)
+    if not schema.confirmed:
+        raise ValueError(
+            f"schema {str(place)!r} is a draft, on which no verdict rests; set confirmed = true "
+            "after you checked it"
+        )
+    return read_table(path, schema, options)
+
+
 _AT_PATH: dict[str, Callable[[Path, Options], Raw]] = {
     "folder": read_folder,
     "idx": read_idx,
     "cifar": read_cifar,
     "zip": read_zip,
     "npz": read_npz,
+    "table": _table,
 }
 _CHUNK = 512
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images with their class labels.
+    """Images or rows of a table, with their labels.
 
-    Shapes: inputs (N, C, H, W) float32, labels (N,) int64, writers (N,) int64 or None.
-    Units: inputs lie in [0, 1]. All names are untrusted text; escape them for display.
+    Shapes: inputs (N, C, H, W) float32, of a table (N, n) for n numbers that store a row; labels
+    (N,) int64, or float32 if they are numbers; writers (N,) int64 or None.
+    Units: images lie in [0, 1], rows in the box of their domain. All names are untrusted text;
+    escape them for display.
 
     Attributes:
         name: the source as it was given.
-        classes: the number of classes; labels lie in 0..classes-1.
+        classes: the number of classes; labels lie in 0..classes-1. 0: labels are numbers.
         class_names: as found in the source.
-        columns: the columns of a table, whose rows are images (1, 1, n); () for images.
+        columns: the columns of a table; () for images.
         writers: who made each image, as an index into `writer_names`; None if not known.
         writer_names: as found in the source. A subset keeps all.
         files: the file of each image; () if examples have no files.
@@ -84,14 +113,32 @@ class Dataset:
     files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        fits = self.inputs.ndim == 4 and self.inputs.dtype == torch.float32
-        expect(fits, "inputs", self.inputs, "(N, C, H, W) of float32")
+        table = TableDomain(self.columns) if self.columns else None
+        fits = self.inputs.ndim == 4 if table is None else self.inputs.shape[1:] == table.shape
+        wanted = "(N, C, H, W)" if table is None else f"(N, {table.shape[0]})"
+        fits = fits and self.inputs.dtype == torch.float32
+        expect(fits, "inputs", self.inputs, f"{wanted} of float32")
         if self.inputs.numel() == 0:
-            raise ValueError(f"data set {self.name!r} holds no image; it needs at least one")
+            noun = "image" if table is None else "row"
+            raise ValueError(f"data set {self.name!r} holds no {noun}; it needs at least one")
+        self._check_labels()
+        least, most = self.inputs.amin(0), self.inputs.amax(0)
+        low, high = torch.tensor([0.0, 1.0]) if table is None else table.box
+        if not bool(((least >= low) & (most <= high)).all()):
+            box = "[0, 1]" if table is None else "the ranges of their columns"
+            raise ValueError(
+                f"inputs run from {float(least.min()):g} to {float(most.max()):g}; give finite "
+                f"values in {box}"
+            )
+        self._check_writers()
+
+    def _check_labels(self) -> None:
+        if not self.classes:
+            fits = self.labels.shape == (len(self.inputs),) and self.labels.dtype == torch.float32
+            expect(fits, "labels", self.labels, f"({len(self.inputs)},) of float32 without classes")
+            check.finite("labels", self.labels)
+            return
         self._check_numbers("labels", self.labels)
-        low, high = (float(v) for v in self.inputs.aminmax())
-        if not (low >= 0 and high <= 1):
-            raise ValueError(f"inputs run from {low:g} to {high:g}; give finite values in [0, 1]")
         first, last = (int(v) for v in self.labels.aminmax())
         if first < 0 or last >= self.classes or len(self.class_names) != self.classes:
             raise ValueError(
@@ -99,14 +146,13 @@ class Dataset:
                 f"{len(self.class_names)} class names; give labels in 0..{self.classes - 1} "
                 "and a name for each class"
             )
-        self._check_writers()
 
     def _check_writers(self) -> None:
         if self.writers is None:
             if self.writer_names:
                 raise ValueError(
                     f"writer_names holds {len(self.writer_names)} names, but writers is None; "
-                    "give the writer of each image"
+                    "give the writer of each example"
                 )
             return
         self._check_numbers("writers", self.writers)
@@ -123,9 +169,11 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of shape, inputs, labels and writers (if any), in hex: data without its name."""
-        digest = hashlib.sha256(repr(tuple(self.inputs.shape)).encode())
-        for value, kind in ((self.inputs, "<f4"), (self.labels, "<i8"), (self.writers, "<i8")):
+        """SHA-256 of shape, columns, inputs, labels and writers, in hex: data without its name."""
+        facts = (tuple(self.inputs.shape), *([self.columns] if self.columns else []))
+        digest = hashlib.sha256("".join(map(repr, facts)).encode())
+        labels = "<i8" if self.classes else "<f4"
+        for value, kind in ((self.inputs, "<f4"), (self.labels, labels), (self.writers, "<i8")):
             if value is not None:
                 digest.update(value.cpu().contiguous().numpy().astype(kind, copy=False).data)
         return digest.hexdigest()
@@ -133,7 +181,7 @@ class Dataset:
     @property
     def domain(self) -> Domain:
         """What one example is."""
-        return of_shape(self.inputs.shape[1:], columns=self.columns)
+        return TableDomain(self.columns) if self.columns else of_shape(self.inputs.shape[1:])
 
     @property
     def origins(self) -> Tensor | None:
@@ -144,7 +192,7 @@ class Dataset:
         return self.labels if self.name == "photos" else self.writers
 
     def subset(self, indices: Tensor) -> Dataset:
-        """The images at the given indices, in that order."""
+        """The examples at the given indices, in that order."""
         indices = self._checked(indices)
         writers = None if self.writers is None else self.writers[indices]
         inputs, labels = self.inputs[indices], self.labels[indices]
@@ -152,7 +200,7 @@ class Dataset:
         return replace(self, inputs=inputs, labels=labels, writers=writers, files=files)
 
     def batch(self, indices: Tensor) -> Batch:
-        """The images at the given indices as one client's batch."""
+        """The examples at the given indices as one client's batch."""
         indices = self._checked(indices)
         return Batch(self.inputs[indices], self.labels[indices])
 
@@ -175,11 +223,13 @@ def load(
     channels: int | None = None,
     limit: int | None = None,
     writer: str | None = None,
+    schema: str | Path | None = None,
 ) -> Dataset:
-    """The images of a source; the same source and files always give the same bits.
+    """The examples of a source; the same source and files always give the same bits.
 
     Args:
-        source: one of the forms in `SOURCES`.
+        source: one of the forms in `SOURCES`. A path that ends in .csv, .tsv or .parquet is short
+            for `table:PATH`.
         size: resize to size x size; for `photos` the size of the tiles (32 if not given).
         channels: 1 for gray (Rec. 601 luma), 3 for RGB (gray is repeated).
         limit: keep the first N. Sources that are sorted by class (`mnist5k`, `photos`, folders and
@@ -188,6 +238,8 @@ def load(
             writer: "first" or "last" (part of the file's name: WRITER_0001.png, 0108_WRITER.png),
             "outer_folder" or "inner_folder" (WRITER/CLASS/0001.png, CLASS/WRITER/0001.png). None:
             not read. Equal words are the same writer everywhere.
+        schema: for a table, the file of its schema; by default the table's path with the ending
+            .toml.
     """
     read = _reader(source)
     check.count(**{k: v for k, v in (("size", size), ("limit", limit)) if v is not None})
@@ -200,7 +252,12 @@ def load(
                 f"writer is {writer!r}, but data source {source!r} has no file names to read it "
                 "from; leave it out, or give folder:PATH or zip:PATH"
             )
-    options = Options(size, channels, limit, writer)
+    if schema is not None and not (isinstance(read, partial) and read.func is _table):
+        raise ValueError(
+            f"schema is {str(schema)!r}, but data source {source!r} is no file of a table; leave "
+            "it out, or give table:PATH"
+        )
+    options = Options(size, channels, limit, writer, schema)
     try:
         return _dataset(source, read(options), options)
     except OSError as error:
@@ -221,20 +278,17 @@ def _reader(source: str) -> Callable[[Options], Raw]:
     kind, _, path = source.partition(":")
     if kind in _AT_PATH and path:
         return partial(_AT_PATH[kind], Path(path))
+    if Path(source).suffix.lower() in SUFFIXES:
+        return partial(_table, Path(source))
     near = check.closest(kind, SOURCES, "leakbound list data")
     raise ValueError(f"data source {source!r} is unknown; {near}")
 
 
 def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
-    images, labels = raw.images[: options.limit], raw.labels[: options.limit]
-    shape = (len(images), *shape_after(images.shape, options))
-    within_limit(f"{shape[0]} images of {shape[1:]}", 4 * math.prod(shape))
-    inputs = torch.empty(shape)
-    for start in range(0, len(images), _CHUNK):
-        inputs[start : start + _CHUNK] = fit(images[start : start + _CHUNK], options)
+    taken, labels = raw.inputs[: options.limit], raw.labels[: options.limit]
     return Dataset(
         source,
-        inputs,
+        taken if raw.columns else _fitted(taken, options),
         labels,
         len(raw.names),
         raw.names,
@@ -243,3 +297,12 @@ def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
         raw.writer_names,
         raw.files[: options.limit],
     )
+
+
+def _fitted(images: Tensor, options: Options) -> Tensor:
+    shape = (len(images), *shape_after(images.shape, options))
+    within_limit(f"{shape[0]} images of {shape[1:]}", 4 * math.prod(shape))
+    inputs = torch.empty(shape)
+    for start in range(0, len(images), _CHUNK):
+        inputs[start : start + _CHUNK] = fit(images[start : start + _CHUNK], options)
+    return inputs

@@ -1,11 +1,18 @@
-"""Domains, the form of one example: images, rows of a table. Other code uses only the interface."""
+"""Domains, the form of one example: images, table rows, series. Others use the interface only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leakbound.domains.base import ColumnErrors, Domain, Fields, ImageDomain, NumberDomain
-from leakbound.domains.table import Column, TableDomain, column_errors
+from leakbound.domains.base import (
+    ColumnErrors,
+    Domain,
+    Fields,
+    ImageDomain,
+    NumberDomain,
+    SeriesDomain,
+)
+from leakbound.domains.table import Column, TableDomain
 
 __all__ = [
     "Column",
@@ -14,28 +21,34 @@ __all__ = [
     "Fields",
     "ImageDomain",
     "NumberDomain",
+    "SeriesDomain",
     "TableDomain",
-    "column_errors",
     "has_neighbors",
     "of_shape",
+    "table_of",
+    "smooth_axes",
 ]
 
 
-def of_shape(
-    shape: Sequence[int],
-    input_range: tuple[float, float] = (0.0, 1.0),
-    columns: Sequence[Column] = (),
-) -> Domain:
-    """The domain of inputs with a known shape and range, and their columns if any.
+def of_shape(shape: Sequence[int], input_range: tuple[float, float] = (0.0, 1.0)) -> Domain:
+    """The domain of inputs of which only shape and range are known.
 
     Example:
-        >>> of_shape((1, 28, 28)).name, of_shape((30,)).name
-        ('images', 'values')
+        >>> of_shape((1, 28, 28)).name, of_shape((2, 96)).name, of_shape((30,)).name
+        ('images', 'series', 'values')
     """
-    shape = tuple(shape)
-    if columns:
-        return TableDomain(shape, input_range, columns=tuple(columns))
-    return (ImageDomain if has_neighbors(shape) else NumberDomain)(shape, input_range)
+    kinds: dict[int, type[NumberDomain]] = {2: SeriesDomain, 3: ImageDomain}
+    return kinds.get(len(shape), NumberDomain)(tuple(shape), input_range)
+
+
+def table_of(domain: Domain | None) -> TableDomain | None:
+    """The domain if it is a table's, with its columns; None if it is another, or not known.
+
+    Example:
+        >>> table_of(of_shape((3,))) is None
+        True
+    """
+    return domain if isinstance(domain, TableDomain) else None
 
 
 def has_neighbors(shape: Sequence[int]) -> bool:
@@ -48,3 +61,13 @@ def has_neighbors(shape: Sequence[int]) -> bool:
         (True, False)
     """
     return len(shape) == 3
+
+
+def smooth_axes(shape: Sequence[int]) -> tuple[int, ...]:
+    """The axes along which inputs of this shape may be smooth: of images, of series; () of others.
+
+    Example:
+        >>> smooth_axes((3, 32, 32)), smooth_axes((1, 128)), smooth_axes((30,))
+        ((-2, -1), (-1,), ())
+    """
+    return tuple(range(1 - len(shape), 0)) if len(shape) in (2, 3) else ()

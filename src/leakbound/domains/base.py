@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from leakbound._util.decibels import PSNR_CAP, mse_of_psnr, psnr_of_mse
 from leakbound.random import uniform
-from leakbound.task import Batch
 
+Score = Literal["psnr", "snr", "columns"]
 _SHOWN, _VALUES = 8, 100
 """Number of examples whose values are shown, and number of values of each."""
 
 
 @dataclass(frozen=True)
 class ColumnErrors:
-    """One column of a table over all examples, in its own units.
+    """One column of a table over all examples, as text in its own units.
 
-    `matched`: share of examples within the column's tolerance.
+    `matched`, `baseline`: by example, whether the reconstruction, and the prior-only baseline, are
+    within the column's tolerance; empty if the truth is not known, as is `truth`.
     """
 
     name: str
-    mean: float
-    worst: float
-    matched: float
-    truth: tuple[float, ...]
-    reconstruction: tuple[float, ...]
+    unit: str = ""
+    sensitive: bool = False
+    matched: tuple[bool, ...] = ()
+    baseline: tuple[bool, ...] = ()
+    truth: tuple[str, ...] = ()
+    reconstruction: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,40 @@ class Domain(Protocol):
     def start(self, n: int, source: torch.Generator) -> Tensor:
         """Starting points of searches: n valid examples (n, *shape)."""
 
-    def blind(self, public: Batch | None) -> Tensor:
-        """The best prior-only baseline (*shape): from public examples, or the middle."""
+    def blind(self, public: Tensor | None) -> Tensor:
+        """The best prior-only baseline (*shape): from public inputs (N, *shape), or the middle."""
+
+    def constants(self) -> tuple[Tensor, ...]:
+        """Other candidates (*shape) that need neither an update nor public examples."""
+
+    @property
+    def noun(self) -> str:
+        """What one example is called."""
+
+    @property
+    def metric(self) -> Score:
+        """The name of `score` in records, such as "psnr"."""
+
+    def score(self, a: Tensor, b: Tensor) -> Tensor:
+        """(N,) how close paired examples are, higher for closer, in the unit of `metric`."""
+
+    def within(self, *, psnr: float, columns: float) -> float:
+        """The distance up to which an example counts as reconstructed: by a score of `psnr` dB, or
+        by a share of `columns`.
+        """
+
+    def level(self, within: float) -> float:
+        """The score of examples at that distance."""
+
+    @property
+    def parts(self) -> int | None:
+        """The number of columns that the distance counts; None if it is a metric."""
+
+    def fitted(self, public: Tensor) -> Domain:
+        """The same with the scales that public inputs (N, *shape) show, where it has some."""
+
+    def costs(self, a: Tensor, b: Tensor) -> Tensor:
+        """(A, B) what the pairing of examples a (A, *shape) with candidates b minimizes."""
 
     def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
         """(N,) distance of paired examples, in natural units.
@@ -91,8 +127,23 @@ class Domain(Protocol):
     def copies_count_once(self) -> bool:
         """Whether equal examples count as copies of one."""
 
-    def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
-        """What to show of paired examples, or of reconstructions without a known truth."""
+    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
+        """What to show of paired examples and their prior-only baselines, or of reconstructions
+        without a known truth.
+        """
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Mean squared error between every example of `a` (A, *S) and of `b` (B, *S): (A, B), float64.
+
+    Example:
+        >>> squared_distances(torch.zeros(1, 2), torch.tensor([[1.0, 3.0]])).tolist()
+        [[5.0]]
+    """
+    left, right = (x.detach().cpu().double().flatten(1) for x in (a, b))
+    if len(left) == 0 or len(right) == 0:
+        return torch.zeros(len(left), len(right), dtype=torch.float64)
+    return torch.stack([(right - row).square().mean(1) for row in left])
 
 
 @dataclass(frozen=True)
@@ -108,7 +159,8 @@ class NumberDomain:
     shape: tuple[int, ...]
     input_range: tuple[float, float] = (0.0, 1.0)
     dtype: torch.dtype = torch.float32
-    name = "values"
+    name, noun = "values", "example"
+    metric: ClassVar[Score] = "psnr"
     has_neighbors, distance_is_rmse, copies_count_once = False, True, True
 
     def project(self, x: Tensor) -> Tensor:
@@ -121,18 +173,51 @@ class NumberDomain:
         low, high = self.input_range
         return low + (high - low) * uniform((n, *self.shape), source).to(self.dtype)
 
-    def blind(self, public: Batch | None) -> Tensor:
+    def blind(self, public: Tensor | None) -> Tensor:
         """The mean public example, which has the smallest mean squared error; else the middle."""
-        if public is not None and tuple(public.inputs.shape[1:]) == self.shape:
-            return public.inputs.mean(0)
+        if public is not None and tuple(public.shape[1:]) == self.shape and len(public):
+            return public.mean(0)
         return torch.full(self.shape, sum(self.input_range) / 2, dtype=self.dtype)
+
+    def constants(self) -> tuple[Tensor, ...]:
+        """The lowest value, the middle and the highest everywhere."""
+        low, high = self.input_range
+        return tuple(
+            torch.full(self.shape, v, dtype=self.dtype) for v in (low, (low + high) / 2, high)
+        )
 
     def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
         """(N,) root mean squared error, in input units, float64 on the CPU."""
         apart = a.detach().cpu().double() - b.detach().cpu().double()
         return apart.square().flatten(1).mean(1).sqrt()
 
-    def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
+    parts = None
+
+    def within(self, *, psnr: float, columns: float) -> float:
+        """A root mean squared error of range / 10^(psnr/20)."""
+        low, high = self.input_range
+        return math.sqrt(mse_of_psnr(psnr, high - low))
+
+    def level(self, within: float) -> float:
+        """PSNR in dB; 0.01 for 20 dB, not 0.010000000000000002."""
+        low, high = self.input_range
+        return float(psnr_of_mse(float(f"{within**2:.14g}"), high - low))
+
+    def fitted(self, public: Tensor) -> Domain:
+        """It has no scales."""
+        return self
+
+    def score(self, a: Tensor, b: Tensor) -> Tensor:
+        """(N,) PSNR in dB, at most PSNR_CAP."""
+        low, high = self.input_range
+        error = self.distance(a, b).square() / (high - low) ** 2
+        return -10 * error.clamp_min(10 ** (-PSNR_CAP / 10)).log10()
+
+    def costs(self, a: Tensor, b: Tensor) -> Tensor:
+        """(A, B) mean squared errors."""
+        return squared_distances(a, b)
+
+    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
         """The first values of the first reconstructions."""
         rows = guess[:_SHOWN].detach().flatten(1)[:, :_VALUES].double().tolist()
         return Fields(values=tuple(tuple(float(f"{v:.4g}") for v in row) for row in rows))
@@ -142,12 +227,68 @@ class NumberDomain:
 class ImageDomain(NumberDomain):
     """Images (C, H, W): values with similar neighbors, shown as pictures."""
 
-    name = "images"
+    name, noun = "images", "image"
     has_neighbors = True
 
-    def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
+    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
         """Pictures of both; values if an image is a single line."""
         if min(self.shape[1:]) == 1:
             return super().fields(truth, guess)
         shown = {} if truth is None else {"truth": truth}
         return Fields(pictures={**shown, "reconstruction": guess})
+
+
+@dataclass(frozen=True)
+class SeriesDomain(NumberDomain):
+    """Series (C, T): C channels over T times; the distance is that of the worst channel.
+
+    It is the largest root mean squared error of a channel over the channel's scale, a metric.
+
+    Args:
+        scales: of each channel, in input units, such as the standard deviation over public series;
+            () counts every channel in units of the input range.
+
+    Example:
+        >>> domain = SeriesDomain((2, 4), scales=(1.0, 10.0))
+        >>> domain.distance(torch.zeros(1, 2, 4), torch.ones(1, 2, 4)).tolist()
+        [1.0]
+    """
+
+    scales: tuple[float, ...] = ()
+    name, noun = "series", "series"
+    metric: ClassVar[Score] = "snr"
+    distance_is_rmse = False
+
+    def __post_init__(self) -> None:
+        if self.scales and len(self.scales) != self.shape[0]:
+            raise ValueError(
+                f"scales holds {len(self.scales)} numbers; give one for each of {self.shape[0]} "
+                "channels"
+            )
+
+    def fitted(self, public: Tensor) -> SeriesDomain:
+        """The same with the standard deviation of every channel over public series (N, C, T)."""
+        if not len(public):
+            return self
+        spread = public.detach().cpu().double().transpose(0, 1).flatten(1).std(1, correction=0)
+        return replace(self, scales=tuple(float(s) or 1.0 for s in spread))
+
+    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """(N,) the largest error of a channel in units of its scale."""
+        low, high = self.input_range
+        known = torch.tensor(self.scales or (high - low,) * self.shape[0], dtype=torch.float64)
+        apart = a.detach().cpu().double() - b.detach().cpu().double()
+        errors: Tensor = (apart.square().mean(-1).sqrt() / known).amax(-1)
+        return errors
+
+    def within(self, *, psnr: float, columns: float) -> float:
+        """An error of 10^(-psnr/20) scales on the worst channel."""
+        return float(10 ** (-psnr / 20))
+
+    def level(self, within: float) -> float:
+        """In dB."""
+        return -20 * math.log10(within)
+
+    def score(self, a: Tensor, b: Tensor) -> Tensor:
+        """(N,) 20 log10 of scale over error on the worst channel, in dB."""
+        return -20 * self.distance(a, b).clamp_min(10 ** (-PSNR_CAP / 20)).log10()

@@ -1,111 +1,423 @@
-"""Rows of a table: columns in their own units, scaled into [0, 1]."""
+"""Rows of a table: numbers with a tolerance, categories, and values that may be missing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.domains.base import ColumnErrors, Fields, ImageDomain
+from leakbound.domains.base import ColumnErrors, Fields, Score
+from leakbound.random import normal
 
-TOLERANCE = 0.01
-"""The share of a column's range within which a value counts as known."""
+KINDS = ("continuous", "integer", "categorical")
+ENCODINGS = ("onehot", "code", "embedding")
+WHOLE, NEAR = 0.49, 0.05
+"""Default tolerances: of whole numbers, and of others in units of the public spread."""
+MISSING = "(missing)"
+SLACK = 1e-6
+"""Part by which an error may exceed a tolerance: rounding of float32 inputs."""
+FARTHEST = 1e30
+"""Limit of an input's absolute value."""
+FAR, ABSENT = 1e3, -1e15
+"""Codes of two levels of a category are this far apart; the code of a missing number."""
+PAIRS = 20_000_000
+"""Numbers of one block of comparisons between all rows of two sets."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column in its own units: its smallest and largest value, and whether all are whole."""
+    """One column of a table, its public facts, and how the model takes it.
+
+    A number enters the model as (value - center) / scale. A category is stored as one share per
+    level; `encoding` says what the model takes: these shares ("onehot"), the number of the level
+    ("code"), or this number as an integer for an embedding ("embedding").
+
+    Attributes:
+        kind: "continuous", "integer" or "categorical".
+        low, high: the smallest and largest valid number, in its own units. Public.
+        levels: names of a categorical column's values.
+        tolerance: error up to which a number counts as known, in its own units. Default: 0.49 for
+            whole numbers, 0.05 of the spread for others.
+        center, scale: of the model's input; default: `low` and `high - low`.
+        missing: values may be missing: a number then has one more input, 1 if it is missing, and a
+            category one more level.
+        sensitive: shown first in reports.
+        typical, spread: median and IQR/1.349 (standard deviation if 0) of public rows.
+    """
 
     name: str
-    low: float
-    high: float
-    whole: bool = False
+    kind: str = "continuous"
+    low: float = 0.0
+    high: float = 1.0
+    levels: tuple[str, ...] = ()
+    unit: str = ""
+    tolerance: float | None = None
+    center: float | None = None
+    scale: float | None = None
+    encoding: str = "onehot"
+    missing: bool = False
+    sensitive: bool = False
+    typical: float | None = None
+    spread: float | None = None
 
     def __post_init__(self) -> None:
+        what = f"column {self.name!r}"
+        if self.kind not in KINDS:
+            raise ValueError(f"{what} has kind {self.kind!r}; give one of {', '.join(KINDS)}")
+        if self.categorical:
+            if len(set(self.levels)) < 2 or len(set(self.names)) != len(self.names):
+                raise ValueError(
+                    f"{what} has the levels {', '.join(self.levels) or '(none)'}; give two "
+                    "different ones or more, or leave a constant column out"
+                )
+            if self.encoding not in ENCODINGS:
+                raise ValueError(
+                    f"{what} has encoding {self.encoding!r}; give one of {', '.join(ENCODINGS)}"
+                )
+            return
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise ValueError(
-                f"column {self.name!r} runs from {self.low} to {self.high}; give two finite "
-                "values, the lower first, or leave a constant column out"
+                f"{what} runs from {self.low} to {self.high}; give two finite values, the lower "
+                "first, or leave a constant column out"
+            )
+        for name in ("tolerance", "scale", "spread"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{what} has {name} {value}; give a finite number above 0")
+        farthest = max(abs(self.low - self.origin), abs(self.high - self.origin))
+        if not farthest / self.unit_length < FARTHEST:
+            raise ValueError(
+                f"{what} runs from {self.low} to {self.high} with center {self.origin} and scale "
+                f"{self.unit_length}, which float32 inputs cannot hold; give a larger scale"
+            )
+        if self.kind == "integer" and (self.low % 1 or self.high % 1):
+            raise ValueError(
+                f"{what} runs from {self.low} to {self.high}, but its kind is integer; give whole "
+                "numbers, or the kind continuous"
             )
 
     @property
-    def width(self) -> float:
-        """The width of 1 scaled unit, in the column's units."""
-        return self.high - self.low
+    def categorical(self) -> bool:
+        """Whether its values are levels, not numbers."""
+        return self.kind == "categorical"
 
     @property
-    def tolerance(self) -> float:
-        """In scaled units: 1 % of the range, or what rounding to a whole number corrects."""
-        return min(0.5, 0.49 / self.width) if self.whole else TOLERANCE
+    def names(self) -> tuple[str, ...]:
+        """The levels, with one for missing values if they occur."""
+        return (*self.levels, MISSING) if self.missing else self.levels
+
+    @property
+    def width(self) -> int:
+        """How many numbers store one value."""
+        return len(self.names) if self.categorical else 1 + self.missing
+
+    @property
+    def origin(self) -> float:
+        """The value that the model takes as 0."""
+        return self.low if self.center is None else self.center
+
+    @property
+    def unit_length(self) -> float:
+        """The value of 1 in the model's input, in the column's units."""
+        return self.high - self.low if self.scale is None else self.scale
+
+    @property
+    def allowed(self) -> float:
+        """The tolerance in the column's units."""
+        if self.tolerance is not None:
+            return self.tolerance
+        if self.kind == "integer":
+            return WHOLE
+        return NEAR * (self.spread or (self.high - self.low) / 4)
+
+    def text(self, value: float) -> str:
+        """A number in the column's units, as text."""
+        shown = f"{round(value)}" if self.kind == "integer" else f"{value:.4g}"
+        return f"{shown} {self.unit}" if self.unit else shown
 
 
 @dataclass(frozen=True)
-class TableDomain(ImageDomain):
-    """Rows of columns as images of one line (1, 1, n), n columns in public ranges."""
+class TableDomain:
+    """Rows (n,) of a table, n numbers for m columns; the distance counts columns that differ.
 
-    columns: tuple[Column, ...] = ()
-
-    name = "table"
-    copies_count_once = False  # equal rows may belong to different people
-
-    def fields(self, truth: Tensor | None, guess: Tensor) -> Fields:
-        """Errors by column; without a truth the first values."""
-        if truth is None:
-            return super().fields(truth, guess)
-        return Fields(columns=column_errors(self.columns, truth, guess))
-
-
-def column_errors(
-    columns: Sequence[Column], truth: Tensor, guess: Tensor
-) -> tuple[ColumnErrors, ...]:
-    """One entry per column in its own units: mean and largest error, share known, all values.
-
-    `truth` and `guess` (N, *S) have one value per column for each example, scaled, in one order.
-
-    Raises:
-        ValueError: shapes do not fit, there is no example, or entries are not finite.
+    A column differs if numbers are farther apart than their tolerance, categories are not equal, or
+    only one of both is missing. d_(s+t)(x, y) <= d_s(x, z) + d_t(z, y), where s and t scale
+    tolerances: a column that differs between x and y by more than s + t tolerances differs from z
+    by more than s, or by more than t.
 
     Example:
-        >>> import torch
-        >>> ages = Column("age", 0.0, 100.0, whole=True)
-        >>> [one] = column_errors([ages], torch.tensor([[0.5]]), torch.tensor([[0.52]]))
-        >>> round(one.mean, 3), one.matched, one.truth
-        (2.0, 0.0, (50.0,))
+        >>> sex = Column("sex", "categorical", levels=("f", "m"))
+        >>> domain = TableDomain((Column("age", "integer", 0, 100), sex))
+        >>> a, b = torch.tensor([[0.5, 1, 0]]), torch.tensor([[0.51, 0.6, 0.4]])
+        >>> domain.distance(a, b).tolist(), domain.rows(b)
+        ([1.0], [('51', 'f')])
     """
-    if truth.shape != guess.shape or truth.ndim < 2 or len(truth) == 0:
-        raise ValueError(
-            f"truth has shape {tuple(truth.shape)} and `guess` {tuple(guess.shape)}; give both as "
-            "(N, n), with at least one example"
-        )
-    if len(columns) != truth[0].numel():
-        raise ValueError(
-            f"columns holds {len(columns)} entries; give one for each of {truth[0].numel()}"
-        )
-    check.finite("truth", truth)
-    check.finite("guess", guess)
-    true, own = (x.detach().cpu().double().flatten(1) for x in (truth, guess))
-    found = []
-    for place, column in enumerate(columns):
-        off = (own[:, place] - true[:, place]).abs()
-        found.append(
-            ColumnErrors(
-                name=column.name,
-                mean=_short(float((off * column.width).mean())),
-                worst=_short(float((off * column.width).max())),
-                matched=_short(float((off <= column.tolerance).double().mean())),
-                truth=_units(column, true[:, place]),
-                reconstruction=_units(column, own[:, place]),
+
+    columns: tuple[Column, ...]
+    dtype: torch.dtype = torch.float32
+    name = "table"
+    noun = "row"
+    metric: ClassVar[Score] = "columns"
+    has_neighbors, distance_is_rmse, copies_count_once = False, False, False
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(
+                f"columns are named {', '.join(names[:20]) or '(none)'}; give at least one, each "
+                "with its own name"
+            )
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Where each column starts and ends in a row."""
+        found, start = [], 0
+        for column in self.columns:
+            found.append((start, start + column.width))
+            start += column.width
+        return tuple(found)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Numbers that store one row."""
+        return (self.places[-1][1],)
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """Where each categorical column starts and ends in a row."""
+        pairs = zip(self.columns, self.places, strict=True)
+        return tuple(place for column, place in pairs if column.categorical)
+
+    @cached_property
+    def box(self) -> tuple[Tensor, Tensor]:
+        """(n,) the lowest and the highest input of each number that stores a row."""
+        low, high = torch.zeros(self.shape), torch.ones(self.shape)
+        for column, (start, _) in zip(self.columns, self.places, strict=True):
+            if not column.categorical:
+                low[start] = (column.low - column.origin) / column.unit_length
+                high[start] = (column.high - column.origin) / column.unit_length
+        return low, high
+
+    @cached_property
+    def typical(self) -> tuple[Tensor, Tensor]:
+        """(n,) the typical input of each number and its spread; 0 and 1 for categories."""
+        center, scale = torch.zeros(self.shape), torch.ones(self.shape)
+        low, high = self.box
+        for column, (start, stop) in zip(self.columns, self.places, strict=True):
+            if column.categorical:
+                continue
+            center[start], scale[start] = (low[start] + high[start]) / 2, (high - low)[start] / 4
+            scale[start + 1 : stop] = 0.1
+            if column.typical is not None and column.spread is not None:
+                center[start] = (column.typical - column.origin) / column.unit_length
+                scale[start] = column.spread / column.unit_length
+        return center, scale
+
+    @property
+    def input_range(self) -> tuple[float, float]:
+        """The lowest and the highest input of all columns."""
+        low, high = self.box
+        return float(low.min()), float(high.max())
+
+    def fitted(self, public: Tensor) -> TableDomain:
+        """The same columns with the median and the spread of public rows (N, n)."""
+        if len(public) == 0:
+            return self
+        held, columns = public.detach().cpu().double(), []
+        for column, (start, _) in zip(self.columns, self.places, strict=True):
+            values = held[:, start]
+            if column.missing and not column.categorical:
+                values = values[held[:, start + 1] < 0.5]
+            if column.categorical or not len(values):
+                columns.append(column)
+                continue
+            low, middle, high = np.quantile(values.numpy(), (0.25, 0.5, 0.75)).tolist()
+            spread = (high - low) / 1.349 or float(values.std(correction=0))
+            own = column.unit_length
+            typical = column.origin + own * middle
+            columns.append(replace(column, typical=typical, spread=own * spread or None))
+        return replace(self, columns=tuple(columns))
+
+    def project(self, x: Tensor) -> Tensor:
+        """Clip numbers to their box and project categories onto the simplex; NaN becomes 0."""
+        low, high = (edge.to(x) for edge in self.box)
+        given = torch.nan_to_num(x, nan=0.0).clamp(-FARTHEST, FARTHEST)
+        found = given.clamp(low, high)
+        for start, stop in self.groups:
+            found[:, start:stop] = _simplex(given[:, start:stop])
+        return found
+
+    def hard(self, x: Tensor) -> Tensor:
+        """The closest rows that a table can hold: one level per category, whole numbers."""
+        found = self.project(x)
+        for column, (start, stop) in zip(self.columns, self.places, strict=True):
+            if column.categorical:
+                found[:, start:stop] = _one_hot(found[:, start:stop])
+                continue
+            if column.kind == "integer":
+                own, origin = column.unit_length, column.origin
+                whole = (found[:, start].double() * own + origin).round()
+                found[:, start] = ((whole - origin) / own).to(found)
+            if column.missing:
+                found[:, start + 1] = (found[:, start + 1] > 0.5).to(found)
+        return found
+
+    def start(self, n: int, source: torch.Generator) -> Tensor:
+        """Normal about the typical row; categories nearly even."""
+        center, scale = self.typical
+        draw = normal((n, *self.shape), source)
+        x = center + scale * draw
+        for start, stop in self.groups:
+            x[:, start:stop] = (0.1 * draw[:, start:stop]).softmax(-1)
+        return self.project(x).to(self.dtype)
+
+    def blind(self, public: Tensor | None) -> Tensor:
+        """Median of every number and most frequent level of every category, of public rows."""
+        if public is None or len(public) == 0:
+            low, high = self.box
+            return self.hard((low + high)[None] / 2)[0].to(self.dtype)
+        held, found = public.detach(), public.new_empty(self.shape)
+        for column, (start, stop) in zip(self.columns, self.places, strict=True):
+            part = held[:, start:stop]
+            if column.categorical:
+                found[start:stop] = _one_hot(part.mean(0)[None])[0]
+                continue
+            gone = part[:, 1] > 0.5 if column.missing else torch.zeros(len(part), dtype=torch.bool)
+            kept = part[:, 0][~gone.to(part.device)]
+            found[start] = kept.median() if len(kept) else 0.0
+            found[start + 1 : stop] = float(gone.double().mean() > 0.5)
+        return self.project(found[None])[0]
+
+    def constants(self) -> tuple[Tensor, ...]:
+        """None: no constant row is closer to most rows than the median row."""
+        return ()
+
+    def coded(self, x: Tensor) -> Tensor:
+        """(..., m) one number for each column of rows (..., n): columns differ at a scale if these
+        are farther apart than the scale. Float64 on the CPU; numbers in units of their tolerance.
+        """
+        x = x.detach().cpu().double()
+        found = torch.empty(*x.shape[:-1], len(self.columns), dtype=torch.float64)
+        for k, (column, (start, stop)) in enumerate(zip(self.columns, self.places, strict=True)):
+            if column.categorical:
+                found[..., k] = FAR * x[..., start:stop].argmax(-1)
+                continue
+            value = x[..., start] / (column.allowed / column.unit_length * (1 + SLACK) + 1e-12)
+            gone = column.missing and x[..., start + 1] > 0.5
+            found[..., k] = torch.where(torch.as_tensor(gone), ABSENT, value)
+        return found
+
+    def misses(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """(..., m) whether columns differ between rows a and b, which broadcast: (..., n)."""
+        return ~((self.coded(a) - self.coded(b)).abs() <= scale)  # NaN differs from everything
+
+    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """(N,) number of columns that differ between paired rows, float64 on the CPU."""
+        return self.misses(a, b, scale).sum(-1).double()
+
+    def counts(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """(A, B) number of columns that differ between every row of a and of b."""
+        step = max(1, PAIRS // max(1, len(b) * self.shape[0]))
+        parts = [
+            self.misses(a[at : at + step, None], b[None], scale).sum(-1)
+            for at in range(0, len(a), step)
+        ]
+        return torch.cat(parts) if parts else torch.zeros(0, len(b), dtype=torch.long)
+
+    def costs(self, a: Tensor, b: Tensor) -> Tensor:
+        """(A, B) what pairing minimizes: columns that differ; ties by the scaled error."""
+        low, high = (edge.double() for edge in self.box)
+        one, two = ((x.detach().cpu().double() - low) / (high - low) for x in (a, b))
+        apart = torch.cdist(one, two, p=1) / self.shape[0]
+        return self.counts(a, b) + 0.5 * apart / (1 + apart)
+
+    @property
+    def parts(self) -> int:
+        """The number of columns."""
+        return len(self.columns)
+
+    def within(self, *, psnr: float, columns: float) -> float:
+        """The most columns that may differ if a share of `columns` must be right."""
+        if not 0 < columns <= 1:
+            raise ValueError(f"columns is {columns}; give a share above 0 and at most 1")
+        return self.parts - math.ceil(columns * self.parts - 1e-9)
+
+    def level(self, within: float) -> float:
+        """Percent of columns."""
+        return 100 * (1 - within / self.parts)
+
+    def score(self, a: Tensor, b: Tensor) -> Tensor:
+        """(N,) percent of columns that match."""
+        return 100 * (1 - self.distance(a, b) / len(self.columns))
+
+    def rows(self, x: Tensor) -> list[tuple[str, ...]]:
+        """The values of rows (N, n) as text, one for each column."""
+        held = self.hard(x.detach().cpu())
+        return list(zip(*(self._texts(k, held) for k in range(len(self.columns))), strict=True))
+
+    def _texts(self, k: int, held: Tensor) -> list[str]:
+        column, (start, stop) = self.columns[k], self.places[k]
+        if column.categorical:
+            return [column.names[at] for at in held[:, start:stop].argmax(-1).tolist()]
+        values = column.origin + column.unit_length * held[:, start].double()
+        gone = held[:, start + 1] > 0.5 if column.missing else torch.zeros(len(held))
+        return [
+            MISSING if lost else column.text(value)
+            for value, lost in zip(values.tolist(), gone.tolist(), strict=True)
+        ]
+
+    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
+        """The values of every column, and which match if the truth is known."""
+        shown = self.hard(guess.detach().cpu())
+        own = [self._texts(k, shown) for k in range(len(self.columns))]
+        if truth is None:
+            return Fields(
+                columns=tuple(
+                    ColumnErrors(c.name, unit=c.unit, sensitive=c.sensitive, reconstruction=(*v,))
+                    for c, v in zip(self.columns, own, strict=True)
+                )
+            )
+        check.finite("truth", truth)
+        held = truth.detach().cpu()
+        known = ~self.misses(held, shown)
+        blind = None if baseline is None else ~self.misses(held, baseline)
+        return Fields(
+            columns=tuple(
+                ColumnErrors(
+                    column.name,
+                    unit=column.unit,
+                    sensitive=column.sensitive,
+                    matched=tuple(known[:, k].tolist()),
+                    baseline=() if blind is None else tuple(blind[:, k].tolist()),
+                    truth=tuple(self._texts(k, held)),
+                    reconstruction=tuple(own[k]),
+                )
+                for k, column in enumerate(self.columns)
             )
         )
-    return tuple(found)
 
 
-def _units(column: Column, values: Tensor) -> tuple[float, ...]:
-    return tuple(_short(column.low + column.width * value) for value in values.tolist())
+def widths(columns: Iterable[Column]) -> int:
+    """How many numbers store one row of these columns."""
+    return sum(column.width for column in columns)
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+def _one_hot(shares: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(shares.argmax(-1), shares.shape[-1]).to(shares)
+
+
+def _simplex(x: Tensor) -> Tensor:
+    """The closest points of the probability simplex (Duchi et al. 2008, figure 1)."""
+    valid = (x >= 0).all(-1, keepdim=True) & ((x.sum(-1, keepdim=True) - 1).abs() < 1e-5)
+    moved = x - x.amax(-1, keepdim=True)  # the same closest point, without cancellation
+    falling = moved.sort(-1, descending=True).values
+    over = (falling.cumsum(-1) - 1) / torch.arange(1, x.shape[-1] + 1).to(x)
+    last = (falling > over).sum(-1, keepdim=True) - 1
+    return torch.where(valid, x, (moved - over.gather(-1, last)).clamp_min(0))

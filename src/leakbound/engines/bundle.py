@@ -4,7 +4,7 @@ Small networks leave a processor idle between kernels: alone, a step of a digit 
 times as long as its matrix products. A bundle runs the four passes of the R-operator for all
 searches at once, with matrix products only. It supports nested `nn.Sequential`s of linear layers,
 convolutions without groups or dilation, non-overlapping pools, elementwise functions and one
-flatten, under cross-entropy.
+flatten, under a loss of closed form.
 
 Guarantees: on one torch thread, a search's bits do not depend on how many others share its bundle,
     nor on its position. Products of matrices of one shape that start at aligned addresses do not
@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from leakbound.engines.activations import Activation
 from leakbound.engines.base import LINE, Pulled, aligned
-from leakbound.engines.loss import CrossEntropy
+from leakbound.engines.loss import closed, head
 from leakbound.engines.reader import (
     Kind,
     Layer,
@@ -41,7 +41,7 @@ from leakbound.engines.reader import (
     sequence,
     without,
 )
-from leakbound.task import Task
+from leakbound.task import Loss, Task
 
 Pair = Sequence[int]
 WHOLE = 64
@@ -94,7 +94,7 @@ def chain(task: Task, shape: Shape) -> BundlePlan | None:
             known[key] = _plan(task, key)
         except Unreadable:
             known[key] = None
-    return known[key] if task.loss is nn.functional.cross_entropy else None
+    return known[key] if closed(task.loss) else None
 
 
 def work(task: Task, shape: Shape) -> int:
@@ -111,8 +111,14 @@ def work(task: Task, shape: Shape) -> int:
 class Bundle:
     """N searches on one chain at weights (N, P); `kept` (N, P) is False for absent weights."""
 
-    def __init__(self, found: BundlePlan, parameters: Tensor, kept: Tensor | None = None) -> None:
-        self.cells = len(parameters)
+    def __init__(
+        self,
+        found: BundlePlan,
+        parameters: Tensor,
+        kept: Tensor | None = None,
+        loss: Loss = nn.functional.cross_entropy,
+    ) -> None:
+        self.cells, self.loss = len(parameters), loss
         self.kept = kept
         self.layers = [build(parameters) for build in found.builds]
         self.found = aligned(self.cells, parameters)
@@ -123,8 +129,8 @@ class Bundle:
         a = inputs.transpose(1, 2) if inputs.ndim == 5 else inputs
         for layer in self.layers:
             a = layer.forward(a)
-        self.loss = CrossEntropy(a.flatten(0, 1), labels.flatten(0, 1), a.shape[1])
-        found, d = self.found, self.loss.deltas.view(a.shape)
+        self.head = head(self.loss, a.flatten(0, 1), labels.flatten(0, 1), a.shape[1])
+        found, d = self.found, self.head.deltas.view(a.shape)
         for place, layer in reversed(list(enumerate(self.layers))):
             layer.gradients(d, found)
             if place:
@@ -140,12 +146,12 @@ class Bundle:
         for layer in self.layers:
             moved = layer.tangent(moved, v)
         assert moved is not None  # a chain has weights
-        change, slopes = self.loss.moved(moved.flatten(0, 1))
+        change, slopes = self.head.moved(moved.flatten(0, 1))
         dd = change.view(moved.shape)
         for layer in reversed(self.layers):
             dd = layer.input_grad_tangent(dd)
         dd = dd.transpose(1, 2).clone(memory_format=torch.contiguous_format) if dd.ndim == 5 else dd
-        soft = None if slopes is None else slopes.view(moved.shape)
+        soft = None if slopes is None else slopes.view(*moved.shape[:2], *slopes.shape[1:])
         return Pulled(dd, soft)
 
 

@@ -63,7 +63,8 @@ class Choice:
             masks = [whole if task.kept is None else task.kept for task in tasks]
             kept = torch.stack([mask for mask in masks for _ in range(rows)])
         stacked = aligned(len(weights), weights[0])
-        return bundle.Bundle(self.chain, torch.stack(weights, out=stacked), kept)
+        parameters = torch.stack(weights, out=stacked)
+        return bundle.Bundle(self.chain, parameters, kept, tasks[0].loss)
 
 
 def choose(task: Task, rows: int, shape: Shape, many: bool = False) -> Choice | None:

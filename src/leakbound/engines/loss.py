@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from leakbound.losses import NamedLoss, named
 from leakbound.types import Loss
 
 
@@ -34,6 +35,27 @@ class CrossEntropy:
         return change.mul_(self.mass / self.size), (mean - tangent).div_(self.size)
 
 
+class _Elementwise:
+    """As `CrossEntropy`, for a loss whose outputs each have a label, such as squared errors."""
+
+    def __init__(self, loss: NamedLoss, logits: Tensor, labels: Tensor, size: int) -> None:
+        assert loss.mean is not None
+        assert loss.slope is not None
+        mean = loss.mean(logits)
+        self.share = loss.scale / (size * logits[0].numel())
+        self.slope, self.labels = loss.slope(mean), labels
+        self.deltas = (mean - loss.target(logits, labels)).mul_(self.share)
+
+    def moved(self, tangent: Tensor) -> tuple[Tensor, Tensor | None]:
+        change, labels = self.slope * tangent * self.share, self.labels
+        if not labels.is_floating_point():
+            return change, None
+        soft = tangent * -self.share
+        if labels.numel() > soft.numel():  # probabilities of two classes for one output
+            soft = nn.functional.pad(soft.reshape(-1, 1), (1, 0))
+        return change, soft.reshape(labels.shape)
+
+
 class _Traced:
     """Any twice differentiable loss, by differentiating its gradient."""
 
@@ -59,12 +81,21 @@ class _Traced:
         return changes[0], changes[1] if soft else None
 
 
-LossHead = CrossEntropy | _Traced
+LossHead = CrossEntropy | _Elementwise | _Traced
 
 
-def head(loss: Loss, logits: Tensor, labels: Tensor) -> LossHead:
-    if loss is nn.functional.cross_entropy and logits.ndim == 2:
-        return CrossEntropy(logits, labels, len(logits))
+def closed(loss: Loss) -> bool:
+    """Whether `head` has a closed form, for rows of several batches too."""
+    return named(loss).elementwise or named(loss).name == "cross_entropy"
+
+
+def head(loss: Loss, logits: Tensor, labels: Tensor, size: int | None = None) -> LossHead:
+    """The derivatives at logits of `size` rows per batch; None: all are one batch."""
+    own, size = named(loss), len(logits) if size is None else size
+    if own.name == "cross_entropy" and logits.ndim == 2:
+        return CrossEntropy(logits, labels, size)
+    if own.elementwise:
+        return _Elementwise(own, logits, labels, size)
     return _Traced(loss, logits, labels)
 
 
@@ -92,7 +123,7 @@ def example_delta_changes(loss: Loss, output: Tensor, labels: Tensor, moved: Ten
 def _classes_alone(loss: Loss, output: Tensor, labels: Tensor) -> bool:
     """Cross-entropy of class numbers, none of them ignored."""
     whole = labels.ndim == 1 and not labels.is_floating_point() and output.ndim == 2
-    return loss is nn.functional.cross_entropy and whole and bool((labels >= 0).all())
+    return named(loss).name == "cross_entropy" and whole and bool((labels >= 0).all())
 
 
 def _by_autograd(loss: Loss, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -114,7 +114,7 @@ def _sequence(task: Task, shape: Shape) -> Layers:
     parts, layers, moving = _leaves(task.model), list[Layer](), False
     if parts is None:
         raise Unreadable("the model does not consist of nn.Sequential and layers of torch.nn only")
-    if any(_altered(module) or "forward" in vars(module) for module in task.model.modules()):
+    if any(map(_altered, task.model.modules())):
         raise Unreadable("a module has hooks or its own forward")
     if len(list(task.model.named_parameters(remove_duplicate=False))) != len(task.layout):
         raise Unreadable("layers share weights")
@@ -146,13 +146,15 @@ def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]] | N
 
 def _altered(module: nn.Module) -> bool:
     before = module._forward_pre_hooks or module._backward_pre_hooks
-    return bool(before or module._forward_hooks or module._backward_hooks)
+    return bool(before or module._forward_hooks or module._backward_hooks) or (
+        "forward" in vars(module)
+    )
 
 
 def _traced(task: Task, shape: Shape) -> Layers:
     model = task.model
     if any(map(_altered, model.modules())):
-        raise Unreadable("a module has hooks")
+        raise Unreadable("a module has hooks or its own forward")
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         graph = fx.Tracer().trace(model)

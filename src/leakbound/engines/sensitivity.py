@@ -18,6 +18,7 @@ from torch.func import grad, jvp, vmap
 from leakbound import check, client
 from leakbound.engines import plain_chain, taps
 from leakbound.engines.directions import Directions, RandomDirections, UnitDirections, fitting
+from leakbound.engines.loss import closed
 from leakbound.engines.plain_chain import ChainPasses, ChainPoint
 from leakbound.engines.weight_changes import Forward, Power, power_of
 from leakbound.random import Source, normal
@@ -329,8 +330,7 @@ def example_changes(task: Task, inputs: Tensor, labels: Tensor, directions: Tens
 
 def _plain(task: Task, inputs: Tensor, labels: Tensor) -> plain_chain.Parts | None:
     """The plain chain of a task whose loss is the examples' mean; a user's loss may weight them."""
-    named = not labels.is_floating_point()
-    ignored = named and bool((labels < 0).any())
-    if task.loss is not torch.nn.functional.cross_entropy or ignored:
+    ignored = not labels.is_floating_point() and bool((labels < 0).any())
+    if not closed(task.loss) or ignored:
         return None
     return plain_chain.plan(task, inputs)

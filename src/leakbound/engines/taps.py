@@ -166,7 +166,8 @@ def _recorded(model: nn.Module, names: tuple[str, ...]) -> Iterator[_Calls]:
 
 def _plan(task: Task, image: Tensor, label: Tensor) -> TapPlan | None:
     model = task.model
-    if sum(1 for _ in model.named_parameters(remove_duplicate=False)) != len(task.layout):
+    tied = sum(1 for _ in model.named_parameters(remove_duplicate=False)) != len(task.layout)
+    if tied or "forward" in vars(model):
         return None
     owners = {
         name: module

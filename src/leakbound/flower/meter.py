@@ -243,5 +243,5 @@ def _count(context: Context) -> int:
 
 def _released(reading: Reading | None) -> dict[str, float]:
     if reading is None:
-        return {"released-best-db": 0.0, "released-exposed": 0.0, "released-refused": 1.0}
+        return {"released-best": 0.0, "released-exposed": 0.0, "released-refused": 1.0}
     return reading.release()

@@ -12,7 +12,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from leakbound import check
+from leakbound import check, losses
 from leakbound.defenses.base import Chain, Defense, chain
 from leakbound.flower import messages
 from leakbound.flower.compat import error_reply, log
@@ -250,7 +250,7 @@ class _DefendedRound:
             if context is not None:
                 check.finite("inputs", batch.inputs)
                 check.within("inputs", batch.inputs, self.start.input_range)
-                check.labels(batch.labels, self.start.label_range)
+                losses.named(self.start.loss).check(batch.labels, self.start.label_range)
             examples = max(1, sum(batch.size for batch in tapped))
             update = Update(rows, Unit.CLIENT, (examples,))
             update, self.state = ready.transform(update, self.state, context, self.source)

@@ -27,7 +27,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from leakbound import captured, check
 from leakbound._util import files, user_code
-from leakbound.captured.capture import Capture
+from leakbound.captured.capture import TREES, Capture
 from leakbound.flower.compat import log
 from leakbound.flower.grid import InProcessGrid
 from leakbound.flower.messages import COUNTS, SENT, first, is_train, only_arrays, read
@@ -203,13 +203,24 @@ def capture_of(
     _, sent = only_arrays(asked.content, SENT)  # from this server itself: no check needed
     before = {key: torch.from_numpy(array.numpy().copy()) for key, array in sent.items()}
     _, answered = only_arrays(reply.content, f"the reply of {name}")
-    after = read(answered, before, what=f"the reply of {name}")
+    like = _like(before, answered)
+    after = read(answered, like, what=f"the reply of {name}")
     examples = first(COUNTS, reply.content.metric_records.values())
     if learning_rate is None:
         learning_rate = first(RATES, asked.content.config_records.values())
-    about = {"round": number, "client": client, "kind": "weights", "examples": examples}
+    kind = "weights" if like is before else TREES
+    about = {"round": number, "client": client, "kind": kind, "examples": examples}
     texts = _texts(about | {"learning_rate": learning_rate})
-    return Capture(name, "weights", after, before, texts)
+    return Capture(name, kind, after, before, texts)
+
+
+def _like(before: Mapping[str, Tensor], answered: ArrayRecord) -> Mapping[str, Tensor]:
+    """The types and shapes of a reply: those that were sent, but a file may change its length."""
+    if [value.dtype for value in before.values()] != [torch.uint8]:
+        return before
+    sizes = (min(len(array.data), *array.shape, 2**40) for array in answered.values())
+    size = max([0, *sizes])
+    return {key: torch.empty(size, dtype=torch.uint8) for key in before}
 
 
 def _texts(about: dict[str, Any]) -> dict[str, str]:

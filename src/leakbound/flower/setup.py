@@ -11,6 +11,7 @@ from flwr.app import Context, Message
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound.domains import Domain
 from leakbound.flower.messages import MOST_BYTES
 from leakbound.task import trained
 from leakbound.types import Batch, LocalPlan, Loss, Task
@@ -28,11 +29,13 @@ class Setup:
         model: makes the model, as `Net`; its weights do not matter.
         learning_rate: of the local SGD, or its key in the configuration that the server sends with
             a message, or in the app's run configuration.
-        loss: of the model's outputs and the labels, a mean over the batch.
+        loss: a name in `leakbound.losses.LOSSES`, or a function of the model's outputs and the
+            labels, a mean over the batch.
         input_range: the range of every input value of the model.
         classes: the number of classes, to check labels; None does not check.
         public: public data of the same kind; some defenses use it.
         steps: local steps per round.
+        domain: what one input is, where more is known than its range: a table's columns.
         batch_size: of a local step; None is all that a client trains on in a round.
         most_bytes: messages with more bytes of arrays are rejected.
 
@@ -45,13 +48,14 @@ class Setup:
 
     model: Callable[[], nn.Module]
     learning_rate: float | str = "lr"
-    loss: Loss = nn.functional.cross_entropy
+    loss: str | Loss = nn.functional.cross_entropy
     input_range: tuple[float, float] = (0.0, 1.0)
     classes: int | None = None
     public: Batch | None = None
     steps: int = 1
     batch_size: int | None = None
     most_bytes: int = MOST_BYTES
+    domain: Domain | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.Module) or not callable(self.model):
@@ -109,6 +113,7 @@ class Setup:
             input_range=self.input_range,
             classes=self.classes,
             public=self.public,
+            domain=self.domain,
         )
 
     def _fresh(self) -> nn.Module:

@@ -12,15 +12,16 @@ import msgspec
 import torch
 
 from leakbound import check
+from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure as compare
-from leakbound.assess.record import EXPOSED, UNSETTLED, Bound, Verdict
+from leakbound.assess.record import EXPOSED, UNSETTLED, Bound, CriterionInfo, Verdict
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import LinearInversion, infer_labels
 from leakbound.attacks.base import Attack
 from leakbound.client import gradient
 from leakbound.defenses import Chain, NoDefense
-from leakbound.domains import of_shape
+from leakbound.domains import Domain, of_shape
 from leakbound.inspection import KINDS, NOT_SAFE, LayerFinding, inspect
 from leakbound.meter.attacks import PlantedLayer
 from leakbound.risk import limits
@@ -61,17 +62,19 @@ class Policy:
     """The client's own rules. They stay on the client.
 
     Args:
-        psnr: the PSNR in dB from which an image counts as reconstructed.
-        on_leak: what to do if an attack reaches the PSNR: "ignore", "warn" or "refuse".
+        psnr: the PSNR in dB from which an example counts as reconstructed.
+        columns: of a table, the share of columns within tolerance from which a row does. Matches
+            count only if half of the task's public rows, which no attack sees, exclude chance.
+        on_leak: what to do if an attack reaches it: "ignore", "warn" or "refuse".
         on_planted: the same if the server's model has the marks of a malicious one.
         accepted: kinds of marks (`inspection.KINDS`) that cause no action, such as "zeroed paths"
             if the agreed model is pruned.
-        on_undecided: the same if no attack reaches the PSNR and no bound excludes it.
+        on_undecided: the same if no attack reaches it and no bound excludes it.
         on_refuse: "error" answers that the client refuses, and nothing else; "send nothing useful"
             answers with the received weights, which hides the refusal only in a sum of many
             clients. For mods.
-        probability: the largest accepted probability that an attacker reaches the PSNR under
-            differential privacy; None: no such bound is computed. It holds for images like the
+        probability: the largest accepted probability that an attacker reaches it under
+            differential privacy; None: no such bound is computed. It holds for examples like the
             task's public ones, at least 64.
         error_bound: whether to estimate the Cramér-Rao bound on the error. It is shown, but decides
             nothing.
@@ -88,6 +91,7 @@ class Policy:
     """
 
     psnr: float = 20.0
+    columns: float = 0.9
     on_leak: str = "warn"
     on_planted: str = "refuse"
     accepted: tuple[str, ...] = ()
@@ -101,7 +105,7 @@ class Policy:
     threat: ThreatModel = BLIND_TO_LABELS
 
     def __post_init__(self) -> None:
-        check.positive(psnr=self.psnr)
+        check.positive(psnr=self.psnr, columns=self.columns)
         actions = {"on_leak": self.on_leak, "on_planted": self.on_planted}
         check.one_of(ACTIONS, **actions, on_undecided=self.on_undecided)
         check.one_of(REFUSALS, on_refuse=self.on_refuse)
@@ -169,14 +173,15 @@ class AttackOutcome:
     """The result of one attack on the update.
 
     Attributes:
-        psnr: dB of each image of the batch; empty if the attack did not run, or without a batch.
-        matched: for each image, whether it is reconstructed and better than the prior-only
+        scores: of each example of the batch, such as its PSNR in dB; empty if the attack did not
+            run, or without a batch.
+        matched: for each example, whether it is reconstructed and better than the prior-only
             baseline.
         problem: what the attack itself reports as wrong, or why it could not run.
     """
 
     attack: str
-    psnr: Values
+    scores: Values
     matched: tuple[bool, ...]
     problem: str | None
     seconds: float
@@ -188,8 +193,8 @@ class Reading:
 
     Attributes:
         verdict: one of `VERDICTS`.
-        psnr: from which an image counts as reconstructed.
-        baseline: PSNR of the prior-only baseline for each image.
+        criterion: what counts as reconstructed.
+        baseline: score of the prior-only baseline for each example.
         labels: share of the labels that the attacker infers correctly, None if it cannot infer any.
         findings: marks of a malicious model; none is no proof of safety.
         bounds: on all attackers.
@@ -198,7 +203,7 @@ class Reading:
     """
 
     verdict: Verdict
-    psnr: float
+    criterion: CriterionInfo
     decision: Decision
     outcomes: tuple[AttackOutcome, ...]
     baseline: Values
@@ -209,21 +214,24 @@ class Reading:
     seconds: float
 
     @property
-    def best_db(self) -> float | None:
-        """The highest PSNR that an attack reached on any image; None if none could be evaluated."""
-        known = (v for outcome in self.outcomes for v in outcome.psnr if v is not None)
+    def best(self) -> float | None:
+        """The highest score of an attack on any example, in dB, or in percent of a table's columns.
+
+        None if none could be evaluated.
+        """
+        known = (v for outcome in self.outcomes for v in outcome.scores if v is not None)
         return max(known, default=None)
 
     def release(self) -> dict[str, float]:
         """The few numbers that the client may send to a server. They depend on private data.
 
-        "released-exposed" (0 or 1), "released-refused" (0 or 1) and "released-best-db" (to whole
-        decibels; 0 if no attack ran).
+        "released-exposed" (0 or 1), "released-refused" (0 or 1) and "released-best" (to whole
+        decibels, or percent of columns; 0 if no attack ran).
         """
         return {
             "released-exposed": float(self.verdict == EXPOSED),
             "released-refused": float(self.decision.refused),
-            "released-best-db": float(round(self.best_db or 0.0)),
+            "released-best": float(round(self.best or 0.0)),
         }
 
     def record(self) -> dict[str, Any]:
@@ -259,7 +267,7 @@ def measure(
         defense: what made the update, resolved.
         policy: the client's rules.
         findings: of `inspect`; None inspects the model here, on the task's public images only.
-        input_shape: of one image, if there is no batch.
+        input_shape: of one example, if there is no batch.
         buffers: running statistics leave with the update.
         seeded: the noise comes from a seed, for an experiment: no bound is given.
 
@@ -280,11 +288,14 @@ def measure(
     began = time.perf_counter()
     shape = tuple(batch.inputs.shape[1:]) if batch is not None else input_shape
     if shape is None:
-        raise ValueError("batch and input_shape are None; give the shape of one image, (C, H, W)")
+        raise ValueError("batch and input_shape are None; give the shape of one example")
     if batch is not None:
         check.within("inputs", batch.inputs, task.input_range)
     rules = defense or NoDefense(), policy or Policy()
-    case = _Case(task, update, batch, shape, *rules, source, buffers, seeded)
+    domain = task.domain or of_shape(shape, task.input_range)
+    public, decoys = halves(domain, task.public)
+    seen = task if decoys is None else replace(task, public=public)
+    case = _Case(seen, update, batch, domain, *rules, source, buffers, seeded, task.public, decoys)
     if findings is None:
         findings = inspect(task, input_shape=shape)
     return case.read(tuple(findings), began)
@@ -292,15 +303,19 @@ def measure(
 
 @dataclass(frozen=True, eq=False)
 class _Case:
+    """`task` holds the public examples that attacks may see; bounds count all of `public`."""
+
     task: Task
     update: Update
     batch: Batch | None
-    shape: tuple[int, ...]
+    domain: Domain
     defense: Chain
     policy: Policy
     source: torch.Generator
     buffers: bool
     seeded: bool
+    public: Batch | None
+    decoys: Batch | None
 
     @property
     def cohort(self) -> tuple[int, ...]:
@@ -308,7 +323,7 @@ class _Case:
 
     def read(self, findings: tuple[LayerFinding, ...], began: float) -> Reading:
         policy, seen = self.policy, self.view()
-        criterion = Criterion.of_psnr(policy.psnr, of_shape(self.shape, self.task.input_range))
+        criterion = Criterion.of(self.domain, psnr=policy.psnr, columns=policy.columns)
         attacks = (LinearInversion(), PlantedLayer(), *policy.attacks)  # closed forms are cheap
         ran = [self.attacked(attack, seen, criterion) for attack in attacks]
         outcomes = tuple(outcome for outcome, _ in ran)
@@ -316,10 +331,10 @@ class _Case:
         matched = [hit for outcome in outcomes for hit in outcome.matched]
         bounds, notes = self.bounds(criterion)
         found = verdict(matched, bounds)
-        words = _words(found, outcomes, policy)
+        words = _words(found, outcomes, criterion.info, self.domain.noun)
         return Reading(
             verdict=found,
-            psnr=policy.psnr,
+            criterion=criterion.info,
             decision=policy.decide(found, findings, words, self.doubt()),
             outcomes=outcomes,
             baseline=baseline,
@@ -336,7 +351,7 @@ class _Case:
             update=update.seen(defense_known=threat.defense_known),
             task=self.task,
             cohort=self.cohort,
-            input_shape=self.shape,
+            input_shape=self.domain.shape,
             threat=threat,
             labels=batch.labels.clone() if threat.labels_known and batch is not None else None,
             auxiliary=self.task.public,
@@ -356,10 +371,9 @@ class _Case:
         if similar >= SIMILAR:
             return None
         return (
-            f"the gradient of the given images has another direction than the update (cosine "
-            f"{similar:.2f}), so the attacks may be compared with the wrong images: give the "
-            "images "
-            "as the model gets them (Adam, or many local steps, explain it too)"
+            "the gradient of the given examples has another direction than the update (cosine "
+            f"{similar:.2f}), so the attacks may be compared with the wrong ones: give examples as "
+            "the model gets them (Adam, or many local steps, explain it too)"
         )
 
     def bounds(self, criterion: Criterion) -> tuple[tuple[Bound, ...], tuple[str, ...]]:
@@ -375,7 +389,7 @@ class _Case:
             if why is not None:
                 raise NotApplicable(why)
             asked = RiskSpec(policy.probability)
-            for of in (sample_probability, model_probability):
+            for of in (sample_probability, model_probability)[: 1 + self.domain.distance_is_rmse]:
                 bound = of(released, asked)
                 found += [] if bound is None else [bound]
         except NotApplicable as error:
@@ -383,8 +397,8 @@ class _Case:
         try:
             if not policy.error_bound:
                 raise NotApplicable("the policy asks for none")
-            public = self.task.public
-            if public is not None and tuple(public.inputs.shape[1:]) != self.shape:
+            public = self.public
+            if public is not None and tuple(public.inputs.shape[1:]) != self.domain.shape:
                 raise NotApplicable("the public examples and the batch differ in shape")
             spec = ErrorBoundSpec("trace", "isotropic", 1, policy.draws, policy.directions)
             bound = limits.error_bound(released, spec, self.source)
@@ -406,7 +420,7 @@ class _Case:
             threat=threat,
             cohort=self.cohort,
             batch=self.batch,
-            public=self.task.public,
+            public=self.public,
         )
 
     def _why_no_probability(self) -> str | None:
@@ -421,18 +435,24 @@ class _Case:
     def attacked(
         self, attack: Attack, seen: Observation, criterion: Criterion
     ) -> tuple[AttackOutcome, Values]:
-        began, psnr, baseline = time.perf_counter(), Values(), Values()
+        began, scores, baseline = time.perf_counter(), Values(), Values()
         matched: tuple[bool, ...] = ()
         try:
             answer = attack(seen, self.source)
             problem = answer.problem
             if self.batch is not None:
-                found = compare(self.batch, answer, criterion, self.task.public, quick=True)
-                psnr, matched, baseline = found.metrics["psnr"], found.matched, found.baseline
+                found = compare(
+                    *(self.batch, answer, criterion, self.task.public),
+                    quick=True,
+                    decoys=self.decoys,
+                    labels_known=self.policy.threat.labels_known,
+                )
+                scores = found.metrics[self.domain.metric]
+                matched, baseline = found.matched, found.baseline
         except NotApplicable as error:
             problem = f"not applicable: {error.reason}"
         seconds = time.perf_counter() - began
-        return AttackOutcome(type(attack).__name__, psnr, matched, problem, seconds), baseline
+        return AttackOutcome(type(attack).__name__, scores, matched, problem, seconds), baseline
 
 
 def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> float | None:
@@ -449,12 +469,15 @@ def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> 
     return both.total() / batch.size
 
 
-def _words(found: Verdict, outcomes: Sequence[AttackOutcome], policy: Policy) -> str:
-    values = [(v, o.attack) for o in outcomes for v in o.psnr if v is not None]
+def _words(
+    found: Verdict, outcomes: Sequence[AttackOutcome], criterion: CriterionInfo, noun: str
+) -> str:
+    values = [(v, o.attack) for o in outcomes for v in o.scores if v is not None]
     if not values:
         return "no attack could run and be evaluated, and no bound excludes a reconstruction"
     best, attack = max(values)
-    words = f"{attack} reconstructs an image at {best:.1f} dB"
+    words = f"{attack} reconstructs one {noun} to {criterion.shown(best)}"
     if found == EXPOSED:
-        return f"{words}, and the threshold is {policy.psnr:g} dB"
-    return f"at best {words}, and no bound excludes {policy.psnr:g} dB"
+        return f"{words}, and the threshold is {criterion.goal}"
+    chance = ", which may be chance" if criterion.of and best >= criterion.value else ""
+    return f"at best {words}{chance}, and no bound excludes {criterion.goal}"

@@ -1,10 +1,11 @@
 """Models to audit: every name exported here builds one, with weights drawn from a generator.
 
-All take `input_shape` (C, H, W) of one image, `classes` (the number of outputs) and `generator`
-(the source of the initial weights) by keyword. All are in eval mode, free of in-place operations
-and safe under `torch.func`.
+All take `input_shape` of one example, such as (C, H, W) of an image or (C, T) of a series,
+`classes` (the number of outputs) and `generator` (the source of the initial weights) by keyword.
+All are in eval mode, free of in-place operations and safe under `torch.func`.
 """
 
+from leakbound.models.custom import adapted
 from leakbound.models.networks import (
     conv,
     convnet64,
@@ -16,15 +17,22 @@ from leakbound.models.networks import (
     two_layer,
     vgg,
 )
+from leakbound.models.segmentation import unet
+from leakbound.models.series import conv1d, gru, lstm
 
 __all__ = [
+    "adapted",
     "conv",
+    "conv1d",
     "convnet64",
+    "gru",
     "headed",
     "lenet",
+    "lstm",
     "mlp",
     "resnet18",
     "simple_convnet",
     "two_layer",
+    "unet",
     "vgg",
 ]

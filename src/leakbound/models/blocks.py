@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound._util.recurrent import step_by_step
 from leakbound.random import uniform
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -22,26 +23,35 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 """Activations by name; LeakyReLU's slope is PyTorch's default 0.01. None works in place."""
 
 NORMS = ("batch", "batch_training", "group", "none")
-_WEIGHTED = (nn.Linear, nn.Conv2d)
+_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.RNNBase)
 _WITH_RESET = (nn.GroupNorm, nn.BatchNorm2d)
 
 
+IMAGE, SERIES = ("channels", "height", "width"), ("channels", "times")
+
+
 def checked_shape(
-    input_shape: tuple[int, int, int], classes: int, smallest: int = 1
+    input_shape: Sequence[int],
+    classes: int,
+    smallest: int = 1,
+    form: Sequence[str] | None = IMAGE,
 ) -> tuple[int, ...]:
-    """`input_shape` as (C, H, W), after a check of it and of `classes`."""
+    """`input_shape`, after a check of it and of `classes`; `form` names its numbers, None: any."""
     check.count(classes=classes)
     numbers = tuple(input_shape)
-    if len(numbers) != 3 or any(
-        isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in numbers
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in numbers) or (
+        not numbers if form is None else len(numbers) != len(form)
     ):
+        wanted = "the shape of one input" if form is None else f"({', '.join(form)})"
         raise ValueError(
-            f"input_shape is {input_shape!r}; give (channels, height, width), whole numbers above 0"
+            f"input_shape is {input_shape!r}; give {wanted}, whole numbers above 0, or choose a "
+            "model for such inputs"
         )
-    if min(numbers[1:]) < smallest:
+    if form is not None and min(numbers[1:]) < smallest:
+        least = " x ".join([str(smallest)] * len(numbers[1:]))
         raise ValueError(
-            f"input_shape is {input_shape!r}; this model takes images of at least "
-            f"{smallest} x {smallest} pixels: resize them or choose a smaller model"
+            f"input_shape is {input_shape!r}; this model takes at least {least} values of each "
+            "channel: resize the inputs or choose a smaller model"
         )
     return numbers
 
@@ -71,22 +81,26 @@ def initialized(
 ) -> nn.Module:
     """The module from `build`, in eval mode, with weights drawn from `generator`.
 
-    Linear and convolution weights and biases are uniform in +-`bound`, by default 1/sqrt(fan_in) as
-    PyTorch's. Norms start as the identity. Global random state is neither read nor written.
+    Weights and biases of linear layers, convolutions and recurrent layers are uniform in +-`bound`,
+    by default PyTorch's 1/sqrt(fan_in), or 1/sqrt(hidden units). Norms start as the identity.
+    Global random state is neither read nor written.
     """
     with torch.device("meta"):
         empty = build()
     model = empty.to_empty(device="cpu")
     for module in model.modules():
         if isinstance(module, _WEIGHTED):
-            limit = module.weight[0].numel() ** -0.5 if bound is None else bound
+            inputs = next(module.parameters())[0].numel()
+            if isinstance(module, nn.RNNBase):
+                inputs = module.hidden_size
+            limit = inputs**-0.5 if bound is None else bound
             for parameter in module.parameters():
                 _fill(parameter, limit, generator)
         elif isinstance(module, _WITH_RESET):
             module.reset_parameters()
         elif any(True for _ in chain(module.parameters(recurse=False), module.buffers(False))):
             raise TypeError(f"{type(module).__name__} has tensors but no initial weights here")
-    return model.eval()
+    return step_by_step(model.eval())
 
 
 @torch.no_grad()

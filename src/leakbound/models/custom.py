@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,57 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from leakbound._util import files, user_code
+from leakbound.domains import TableDomain
+from leakbound.domains.arguments import TakesRows
 
-_OFFERED = ("input_shape", "classes", "generator")
+_OFFERED = ("input_shape", "classes", "generator", "domain")
+
+
+def adapted(
+    model: nn.Module, domain: TableDomain, *, form: str = "split", names: Sequence[str] = ()
+) -> nn.Module:
+    """A copy of a model of a table's columns that takes stored rows (N, n).
+
+    `Task.of` does this by itself for the default form if the domain has columns with encoding
+    "code" or "embedding". Names of weights do not change.
+
+    Args:
+        model: the model as the clients train it. A level's code is its place in the column's
+            `levels`, and a missing value has the last. Each embedding sees columns alone.
+        domain: the columns. Those with encoding "embedding" are passed as int64 codes.
+        form: how the model is called. "split": `model(numbers (N, a), codes (N, b))`, where numbers
+            are all other columns in order, a single code as one number; without columns of one
+            kind, the argument is left out. "keywords": `model(age=..., city=...)`, by column.
+            "dictionary": the same as one dictionary. A column is then (N, 1) for a number or a
+            single code, (N, 2) with a flag for missing values, (N, L) for shares and (N,) for an
+            embedding.
+        names: for "split", the names of the two arguments if the order is another.
+
+    Example:
+        >>> import torch
+        >>> from leakbound.domains import Column
+        >>> class Net(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.city, self.out = nn.Embedding(3, 2), nn.Linear(3, 2)
+        ...     def forward(self, x_cat, x_num):
+        ...         return self.out(torch.cat([self.city(x_cat[:, 0]), x_num], 1))
+        >>> city = Column("city", "categorical", levels=("a", "b", "c"), encoding="embedding")
+        >>> domain = TableDomain((Column("age", "integer", 0, 100), city))
+        >>> adapted(Net(), domain, names=("x_num", "x_cat"))(torch.eye(4)).shape
+        torch.Size([4, 2])
+    """
+    own = copy.deepcopy(model)
+    vars(own)["forward"] = TakesRows(own.forward, domain, form, names)
+    return own
 
 
 def load_user_model(path: str, **kwargs: Any) -> nn.Module:
     """Import "package.module:build" and call `build` with the keyword arguments that it takes.
 
-    This runs the user's code. `build` gets those of `input_shape`, `classes` and `generator` that
-    its signature names. PyTorch's global random state is seeded from `generator` for the call and
-    then restored, so a `build` without a generator is reproducible too.
+    This runs the user's code. `build` gets those of `input_shape`, `classes`, `generator` and
+    `domain` that its signature names. PyTorch's global random state is seeded from `generator` for
+    the call and then restored, so a `build` without a generator is reproducible too.
     """
     build = user_code.find("model", path)
     given = _accepted(path, build, kwargs)

@@ -23,7 +23,7 @@ from leakbound.random import normal
 
 def mlp(
     *,
-    input_shape: tuple[int, int, int],
+    input_shape: Sequence[int],
     classes: int,
     generator: torch.Generator,
     hidden: Sequence[int] = (128,),
@@ -32,7 +32,7 @@ def mlp(
     """Linear layers with an activation between them; `hidden` () is softmax regression.
 
     Args:
-        input_shape: (C, H, W) of one image.
+        input_shape: of one example, such as (C, H, W), (C, T) or (n,).
         classes: the number of outputs.
         generator: the source of the initial weights.
         hidden: the widths of the hidden layers.
@@ -43,7 +43,7 @@ def mlp(
         >>> sum(p.numel() for p in model.parameters())
         9610
     """
-    widths = [math.prod(checked_shape(input_shape, classes)), *hidden]
+    widths = [math.prod(checked_shape(input_shape, classes, form=None)), *hidden]
     for width in hidden:
         check.count(hidden=width)
     check.one_of(ACTIVATIONS, activation=activation)
@@ -59,7 +59,7 @@ def mlp(
 
 def two_layer(
     *,
-    input_shape: tuple[int, int, int],
+    input_shape: Sequence[int],
     classes: int,
     generator: torch.Generator,
     width: int = 1024,
@@ -72,7 +72,7 @@ def two_layer(
     the weights; training does not start well from it.
 
     Args:
-        input_shape: (C, H, W) of one image.
+        input_shape: of one example, such as (C, H, W), (C, T) or (n,).
         classes: the number of outputs.
         generator: the source of the initial weights.
         width: hidden units.
@@ -85,7 +85,7 @@ def two_layer(
         >>> sum(p.numel() for p in model.parameters())
         17408
     """
-    inputs = math.prod(checked_shape(input_shape, classes))
+    inputs = math.prod(checked_shape(input_shape, classes, form=None))
     check.count(width=width)
     with torch.device("meta"):
         empty = nn.Sequential(

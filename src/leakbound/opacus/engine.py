@@ -187,6 +187,11 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             )
         if isinstance(target, str):
             target = Target.parse(target, input_range=input_range)
+        if target.goal is not None:
+            raise ValueError(
+                f"target is {target}, but a statement here is about mean squared errors; calibrate "
+                "with leakbound.calibrate(data=...), and give its noise to make_private"
+            )
         refuse_misfit(data_loader, dim, target)
         each = len(data_loader)
         setting = TrainingSetting(1.0, dim, norm, epochs * each, 1 / each, participation)

@@ -216,8 +216,8 @@ def risk(
     """
     goal = _target(psnr, eta, input_range)
     single("delta", probability("delta", delta))
-    if prior is not None and prior.dim != dim:
-        raise ValueError(f"prior is of {prior.dim} values an example, but dim is {dim}")
+    if prior is not None:
+        _check_prior(prior, dim)
     parts = _covered(tuple(_read(history)), divisor, participation)
     setting = TrainingSetting(1.0, dim, norm, participation=participation)
     if len(parts) == 1:
@@ -276,6 +276,16 @@ def _covered(
             "which takes the batch sizes as public"
         )
     return parts
+
+
+def _check_prior(prior: Baseline, dim: int) -> None:
+    if prior.dim != dim:
+        raise ValueError(f"prior is of {prior.dim} values an example, but dim is {dim}")
+    if not prior.distance.squared:
+        raise ValueError(
+            f"prior measures {prior.distance.axis}, but a statement here is about mean squared "
+            "errors; calibrate with leakbound.calibrate(data=...), and give its noise"
+        )
 
 
 def _target(psnr: float | None, eta: float | None, input_range: float) -> Target:

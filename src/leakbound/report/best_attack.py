@@ -21,7 +21,7 @@ from scipy.special import stdtrit
 
 from leakbound._util.decibels import mse_of_psnr
 from leakbound.assess.record import ESTIMATE, Assessment, Training, Values
-from leakbound.report.tables import LEVEL, Names, defined, grouped
+from leakbound.report.tables import LEVEL, Names, defined, grouped, has_errors
 
 __all__ = [
     "BASELINE",
@@ -188,7 +188,7 @@ def rounds_of(attacks: Mapping[str, Iterable[Assessment]]) -> Rounds:
     )
     kept = [seed for seed in seeds if _whole([some.get(seed) for some in own.values()])]
     errors = {
-        name: {seed: squared_errors(some[seed].psnr) for seed in kept if measured(some.get(seed))}
+        name: {seed: squared_errors(some[seed].scores) for seed in kept if measured(some.get(seed))}
         for name, some in own.items()
     }
     baseline = {
@@ -199,10 +199,10 @@ def rounds_of(attacks: Mapping[str, Iterable[Assessment]]) -> Rounds:
 
 
 def measured(assessment: Assessment | None) -> bool:
-    """Whether an experiment has a number for every example."""
-    if assessment is None or assessment.status != "ok" or not assessment.psnr:
+    """Whether an experiment has an error for every example, which other scores than PSNR lack."""
+    if assessment is None or assessment.status != "ok" or not has_errors(assessment):
         return False
-    return None not in (*assessment.psnr, *assessment.baseline)
+    return bool(assessment.scores) and None not in (*assessment.scores, *assessment.baseline)
 
 
 def squared_errors(psnrs: Values) -> list[float]:
@@ -271,7 +271,7 @@ def _whole(own: Sequence[Assessment | None]) -> bool:
     """Whether every attack ran or did not apply in a round, at least one ran, on equal examples."""
     ran = [a for a in own if a is not None and measured(a)]
     idle = [a for a in own if a is not None and a.status == "not_applicable"]
-    return len({len(a.psnr) for a in ran}) == 1 and len(ran) + len(idle) == len(own)
+    return len({len(a.scores) for a in ran}) == 1 and len(ran) + len(idle) == len(own)
 
 
 def _held_out(own: Mapping[str, Sequence[float]], at: int) -> float:

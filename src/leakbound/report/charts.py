@@ -26,9 +26,10 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import AbstractPathEffect, withStroke
 from numpy.typing import NDArray
 
-from leakbound.assess.record import Training
+from leakbound.assess.record import CriterionInfo, Training
 from leakbound.report import tables
 from leakbound.report.tables import NO_DEFENSE, AttackSummary, DefenseSetting, Names, grouped
+from leakbound.report.template import top_of
 
 COLORS = ("#1e78b4", "#ff4b0f", "#4b1e3c", "#c37878", "#9600ff", "#780f00", "#2d0f87")
 """Of lines on a light ground; a page may set others as --line-0 to --line-6."""
@@ -54,8 +55,8 @@ STYLE: Any = {
     "lines.linewidth": 1.6,
     "lines.markersize": 5.5,
 }
-TOP, LANE = 60.0, 65.0
-"""PSNR in dB above which no eye sees a difference, and the height at which it is drawn."""
+LANE = 65.0
+"""The height at which PSNRs are drawn from which no eye sees a difference."""
 LABELS, LETTERS = 24, 34
 """How many marks of a plot are labeled, and how many letters a label has."""
 NO_DEFENSE_LABEL = tables.title(NO_DEFENSE)
@@ -259,13 +260,14 @@ def tradeoffs(
     settings: Mapping[str, DefenseSetting],
     accuracies: Mapping[tuple[str, str], tables.Accuracy],
     families: Mapping[str, int | None],
+    axis: CriterionInfo,
     threshold: float | None,
 ) -> list[Panel]:
-    """One panel a model: accuracy lost against the PSNR of the strongest attack at any batch size.
+    """One panel a model: accuracy lost against the score of the strongest attack at any batch size.
 
     Every setting has its label at the right, joined to its mark by a thin line.
     """
-    found = grouped((row.model, row) for row in rows if row.psnr)
+    found = grouped((row.model, row) for row in rows if row.score)
     panels = []
     for place, (model, own) in enumerate(found.items()):
         points = []
@@ -275,33 +277,38 @@ def tradeoffs(
             if label == NO_DEFENSE_LABEL and cost and cost.mean is not None:
                 before = tables.MeanInterval(0.0, None, None, cost.n, tables.LEVEL)
             if before is not None:
-                points.append(_Point(settings[label], before, max(some, key=_highest)))
+                highest = max(row.score.median for row in some if row.score)
+                height = _lane(axis) if highest >= top_of(axis) else highest
+                points.append(_Point(settings[label], before, height))
         if len(points) > 1:
-            panels.append(_tradeoff(model, points, families, threshold, f"t{place}"))
+            panels.append(_tradeoff(model, points, families, axis, threshold, f"t{place}"))
     return panels
+
+
+def _lane(axis: CriterionInfo) -> float:
+    """Where the best scores are drawn."""
+    return max(LANE, top_of(axis))
 
 
 @dataclass(frozen=True)
 class _Point:
     setting: DefenseSetting
     cost: tables.MeanInterval
-    row: AttackSummary
-
-    @property
-    def height(self) -> float:
-        return LANE if _highest(self.row) >= TOP else _highest(self.row)
+    height: float
 
 
 def _tradeoff(
     model: str,
     points: Sequence[_Point],
     families: Mapping[str, int | None],
+    axis: CriterionInfo,
     threshold: float | None,
     prefix: str,
 ) -> Panel:
-    lowest = min(0.0, *(point.height for point in points)) if points else 0.0
+    lowest, top, lane = min(0.0, *(p.height for p in points)), top_of(axis), _lane(axis)
     with figure(prefix, (6.6, 4.4), right=0.6) as (axes, output):
-        axes.axhspan(TOP, LANE + 4, color=GRAY, alpha=0.12, lw=0)
+        if lane > top:
+            axes.axhspan(top, lane + 4, color=GRAY, alpha=0.12, lw=0)
         for point in points:
             place = families.get(point.setting.name)
             shade = GRAY if place is None else color(place)
@@ -311,22 +318,24 @@ def _tradeoff(
                 ends = [100 * point.cost.low, 100 * point.cost.high]
                 axes.plot(ends, [point.height] * 2, color=shade, lw=0.8, alpha=0.5)
             axes.plot([x], [point.height], shape, color=shade)
-        if threshold is not None and threshold < TOP:
+        if threshold is not None and threshold <= top:
             axes.axhline(threshold, color=GRAY, lw=1, ls=(0, (5, 3)))
         xs = [100 * point.cost.mean for point in points]
         room = 0.05 * (max(xs) - min(xs)) or 1.0
-        axes.set(xlim=(min(xs) - room, max(xs) + room), ylim=(lowest, LANE + 4))
-        ticks = [tick for tick in range(0, int(TOP), 10) if tick >= lowest]
-        axes.set_yticks([*ticks, LANE], [*map(str, ticks), f"≥ {TOP:g}"])
-        axes.set(xlabel="points of test accuracy lost", ylabel="PSNR of the strongest attack (dB)")
+        axes.set(xlim=(min(xs) - room, max(xs) + room), ylim=(lowest, lane + 4))
+        ticks = [*range(0, int(top), 10 if lane > top else 20)]
+        axes.set_yticks([*ticks, lane], [*map(str, ticks), f"{'≥ ' * (lane > top)}{top:g}"])
+        label = f"{axis.axis} of the strongest attack ({axis.unit})"
+        axes.set(xlabel="points of test accuracy lost", ylabel=label)
         _label(axes, points, families)
     notes = [f"{span([point.cost.n for point in points], 'training seed')} a mark"]
     if threshold is not None:
-        notes.append(f"broken line: the threshold, {threshold:g} dB")
+        notes.append(f"broken line: the threshold, {axis.goal}")
     if len(points) > LABELS:
         notes.append(f"{LABELS} of {len(points)} marks have their names")
-    notes.append(f"lane on top: {TOP:g} dB and more, as good as exact")
-    described = f"{model}: PSNR of the strongest attack against the test accuracy that is lost"
+    if lane > top:
+        notes.append(f"lane on top: {top:g} {axis.unit} and more, as good as exact")
+    described = f"{model}: {axis.axis} of the strongest attack against the test accuracy lost"
     return Panel(model, output[0], tuple(notes), described)
 
 
@@ -345,15 +354,15 @@ def _label(axes: Axes, points: Sequence[_Point], families: Mapping[str, int | No
         axes.text(xs[2], y, f" {text}", va="center", fontsize=7.5)
 
 
-def _highest(row: AttackSummary) -> float:
-    return row.psnr.median if row.psnr else -math.inf
-
-
 def corridor_png(
-    thresholds: Sequence[float], attained: NDArray[Any], bound: NDArray[Any], accepted: float
+    thresholds: Sequence[float],
+    attained: NDArray[Any],
+    bound: NDArray[Any],
+    accepted: float,
+    label: str = THRESHOLD,
 ) -> bytes:
     """Attained success and upper bound over rising thresholds, with the accepted probability."""
-    return _png(partial(draw_corridor, thresholds, attained, bound, accepted), CORRIDOR)
+    return _png(partial(draw_corridor, thresholds, attained, bound, accepted, label), CORRIDOR)
 
 
 def draw_corridor(
@@ -361,6 +370,7 @@ def draw_corridor(
     attained: NDArray[Any],
     bound: NDArray[Any],
     accepted: float,
+    label: str,
     axes: Axes,
 ) -> None:
     least = min(LEAST_DRAWN, 10.0 ** math.floor(math.log10(max(accepted, FAINTEST)) - 1))
@@ -369,7 +379,7 @@ def draw_corridor(
     axes.plot(thresholds, high, color=COLORS[0])
     axes.plot(thresholds, low, color=COLORS[1], ls="--")
     axes.axhline(accepted, color=GRAY, ls=":")
-    axes.set(yscale="log", ylim=(least, 2), xlabel=THRESHOLD, ylabel="probability")
+    axes.set(yscale="log", ylim=(least, 2), xlabel=label, ylabel="probability")
     halo: list[AbstractPathEffect] = [withStroke(linewidth=2.5, foreground="w")]
     words: dict[str, Any] = {"fontsize": 8, "path_effects": halo}
     at = len(thresholds) // 3
@@ -390,6 +400,7 @@ def surface_png(
     bound: NDArray[Any],
     attained: NDArray[Any],
     accepted: float,
+    label: str = THRESHOLD,
 ) -> bytes:
     """The upper bound (thresholds, noises) in color; lines where each is the accepted risk."""
 
@@ -408,7 +419,7 @@ def surface_png(
                 )
                 lines.set_path_effects(edge)
         axes.legend(title=f"risk of {accepted:g}", loc="upper right", framealpha=0.85)
-        axes.set(xscale="log", xlabel="noise multiplier", ylabel=THRESHOLD)
+        axes.set(xscale="log", xlabel="noise multiplier", ylabel=label)
         axes.grid(False)
         bar = axes.figure.colorbar(mesh, ax=axes)
         bar.set_label("probability that no attacker exceeds")

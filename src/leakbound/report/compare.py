@@ -74,13 +74,13 @@ class VerdictPair:
 class AttackPair:
     """One attack on one configuration in both runs, over the seeds that ran in both.
 
-    `psnr` in dB, `rmse` relative to the inputs' range; `unpaired` seeds have a value in one run
-    only.
+    `score` in the criterion's unit, `rmse` relative to the inputs' range, of PSNRs only; `unpaired`
+    seeds have a value in one run only.
     """
 
     key: ConfigurationKey
     attack: str
-    psnr: Difference | None
+    score: Difference | None
     rmse: Difference | None
     unpaired: int
 
@@ -108,13 +108,15 @@ Setting = tuple[str, int, str, str]
 
 @dataclass(frozen=True)
 class RunComparison:
-    """All that a page says about two runs.
+    """All that a page says about two runs; their scores have this axis and unit.
 
     `grave`: why their numbers do not mean the same; `notes`: what else differs. `both` counts
     settings, `only` those of one run alone (or of some seeds) with their experiments;
     `experiments`: how many are in both, and how many of these have equal records.
     """
 
+    axis: str
+    unit: str
     grave: tuple[str, ...]
     notes: tuple[str, ...]
     identical: tuple[str, ...]
@@ -142,6 +144,7 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
 
 def compare(first: Run, second: Run) -> RunComparison:
     own = first.assessments, _aligned(first.assessments, second.assessments)
+    axes = {a.criterion.axis for a in (*own[0], *own[1])}
     names = Names([*own[0], *own[1]], [*first.trainings, *second.trainings])
     groups = _by_setting(own[0], names), _by_setting(own[1], names)
     shared = [key for key in groups[0] if key in groups[1]]
@@ -153,11 +156,15 @@ def compare(first: Run, second: Run) -> RunComparison:
     ]
     grave, notes = concerns(first, second, pairs)
     return RunComparison(
+        axis=own[0][0].criterion.axis,
+        unit=own[0][0].criterion.unit,
         grave=grave,
         notes=notes,
         identical=tuple(name for name in JOURNALS if _same_bytes(first, second, name)),
         verdicts=_verdicts(own[0], own[1], names),
-        attacks=tuple(_attack(key, groups[0][key], groups[1][key]) for key in shared),
+        attacks=tuple(
+            _attack(key, groups[0][key], groups[1][key]) for key in shared if len(axes) == 1
+        ),
         best_attack=_best_attack(own[0], own[1], names),
         accuracies=_accuracies(first.trainings, second.trainings, names),
         both=len(shared),
@@ -217,7 +224,7 @@ def _values(
 
 def _rmse(own: Assessment) -> float | None:
     return (
-        math.sqrt(fmean(best_attack.squared_errors(own.psnr)))
+        math.sqrt(fmean(best_attack.squared_errors(own.scores)))
         if best_attack.measured(own)
         else None
     )
@@ -285,9 +292,7 @@ def concerns(
     """
     runs, one, other = {"A": first, "B": second}, first.info, second.info
     threats = [sorted({threat_words(a.threat) for a in r.assessments}) for r in runs.values()]
-    limits = [
-        sorted({f"psnr {plain(a.criterion.value)}" for a in r.assessments}) for r in runs.values()
-    ]
+    limits = [sorted({a.criterion.text for a in r.assessments}) for r in runs.values()]
     grave = [
         *_differ("threat models", threats, "the attackers are not the same"),
         *_differ("thresholds", limits, "verdicts do not compare"),
@@ -384,10 +389,12 @@ def write_comparison(first: Run, second: Run, path: Path) -> RunComparison:
 
 
 def render_comparison(first: Run, second: Run, found: RunComparison) -> str:
-    intervals = [row.psnr for row in found.attacks if row.psnr and row.psnr.low is not None]
+    intervals = [row.score for row in found.attacks if row.score and row.score.low is not None]
     context = {
         "runs": [("A", first), ("B", second)],
         "names": [_name(first), _name(second)],
+        "criteria": [run.assessments[0].criterion for run in (first, second)],
+        "rmse": any(row.rmse for row in found.attacks),
         "found": found,
         "summary": summary(found),
         "grave": found.grave,

@@ -49,12 +49,12 @@ def examples(
 
 
 def assessments(own: Sequence[Assessment]) -> Figure:
-    """By attack and defense every example's PSNR, or how much of an update is explained."""
+    """By attack and defense every example's score, or how much of an update is explained."""
     ran = [one for one in own if one.status == "ok"]
-    measured = any(one.psnr for one in ran)
+    measured = any(one.scores for one in ran)
     rows: dict[str, list[float]] = {}
     for one in ran:
-        values = [v for v in one.psnr if v is not None] if measured else _explained(one)
+        values = [v for v in one.scores if v is not None] if measured else _explained(one)
         label = f"{one.defense.name} · {one.attack.name}"
         rows.setdefault(label, []).extend(values)
     kept = dict(sorted(rows.items(), key=lambda row: max(row[1], default=0.0))[-MOST_ROWS:])
@@ -66,15 +66,24 @@ def assessments(own: Sequence[Assessment]) -> Figure:
         if measured:
             for limit in sorted({one.criterion.value for one in ran}):
                 axes.axvline(limit, color=charts.GRAY, ls=":")
-        axes.set_xlabel("PSNR in dB (dotted: criterion)" if measured else "share explained")
+            score = ran[0].criterion
+            axes.set_xlabel(f"{score.axis} in {score.unit} (dotted: criterion)")
+            if score.of is not None:
+                axes.set_xlim(-2, 102)
+        else:
+            axes.set_xlabel("share explained")
 
     return _drawn(draw, (7.0, 1.2 + 0.28 * max(1, len(kept))))
 
 
 def corridor(
-    thresholds: Sequence[float], attained: NDArray[Any], bound: NDArray[Any], accepted: float
+    thresholds: Sequence[float],
+    attained: NDArray[Any],
+    bound: NDArray[Any],
+    accepted: float,
+    label: str = charts.THRESHOLD,
 ) -> Figure:
-    draw = partial(charts.draw_corridor, thresholds, attained, bound, accepted)
+    draw = partial(charts.draw_corridor, thresholds, attained, bound, accepted, label)
     return _drawn(draw, charts.CORRIDOR)
 
 

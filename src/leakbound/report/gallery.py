@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
-from leakbound.assess.record import Assessment, CaptureInfo, ColumnResult, Explained
+from leakbound.assess.record import Assessment, CaptureInfo, Explained
+from leakbound.report.columns import RowTable, row_of
 from leakbound.report.folder import Run, Strip
 from leakbound.report.rerun import Rerun, reruns
 from leakbound.report.tables import Names, grouped, mean_value
@@ -18,7 +19,7 @@ ROWS = 8000
 """How many lines of numbers (one example, one attack) a page holds; large batches are cut."""
 BASELINE = "baseline"
 """The column of the prior-only baseline."""
-_FIRST = ("psnr", "rmse", "mse", "ssim", "ms_ssim", "lpips", "ncc", "identification")
+_NEXT = ("rmse", "mse", "ssim", "ms_ssim", "lpips", "ncc", "identification")
 CardKey = tuple[str, int, int, str, int]
 """Model, batch size, clients, defense and seed."""
 
@@ -54,8 +55,8 @@ class CapturedUpdate:
 class GalleryEntry:
     """One experiment of the gallery.
 
-    `truth` and `leak_map` are set where they differ from those of the entry before. `columns`: of
-    a table with pairs of true and reconstructed values, the best known columns first.
+    `truth` and `leak_map` are set where they differ from those of the entry before. `row`: of a
+    table, the best reconstructed one.
     """
 
     own: Assessment
@@ -64,7 +65,7 @@ class GalleryEntry:
     truth: Strip | None
     leak_map: Strip | None
     picture: Strip | None
-    columns: tuple[tuple[ColumnResult, tuple[tuple[float, float], ...]], ...]
+    row: RowTable | None
     rerun: Rerun | None
 
     @property
@@ -76,10 +77,16 @@ class GalleryEntry:
         return mean_value(self.own)
 
     @property
+    def reaches(self) -> bool:
+        """Whether an example meets the criterion, if only by chance."""
+        limit = self.own.criterion.value - 1e-9
+        return any(score is not None and score >= limit for score in self.own.scores)
+
+    @property
     def scale(self) -> int:
         """How many pixels of the page one pixel of a picture takes."""
         strip = self.picture or self.truth or self.leak_map
-        count = len(self.own.psnr) or (1 if self.own.truth_known else self.own.batch_size)
+        count = len(self.own.scores) or (1 if self.own.truth_known else self.own.batch_size)
         wide = strip.width / count if strip else EXAMPLE_SIDE
         return max(1, round(EXAMPLE_SIDE / wide))
 
@@ -184,7 +191,7 @@ def cards_of(
                 strips.get("truth"),
                 strips.get("leak_map"),
                 load(guess) if guess else None,
-                _columns(a, values=images),
+                row_of(a) if images else None,
                 commands.get(a.experiment),
             )
 
@@ -206,10 +213,10 @@ def best_examples(
         for source in page:
             for a in source.experiments:
                 key = (*names.key(a), names.attack(a))
-                for i, psnr in enumerate(a.psnr, 1):
-                    if psnr is not None and (key not in found or psnr > found[key][0]):
+                for i, score in enumerate(a.scores, 1):
+                    if score is not None and (key not in found or score > found[key][0]):
                         anchor = f"example-{source.number}-{i}" if i <= most else ""
-                        found[key] = (psnr, number, anchor)
+                        found[key] = (score, number, anchor)
     return {key: (page, anchor) for key, (_, page, anchor) in found.items() if anchor}
 
 
@@ -221,9 +228,10 @@ def room(page: Sequence[CardSource]) -> int:
 
 def example_table(own: Iterable[Assessment], names: Names, most: int) -> ExampleTable:
     ran = [a for a in own if a.status == "ok" and a.metrics]
-    count = max((len(a.psnr) for a in ran), default=0)
+    count = max((len(a.scores) for a in ran), default=0)
     held = {n for a in ran for n, values in a.metrics.items() if set(values) != {None}}
-    known = [name for name in _FIRST if name in held]
+    first = [ran[0].criterion.metric] if ran else []
+    known = [name for name in (*first, *_NEXT) if name in held]
     columns = (*known[:1], BASELINE, *known[1:], *sorted(held - set(known))) if held else ()
 
     def row(a: Assessment, i: int) -> tuple[str, tuple[float | None, ...], bool]:
@@ -247,11 +255,3 @@ def _cost(own: Iterable[Assessment]) -> tuple[float | None, float | None]:
         if values != (None, None):
             return values
     return None, None
-
-
-def _columns(
-    assessment: Assessment, *, values: bool
-) -> tuple[tuple[ColumnResult, tuple[tuple[float, float], ...]], ...]:
-    ordered = sorted(assessment.columns or (), key=lambda column: (-column.matched, column.name))
-    pairs = [zip(c.truth or (), c.reconstruction or (), strict=False) for c in ordered]
-    return tuple((c, tuple(own) if values else ()) for c, own in zip(ordered, pairs, strict=True))

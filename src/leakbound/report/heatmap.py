@@ -1,4 +1,4 @@
-"""Defense by attack: the median PSNR of every pair, one table a model and batch size."""
+"""Defense by attack: the median score of every pair, one table a model and batch size."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from leakbound.report.tables import AttackSummary, ErrorBoundRow, grouped
-
-DARKEST = 60.0
-"""PSNR in dB from which every value has the strongest color."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,14 @@ def heatmaps(
     rows: Sequence[AttackSummary],
     attacks: Sequence[str],
     bounds: Mapping[tuple[str, int, str], ErrorBoundRow | None],
+    top: float,
 ) -> list[Heatmap]:
-    """Pairs that ran; an attack that nowhere applies to a model and batch size has no column."""
+    """Pairs that ran; an attack that nowhere applies to a model and batch size has no column.
+
+    Scores from `top` on have the strongest color.
+    """
     ran = [row for row in rows if row.ran or row.failed]
-    lowest = min((row.psnr.median for row in ran if row.psnr), default=0.0)
+    lowest = min((row.score.median for row in ran if row.score), default=0.0)
     made = []
     for (model, size), own in grouped(((row.model, row.batch_size), row) for row in ran).items():
         met = {row.attack for row in own}
@@ -52,7 +53,7 @@ def heatmaps(
         by_defense = grouped((row.defense, row) for row in own)
         lines = []
         for defense, some in by_defense.items():
-            known = {row.attack: _square(row, lowest) for row in some}
+            known = {row.attack: _square(row, lowest, top) for row in some}
             squares = tuple(known.get(attack) for attack in columns)
             lines.append((defense, squares, bounds.get((model, size, defense))))
         if columns:
@@ -60,8 +61,8 @@ def heatmaps(
     return made
 
 
-def _square(row: AttackSummary, lowest: float) -> Square:
+def _square(row: AttackSummary, lowest: float, top: float) -> Square:
     level = 0.0
-    if row.psnr and lowest < DARKEST:
-        level = (min(row.psnr.median, DARKEST) - lowest) / (DARKEST - lowest)
+    if row.score and lowest < top:
+        level = (min(row.score.median, top) - lowest) / (top - lowest)
     return Square(row, round(level, 2), row.ran > 0 and 2 * row.did_not_converge >= row.ran)

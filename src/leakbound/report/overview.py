@@ -6,6 +6,7 @@ interval) and what a theorem excludes (hatched). Between the two nothing is know
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from leakbound.assess.record import (
     UNSETTLED,
     VERDICTS,
     Assessment,
+    CriterionInfo,
     Threat,
     Verdict,
 )
 from leakbound.assess.verdict import together
+from leakbound.report.columns import RowTable, row_of
 from leakbound.report.folder import Run, Strip
 from leakbound.report.settings import Limit, SettingRow, by_setting, limits, safety, telling
 from leakbound.report.tables import (
@@ -42,9 +45,16 @@ LINES = 16
 """How many settings a chart shows unfolded."""
 FAMILIES = 9
 """Of how many families of defenses the strip shows the worst example."""
-COLUMNS = 4
+COLUMNS = 6
 """How many columns of a table's row the strip shows."""
-NOUNS = {"images": ("image", "images"), "table": ("table row", "table rows")}
+NOUNS = {
+    "images": ("image", "images"),
+    "table": ("row", "rows of a table"),
+    "series": ("series", "series"),
+}
+MEAN = "the mean of public examples, that of its class, and constants"
+BASELINES = {"table": "the medians and most frequent levels of public rows, and those of its class"}
+"""By domain what the prior-only baseline is the closest of."""
 _NUMBERED = 7  # colors of lines on the page
 
 
@@ -103,20 +113,20 @@ class View:
 class Shot:
     """The best reconstructed example of one defense family, cut out of its strips.
 
-    `place`: the example's place among `count`; `values`: of a table, (column, true,
-    reconstructed), the best known first. Without pictures only the numbers remain.
+    `place`: the example's place among `count`; `row`: of a table, its first columns, those that are
+    right after sensitive ones. Without pictures only the numbers remain.
     """
 
     family: str
     defense: str
     verdict: Verdict
     attack: str
-    psnr: float
+    score: float
     truth: Strip | None
     picture: Strip | None
     place: int
     count: int
-    values: tuple[tuple[str, float, float], ...]
+    row: RowTable | None
     link: str | None
 
 
@@ -156,7 +166,9 @@ def overview(
         shots=tuple(every[:FAMILIES]),
         more_shots=max(0, len(every) - FAMILIES),
         views=tuple(_views(rows, names, accuracies, known)),
-        command=next_command(run.info.plan, min(a.criterion.value for a in run.assessments)),
+        command=next_command(
+            run.info.plan, min((a.criterion for a in run.assessments), key=lambda one: one.value)
+        ),
         reason=_reason(rows),
     )
 
@@ -252,8 +264,8 @@ def threat_line(run: Run, names: Names) -> str:
         weights = f"weights after {trained}" if trained else "untrained weights"
     captured = sum(a.capture is not None for a in own) > 0
     tested = [f"batch size {sizes}", "one round", weights, run.info.data.source]
-    levels = listing([f"{value:g}" for value in sorted({a.criterion.value for a in own})])
-    ends = [f"reconstructed: {levels} dB PSNR or more"]
+    criteria = sorted({a.criterion.value: a.criterion for a in own}.items())
+    ends = [f"reconstructed: {listing([one.text for _, one in criteria])}"]
     accepted = {b.accepted for a in own for b in a.bounds if b.accepted is not None}
     if accepted:
         shares = listing([f"{100 * p:g} %" for p in sorted(accepted)])
@@ -261,14 +273,17 @@ def threat_line(run: Run, names: Names) -> str:
     return " · ".join([*said.values(), *(["captured updates"] if captured else tested), *ends])
 
 
-def next_command(plan: Mapping[str, Any], threshold: float) -> str:
-    """The `calibrate` command for this run's data, its criterion in dB and its accepted risk."""
+def next_command(plan: Mapping[str, Any], criterion: CriterionInfo) -> str:
+    """The `calibrate` command for this run's data, its criterion and its accepted risk."""
     risk, data = plan.get("risk"), plan.get("data")
     accepted = risk.get("probability") if isinstance(risk, dict) else None
     source = data.get("source") if isinstance(data, dict) else None
     if not isinstance(source, str) or not source or len(source) > 200:
         source = "YOUR_PUBLIC_DATA"
-    target = f"psnr>={threshold:g} with probability<={_number(accepted, 0.01)}"
+    level = f"{criterion.value:g}"
+    if criterion.of is not None:  # a share, rounded so that as many columns follow from it
+        level = _number(plan.get("columns"), math.floor(100 * criterion.value) / 1e4)
+    target = f"{criterion.metric}>={level} with probability<={_number(accepted, 0.01)}"
     return f'leakbound calibrate --target "{target}" --data {shlex.quote(source)}'
 
 
@@ -376,36 +391,29 @@ def _shots(
     verdicts = grouped((row.defense, row.verdict) for row in rows)
     found: dict[str, tuple[float, int, Assessment]] = {}
     for a in run.assessments:
-        for place, psnr in enumerate(a.psnr):
-            if psnr is not None and (
-                a.defense.name not in found or psnr > found[a.defense.name][0]
+        for place, score in enumerate(a.scores):
+            if score is not None and (
+                a.defense.name not in found or score > found[a.defense.name][0]
             ):
-                found[a.defense.name] = psnr, place, a
-    for name, (psnr, place, a) in found.items():
+                found[a.defense.name] = score, place, a
+    for name, (score, place, a) in found.items():
         strips = {
             kind: run.picture(file, inline=inline)
             for kind, file in a.pictures.items()
             if images and kind in ("truth", "reconstruction")
         }
-        values = [
-            (column.name, column.truth[place], column.reconstruction[place])
-            for column in sorted(a.columns or (), key=lambda c: (-c.matched, c.name))
-            if images
-            and place < min(len(column.truth or ()), len(column.reconstruction or ()))
-            and column.truth is not None
-            and column.reconstruction is not None
-        ]
+        row = row_of(a) if images else None
         yield Shot(
             family=title(name),
             defense=names.defense(a),
             verdict=together(verdicts[names.defense(a)]),
             attack=names.attack(a),
-            psnr=psnr,
+            score=score,
             truth=strips.get("truth"),
             picture=strips.get("reconstruction"),
             place=place,
-            count=len(a.psnr),
-            values=tuple(values[:COLUMNS]),
+            count=len(a.scores),
+            row=row and row.first(COLUMNS),
             link=best.get((*names.key(a), names.attack(a))),
         )
 

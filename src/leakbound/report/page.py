@@ -17,9 +17,10 @@ from leakbound.assess.record import (
     UNDECIDED,
     VERDICTS,
     Assessment,
+    CriterionInfo,
 )
 from leakbound.assess.verdict import meanings
-from leakbound.report import best_attack, tables
+from leakbound.report import best_attack, columns, tables
 from leakbound.report.folder import Run, read
 from leakbound.report.gallery import (
     BASELINE,
@@ -30,12 +31,13 @@ from leakbound.report.gallery import (
     pages_of,
 )
 from leakbound.report.template import (
+    cell,
     check_installed,
-    decimal,
     probability,
     rendered,
     save,
     significant,
+    top_of,
 )
 
 FILE = "report.html"
@@ -113,7 +115,7 @@ def _pages(run: Run, images: bool) -> Iterator[tuple[str, str]]:
             "pages": list(zip(pages_at, labels, strict=True)),
             "linked": len(pages_at) > 1,
             "img_from": "data:" if len(pages_at) == 1 else "data: 'self' file:",
-            "own_data": context["pictures"] and run.info.own_data,
+            "own_data": (context["pictures"] or context["valued"]) and run.info.own_data,
         }
         if here == FILE:
             inline = len(pages_at) == 1
@@ -138,24 +140,24 @@ def _opening(
         "lines": overview.LINES,
         "measured": overview.measured,
         "limit": partial(overview.limit, chance=probability),
-        "noun": overview.nouns(run.assessments),
+        "baselines": overview.BASELINES.get(run.assessments[0].data.domain, overview.MEAN),
         "costs": overview.cost_charts(found, accuracies),
     }
 
 
 def _first_page(context: dict[str, Any]) -> dict[str, Any]:
     rows = context["verdicts"]
-    measured = [row for row in rows if row.best_psnr is not None and row.strongest_attack]
-    worst = max(measured, key=lambda row: row.best_psnr, default=None)
+    measured = [row for row in rows if row.best_score is not None and row.strongest_attack]
+    worst = max(measured, key=lambda row: row.best_score, default=None)
     anchor = worst and context["best"].get((*worst.key, worst.strongest_attack))
     if len(rows) > ROWS:
-        rows = sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), -(row.best_psnr or 0.0)))
+        rows = sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), -(row.best_score or 0.0)))
     summaries = [row for row in context["summaries"] if row.ran or row.failed]
     if len(summaries) > ROWS:
-        summaries = sorted(summaries, key=lambda row: -(row.best_psnr or 0.0))
+        summaries = sorted(summaries, key=lambda row: -(row.best_score or 0.0))
     context = context | {"verdicts": rows, "summaries": summaries}
     left_out = {name: max(0, len(context[name]) - ROWS) for name in _LONG}
-    left_out["best_attack"] = context["best_attack_left_out"]
+    left_out |= {name: context[f"{name}_left_out"] for name in ("best_attack", "columns")}
     shown = {name: context[name][:ROWS] for name in _LONG}
     more = {"worst": worst, "worst_anchor": anchor, "contents": _contents(context)}
     return context | shown | more | {"left_out": left_out}
@@ -210,10 +212,8 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
         "labels_hidden": not all(a.threat.labels_known for a in own),
         "accuracies": tables.accuracies(run.trainings, names),
         "title": tables.title,
-        "measure": _measure,
-        "reading": _reading,
         "threats": list(dict.fromkeys(a.threat for a in own)),
-        "thresholds": list(dict.fromkeys(a.criterion.value for a in own)),
+        "thresholds": list(dict.fromkeys(a.criterion.text for a in own)),
         "batch_sizes": sorted({a.batch_size for a in own}),
         "seeds": sorted({a.seed for a in own}),
         "clients": sorted({a.clients for a in own}),
@@ -223,8 +223,31 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
         "more_theorems": max(0, len(theorems.all) - tables.SHOWN),
         "unbounded": missing[: tables.SHOWN],
         "more_unbounded": max(0, len(missing) - tables.SHOWN),
+        **_scores(own, names, verdicts),
         **_best_attack(run, names),
         **_charts(run, names, summaries, verdicts),
+    }
+
+
+def _scores(
+    own: Sequence[Assessment], names: tables.Names, verdicts: Sequence[tables.Configuration]
+) -> dict[str, Any]:
+    """What scores are called and measure; of a table, its columns."""
+    from leakbound.report import overview
+
+    criterion = own[0].criterion
+    ordered = sorted(verdicts, key=lambda row: VERDICTS.index(row.verdict))
+    found = columns.column_tables(own, names, ordered)
+    return {
+        "criterion": criterion,
+        "measured_by": "share of " * (criterion.of is not None) + criterion.axis,
+        "in_cells": criterion.unit if criterion.of is None else criterion.axis,
+        "noun": overview.nouns(own),
+        "measure": partial(_measure, criterion),
+        "reading": partial(_reading, criterion),
+        "columns": found[:PANELS],
+        "columns_left_out": max(0, len(found) - PANELS),
+        "significance": columns.SIGNIFICANT,
     }
 
 
@@ -233,6 +256,7 @@ def _contents(context: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("captured", "Captured updates", context["captured"]),
         ("verdicts", "Every configuration", True),
         ("tested", "What was tested", True),
+        ("columns", "Columns", context["columns"]),
         ("heatmaps", "Defense by attack", context["heatmaps"]),
         ("utility", "Cost in accuracy", context["accuracies"]),
         ("best-attack", "Best-attack error", context["best_attack"]),
@@ -252,16 +276,18 @@ def _shown(gallery: Sequence[Card]) -> dict[str, Any]:
         "certified": [entry for entry in entries if entry.own.certificate],
         "drilled": any(card.table.examples for card in gallery),
         "pictures": any(e.picture or e.truth or e.leak_map for e in entries),
+        "valued": any(e.row for e in entries),
         "shown_models": list(dict.fromkeys(card.model for card in gallery)),
         "shown_defenses": list(dict.fromkeys(card.defense for card in gallery)),
         "shown_attacks": list(dict.fromkeys(entry.attack for entry in entries)),
     }
 
 
-def _measure(name: str) -> str:
+def _measure(criterion: CriterionInfo, name: str) -> str:
+    columns = criterion.of is not None
     words = {
-        "psnr": "PSNR, dB",
-        BASELINE: "baseline, dB",
+        criterion.metric: criterion.axis if columns else f"{criterion.axis}, {criterion.unit}",
+        BASELINE: BASELINE if columns else f"{BASELINE}, {criterion.unit}",
         "identification": "identified",
         "ms_ssim": "MS-SSIM",
         "label_accuracy": "label right",
@@ -270,10 +296,11 @@ def _measure(name: str) -> str:
     return name.upper() if name in short else words.get(name, name).replace("_", " ")
 
 
-def _reading(name: str, value: float | None) -> str:
+def _reading(criterion: CriterionInfo, name: str, value: float | None) -> str:
     if value in (0.0, 1.0) and name in ("identification", "label_accuracy"):
         return "yes" if value else "no"
-    return decimal(value) if name in ("psnr", BASELINE) else significant(value)
+    own = name in (criterion.metric, BASELINE)
+    return cell(value, criterion) if own else significant(value)
 
 
 def _verdict_words(own: Sequence[Assessment]) -> list[str]:
@@ -319,18 +346,17 @@ def _charts(
     attacks = list(names.attacks)[:LINES]
     drawn = set(both[:PANELS])
     rows = [r for r in summaries if (r.model, r.batch_size) in drawn and r.attack in attacks]
-    limits = {a.criterion.value for a in run.assessments}
+    axis, limits = run.assessments[0].criterion, {a.criterion.value for a in run.assessments}
     threshold = limits.pop() if len(limits) == 1 else None
     accuracies = tables.accuracies(run.trainings, names)
     families = overview.families(names)
     bounds = {row.key: row.error_bound for row in verdicts}
     progress = charts.loss_curves(run.trainings, names)
     return {
-        "heatmaps": heatmap.heatmaps(rows, attacks, bounds),
-        "tradeoffs": charts.tradeoffs(rows, names.settings, accuracies, families, threshold),
+        "heatmaps": heatmap.heatmaps(rows, attacks, bounds, top_of(axis)),
+        "tradeoffs": charts.tradeoffs(rows, names.settings, accuracies, families, axis, threshold),
         "panels_left_out": max(0, len(both) - PANELS),
         "lines_left_out": len(names.attacks) - len(attacks),
-        "threshold": threshold,
         "progress": progress,
         "early": any(row.early is not None for row in progress),
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,18 +16,17 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
+from leakbound._util.text import toml, toml_key
 from leakbound.assess.record import Assessment, RunInfo
 
-DEEPEST = 8
-"""How deep lists of a setting may lie in one another."""
 ERROR_BOUND = {
     "kind": "trace", "prior": "gaussian", "components": 32, "images": 16, "directions": 4
 }  # fmt: skip
 RISK = {"probability": 0.001, "prior": "mixture", "components": 32, "these": False}
-PSNR = 20.0
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+DATA = {"size": None, "channels": None, "limit": None, "loss": "cross_entropy"}
+CRITERION = {"psnr": 20.0, "columns": 0.9}
 _TABLES = ("data", "threat", "utility", "error_bound", "risk")
-_WHOLE_PLAN = ("data", "threat", "psnr", "error_bound", "risk", "lpips_weights")
+_WHOLE_PLAN = ("data", "threat", *CRITERION, "error_bound", "risk", "lpips_weights")
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 Table = Mapping[str, Any]
 
@@ -113,8 +111,7 @@ def _tables(plan: Table) -> list[str]:
     found = {name: dict(plan[name]) for name in _TABLES if plan.get(name) is not None}
     if "risk" in found and found["risk"].get("probability") is None:
         found["risk"]["probability"] = 0
-    if plan.get("psnr") is not None:
-        found["criterion"] = {"psnr": plan["psnr"]}
+    found["criterion"] = {name: plan.get(name) for name in CRITERION}
     if plan.get("lpips_weights") is not None:
         found["metrics"] = {"lpips_weights": plan["lpips_weights"]}
     kept = {name: {k: v for k, v in rows.items() if v is not None} for name, rows in found.items()}
@@ -122,35 +119,7 @@ def _tables(plan: Table) -> list[str]:
 
 
 def _rows(rows: Table) -> str:
-    return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in rows.items())
-
-
-def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else _text(name)
-
-
-def _value(value: Any, depth: int = 0) -> str:
-    """A value as TOML; a whole number stays whole and a float stays a float."""
-    if depth > DEEPEST:
-        raise TypeError("lists lie too deep in one another")
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(item, depth + 1) for item in value) + "]"
-    if isinstance(value, dict):
-        rows = (f"{_key(key)} = {_value(item, depth + 1)}" for key, item in value.items())
-        return "{ " + ", ".join(rows) + " }"
-    raise TypeError(f"no TOML for {type(value).__name__}")
-
-
-def _text(text: str) -> str:
-    """A basic string; letters that nobody sees stand as escapes, so that a reader sees them."""
-    plain = json.dumps(text, ensure_ascii=False)
-    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain)
+    return "".join(f"{toml_key(key)} = {toml(value)}\n" for key, value in rows.items())
 
 
 def _alike(
@@ -177,10 +146,10 @@ def _rerun(known: Table, name: str) -> Rerun:
     """A command where `leakbound attack` can name all settings, else a plan of this one alone."""
     if (
         len(known["defense"]) < 2
-        and not any(value for key, value in known["data"].items() if key != "source")
+        and DATA.items() <= known["data"].items()
         and known["error_bound"] | {"kind": "trace"} == ERROR_BOUND
         and known["risk"] == RISK
-        and known["psnr"] == PSNR
+        and CRITERION.items() <= known.items()
     ):
         return Rerun(_command(known))
     one = {"name": f"experiment-{name}", "models": [known["model"]], "attacks": [known["attack"]]}
@@ -193,6 +162,7 @@ def _command(known: Table) -> str:
     threat, words = known["threat"], ["leakbound", "attack"]
     words += ["--attack", _words(known["attack"]), "--model", _words(_model(known["model"]))]
     words += ["--data", known["data"]["source"]]
+    words += ["--schema", known["data"]["schema"]] if known["data"].get("schema") else []
     words += ["--defense", _words(known["defense"][0])] if known["defense"] else []
     words += ["--batch-size", str(known["batch_size"]), "--seed", str(known["seed"])]
     flags = {

@@ -4,6 +4,7 @@ An experiment is one attack on one batch under one defense; its value is the mea
 A pair of attack and defense that does not apply is no experiment and is not counted. A
 configuration is all experiments of one model, batch size and defense. Bounds are on every
 attacker: a lower bound on the mean error, as PSNR an upper bound, or the probability of success.
+Scores are in the unit of the run's criterion.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from leakbound.assess.record import (
     Training,
     Verdict,
 )
-from leakbound.assess.verdict import together
+from leakbound.assess.verdict import by_chance, of_configuration
 
 LEVEL = 0.95
 NO_DEFENSE = "none"
@@ -62,7 +63,7 @@ class MedianInterval(ReportPart, frozen=True):
 
 
 class ShareInterval(ReportPart, frozen=True):
-    """`hits` of `n`, with a Clopper-Pearson interval."""
+    """`hits` of `n`, with a Clopper-Pearson interval; of a table's column, with Wilson's."""
 
     hits: int
     n: int
@@ -135,7 +136,7 @@ class SuccessBoundRow(ReportPart, frozen=True):
 class AttackSummary(ReportPart, frozen=True):
     """What one attack did on one configuration.
 
-    PSNRs in dB, of the experiments' means over examples; `best_psnr` is of one example.
+    `score` and `baseline_score` are of the experiments' means over examples, `best_score` of one.
     `did_not_converge`: experiments whose attack reports a problem. `reconstructed`: examples over
     the threshold. `identified`: share of examples recognized among others.
     """
@@ -144,11 +145,11 @@ class AttackSummary(ReportPart, frozen=True):
     batch_size: int
     defense: str
     attack: str
-    psnr: MedianInterval | None
+    score: MedianInterval | None
     ssim: MedianInterval | None
     lpips: MedianInterval | None
-    best_psnr: float | None
-    baseline_psnr: float | None
+    best_score: float | None
+    baseline_score: float | None
     reconstructed: ShareInterval | None
     identified: float | None
     labels_right: float | None
@@ -162,13 +163,15 @@ class Configuration(ReportPart, frozen=True):
     """What all attacks together did on one model, batch size and defense, and what bounds it.
 
     Attributes:
-        strongest_attack: the one that reconstructed the best single example, of PSNR `best_psnr`;
-            where nothing was measured, one whose reconstruction is proved to be right.
+        strongest_attack: the one that reconstructed the best single example (`best_score`); where
+            nothing was measured, one whose reconstruction is proved to be right.
         reconstructed: the examples over the threshold, of the attack that has the largest share;
             the interval allows for that choice. `reconstructed_by`: this attack.
         proved: experiments whose update proves that the reconstruction is the input.
+        chance: of rows of a table, the p-value of all permutation tests together.
         mean_error: the PSNR of the mean squared error over all examples of the attack that comes
             closest: what `error_bound` limits. `baseline`: the same of the prior-only baseline.
+            Null for other scores than PSNR.
     """
 
     model: str
@@ -178,10 +181,11 @@ class Configuration(ReportPart, frozen=True):
     data_dependent_law: bool
     verdict: Verdict
     strongest_attack: str | None
-    best_psnr: float | None
+    best_score: float | None
     reconstructed: ShareInterval | None
     reconstructed_by: str | None
     proved: int
+    chance: float | None
     mean_error: float | None
     baseline: float | None
     error_bound: ErrorBoundRow | None
@@ -384,8 +388,14 @@ def mean_error(psnrs: Iterable[float]) -> float | None:
     return psnr_of_mse(math.fsum(errors) / len(errors)) if errors else None
 
 
-def mean_value(assessment: Assessment, metric: str = "psnr") -> float | None:
-    return _mean(defined(assessment.metrics.get(metric, ())))
+def mean_value(assessment: Assessment, metric: str | None = None) -> float | None:
+    """The mean of a metric over examples; by default of the criterion's score."""
+    return _mean(defined(assessment.metrics.get(metric or assessment.criterion.metric, ())))
+
+
+def has_errors(assessment: Assessment) -> bool:
+    """Whether scores are PSNRs, from which mean squared errors follow."""
+    return assessment.criterion.metric == "psnr"
 
 
 def defined(values: Iterable[float | None]) -> list[float]:
@@ -400,18 +410,18 @@ def attack_summaries(assessments: Iterable[Assessment], names: Names) -> list[At
 def _attack_summary(key: tuple[str, int, str, str], own: Sequence[Assessment]) -> AttackSummary:
     ok = [a for a in own if a.status == "ok"]
 
-    def values(metric: str) -> list[float]:
+    def values(metric: str | None) -> list[float]:
         return defined(mean_value(a, metric) for a in ok)
 
     baseline = defined(_mean(defined(a.baseline)) for a in ok)
     matched = [hit for a in ok for hit in a.matched]
     return AttackSummary(
         *key,
-        psnr=middle(values("psnr")),
+        score=middle(values(None)),
         ssim=middle(values("ssim")),
         lpips=middle(values("lpips")),
-        best_psnr=max((psnr for a in ok for psnr in defined(a.psnr)), default=None),
-        baseline_psnr=median(baseline) if baseline else None,
+        best_score=max((score for a in ok for score in defined(a.scores)), default=None),
+        baseline_score=median(baseline) if baseline else None,
         reconstructed=share(sum(matched), len(matched)),
         identified=_mean(values("identification")),
         labels_right=_mean(values("label_accuracy")),
@@ -435,8 +445,9 @@ def _configuration(
     key: ConfigurationKey, own: Sequence[Assessment], names: Names, theorems: Theorems
 ) -> Configuration:
     ok = [a for a in own if a.status == "ok"]
-    psnrs = grouped((names.attack(a), psnr) for a in ok for psnr in defined(a.psnr))
-    strongest = max(psnrs, key=lambda label: max(psnrs[label]), default=None)
+    scores = grouped((names.attack(a), score) for a in ok for score in defined(a.scores))
+    strongest = max(scores, key=lambda label: max(scores[label]), default=None)
+    psnrs = [*scores.values()] if has_errors(own[0]) else []
     matched = grouped((names.attack(a), hit) for a in ok for hit in a.matched)
     by, reconstructed = largest_share(matched)
     proved = [names.attack(a) for a in own if a.certificate]
@@ -445,14 +456,15 @@ def _configuration(
         *key,
         guarantee=defense.guarantee,
         data_dependent_law=defense.data_dependent_law,
-        verdict=together(a.verdict for a in own),
+        verdict=of_configuration(own),
         strongest_attack=strongest or next(iter(proved), None),
-        best_psnr=max(psnrs[strongest]) if strongest else None,
+        best_score=max(scores[strongest]) if strongest else None,
         reconstructed=reconstructed,
         reconstructed_by=by,
         proved=len(proved),
-        mean_error=max(defined(map(mean_error, psnrs.values())), default=None),
-        baseline=mean_error(psnr for a in ok for psnr in defined(a.baseline)),
+        chance=by_chance(own),
+        mean_error=max(defined(map(mean_error, psnrs)), default=None),
+        baseline=mean_error(v for a in ok if psnrs for v in defined(a.baseline)),
         error_bound=strongest_bound(ok, theorems),
         success_bound=success_bound(ok, theorems),
         experiments=len(ok),

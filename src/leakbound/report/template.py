@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakbound._util import files
-from leakbound.assess.record import Verdict
+from leakbound.assess.record import CriterionInfo, Verdict
 from leakbound.report.tables import SHOWN, plain
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def rendered(
     environment = environment_of(
         loader=PackageLoader("leakbound.report"), trim_blocks=True, lstrip_blocks=True
     )
-    common = (decimal, significant, brief, percent, plain, listing, plural, explained)
+    common = (decimal, significant, score, cell, brief, percent, plain, listing, plural, explained)
     environment.filters |= {own.__name__: own for own in common} | {"chance": probability}
     # our charts' own markup; matplotlib escapes what it is given
     environment.filters |= {"svg": Markup, "name": breakable, **(filters or {})}
@@ -106,6 +106,21 @@ def decimal(value: float | None, digits: int = 1) -> str:
         return "–"
     # adding 0 turns a negative zero into zero
     return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+
+
+def score(value: float | None, criterion: CriterionInfo) -> str:
+    """One example's score with its unit."""
+    return decimal(None) if value is None else criterion.shown(value).replace("-", "−")
+
+
+def cell(value: float | None, criterion: CriterionInfo) -> str:
+    """One example's score where a heading names the unit."""
+    return score(value, criterion).rpartition(" ")[0] or decimal(None)
+
+
+def top_of(criterion: CriterionInfo) -> float:
+    """The score from which pages draw no difference."""
+    return 100.0 if criterion.unit == "%" else 60.0
 
 
 def significant(value: float | None) -> str:

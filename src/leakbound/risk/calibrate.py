@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from leakbound import check
 from leakbound._util import pictures
-from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
 from leakbound._util.rounding import of_log, rounded
 from leakbound.assess.record import Verdict
 from leakbound.bounds import composition
@@ -29,6 +27,7 @@ from leakbound.risk.corridor import (
     Corridor,
     Participation,
     TrainingSetting,
+    around,
     bound_law,
     corridor,
     epsilon,
@@ -53,8 +52,6 @@ SOLVES = ("noise_multiplier", "clip_norm", "steps", "sampling_rate")
 UNIFORM = "direction uniform on a sphere"
 DIGITS = 5
 """Significant digits of a result, rounded to the safe side."""
-AROUND = 5.0
-"""Decibels that the plot shows on either side of the target."""
 NEAR = 5e-5
 """Relative tolerance of a search."""
 LEAST = 1e-12
@@ -82,6 +79,8 @@ class Calibration(Presented):
         source: the data source of the examples.
         left_out: names of examples that no amount of noise protects; the result excludes them.
         input_width: width of the input range.
+        rare: how many public rows of a table no candidate matches together with another row, and
+            names of some; None for other data.
     """
 
     target: Target
@@ -98,6 +97,7 @@ class Calibration(Presented):
     source: str | None = None
     left_out: tuple[str, ...] = ()
     input_width: float = 1.0
+    rare: tuple[int, tuple[str, ...]] | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -171,6 +171,8 @@ class Calibration(Presented):
             "identification_noise": noise if noise is not None and math.isfinite(noise) else None,
             "examples": self.examples,
             "left_out": list(self.left_out),
+            "rare_rows": None if self.rare is None else self.rare[0],
+            "rare": [] if self.rare is None else list(self.rare[1]),
             "public": self.public,
             "attained_scope": asdict(found.attained_scope),
             "bound_scope": asdict(found.bound_scope),
@@ -206,10 +208,10 @@ class Calibration(Presented):
     def _figure(self) -> Figure:
         from leakbound.report import figures
 
-        psnr = np.linspace(-AROUND, AROUND, 41) + psnr_of_mse(self.target.eta, self.input_width)
-        eta = mse_of_psnr(psnr, self.input_width)
+        prior, level = self.corridor.prior, self.target.eta
+        places, eta, name = around(prior, level, self.input_width, 41)
         found = self.corridor.at(eta)
-        return figures.corridor(psnr.tolist(), found.attained, found.bound, self.target.gamma)
+        return figures.corridor(places, found.attained, found.bound, self.target.gamma, name)
 
     def _repr_html_(self) -> str:
         """The target, the setting that meets it, and its meaning."""
@@ -335,13 +337,14 @@ def calibrate(
     labels_known: bool = False,
     size: int | None = None,
     channels: int | None = None,
+    schema: str | Path | None = None,
     exclude: Sequence[str] = (),
     input_range: tuple[float, float] = (0.0, 1.0),
 ) -> Calibration:
     """The noise, clip norm, steps or sampling rate at which DP-SGD meets an accepted risk.
 
     Args:
-        target: such as "psnr>=30 with probability<=0.001".
+        target: such as "psnr>=30 with probability<=0.001", for tables "columns>=0.9 with ...".
         data: a data source (`leakbound list`) of examples of the same kind, or
         dim: number of values of one example, and
         norm: the smallest norm of an example, or the smallest and the largest, and prior="sphere".
@@ -361,6 +364,7 @@ def calibrate(
         labels_known: whether the attacker knows the label, and so chooses candidates by class.
         size: the size to which images are resized.
         channels: the number of channels to which images are converted.
+        schema: the file of a table's schema; by default the one of its name that ends in .toml.
         exclude: names or numbers of examples of the data to leave out.
         input_range: lowest and highest value of an input.
 
@@ -379,8 +383,6 @@ def calibrate(
         >>> round(found.noise_multiplier, 3), found.defense()
         (0.016, ClipExamples(clip_norm=1.0) → Mean() → GaussianMechanism(noise_multiplier=0.016436))
     """
-    if isinstance(target, str):
-        target = Target.parse(target, input_range=width_of(input_range))
     noise = _given_noise(solve, noise_multiplier)
     examples = Examples.of(
         data,
@@ -388,31 +390,31 @@ def calibrate(
         norm=norm,
         size=size,
         channels=channels,
+        schema=schema,
         exclude=exclude,
         input_range=input_range,
-    ).without_constants(target)
-    setting = TrainingSetting(
-        noise,
-        dim=examples.dim,
-        norm=examples.norms[0],
-        steps=steps,
-        sampling_rate=sampling_rate,
-        participation=participation,
     )
+    width = width_of(input_range)
+    if isinstance(target, str):
+        target = Target.parse(target, input_range=width, domain=examples.domain)
+    examples = examples.without_constants(target)
+    basis = examples.prior(prior, labels_known=labels_known)
+    known = (examples.dim, examples.norms[0], steps, sampling_rate, participation)
     found = calibrate_setting(
         target,
-        setting,
+        TrainingSetting(noise, *known),
         solve=solve,
         clip_norm=clip_norm,
         noise_std=noise_std,
         delta=delta,
-        input_range=width_of(input_range),
-        prior=examples.prior(prior, labels_known=labels_known),
+        input_range=width,
+        prior=basis,
         matches=examples.matches(target.eta),
         examples=examples.count,
         attacks=examples.attacks(),
     )
-    return replace(found, source=examples.source, left_out=examples.left_out)
+    rare = examples.rare(basis, target.eta)
+    return replace(found, source=examples.source, left_out=examples.left_out, rare=rare)
 
 
 def _given_noise(solve: Solve, noise: float | None) -> float:
@@ -575,8 +577,14 @@ def _log_baseline(
     matches: BaselineMatches | None,
 ) -> float:
     """The logarithm of the prior-only success; rejects a target that the baseline meets."""
-    if target.eta * setting.dim >= setting.norm**2:
+    if target.goal is None and target.eta * setting.dim >= setting.norm**2:
         raise ValueError(_zero_image(target, setting))
+    squared = prior is None or prior.distance.squared
+    if squared is not (target.goal is None):
+        raise ValueError(
+            f"target is {target}, but the thresholds of the prior ({_name(prior)}) are measured "
+            "in another way; give a target and a prior for the same kind of data"
+        )
     if matches is not None:
         refuse_matched(matches, target)
     if prior is not None and prior.dim != setting.dim:
@@ -588,7 +596,7 @@ def _log_baseline(
         raise ValueError(
             f"target is {target}, but a guess that sees no update succeeds with probability "
             f"{math.exp(blind):.3g} under the prior ({_name(prior)}), and no finite noise brings "
-            "that lower: no noise helps; ask for a smaller error or accept a larger probability"
+            f"that lower: no noise helps; {target.harder} or accept a larger probability"
         )
     return blind
 
@@ -621,15 +629,18 @@ def _too_few(target: Target, sample: PublicSample, limit: float) -> str:
     if held == 1:
         more = f"give {least} examples or more"
     elif held / sample.n >= target.gamma:
-        more = "no number of examples like these is enough; ask for a smaller error"
+        more = f"no number of examples like these is enough; {target.harder}"
     else:
-        more = f"give more than {least} examples, or ask for a smaller error"
+        more = f"give more than {least} examples, or {target.harder}"
+    model = (
+        ', or take a model of the data (prior "mixture"), under which the answer is protected '
+        "under a model alone"
+    )
     return (
         f"target is {target}, but {sample.n} public examples, of which one guess may match {held}, "
         f"only show that a guess without the update succeeds with a probability below {limit:.3g} "
-        f"({sample.confidence:.0%} confidence), and no noise brings any attacker lower: {more}, "
-        'accept a larger probability, or take a model of the data (prior "mixture"), under which '
-        "the answer is protected under a model alone"
+        f"({sample.confidence:.0%} confidence), and no noise brings any attacker lower: {more}, or "
+        "accept a larger probability" + (model if target.goal is None else "")
     )
 
 

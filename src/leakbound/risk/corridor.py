@@ -13,12 +13,14 @@ from scipy import stats
 
 from leakbound import check
 from leakbound._util import pictures
+from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
 from leakbound._util.rounding import of_log
 from leakbound.assess.record import Basis, Verdict
 from leakbound.assess.verdict import decide
 from leakbound.bounds import codebook, composition, conversions, from_scratch, identification
 from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample
+from leakbound.bounds.distances import Distance, SquaredError
 from leakbound.bounds.law import (
     Scope,
     non_negative,
@@ -40,6 +42,8 @@ ROUNDING = 1e-7
 CUT = 1e-9
 """Part of delta for numbers of sightings that are left out of a sum, on either side."""
 MOST_STEPS = 2**30
+AROUND = 5
+"""Decibels, or columns, that plots show beside the thresholds."""
 SHOWN = 7
 """Maximum number of thresholds in a notebook's table; the curve shows all."""
 SPHERE = "a direction uniform on the sphere, of the given norm or a larger one"
@@ -147,11 +151,12 @@ class Corridor:
         """
         attained, bound = float(self.attained[index]), float(self.bound[index])
         own = self.setting
-        direction = identification.log_kappa_sphere(
-            dim=own.dim, eta=float(self.eta[index]), norm=own.norm
-        )
         guess = max(float(np.exp(self.log_kappa[index])), matched or 0.0)
-        baseline = max(guess, float(np.exp(direction)))
+        baseline = guess
+        if _distance(self.prior).squared:
+            eta = float(self.eta[index])
+            direction = identification.log_kappa_sphere(dim=own.dim, eta=eta, norm=own.norm)
+            baseline = max(guess, float(np.exp(direction)))
         below = bound <= accepted and guess <= accepted
         return decide(
             recoverable=attained > accepted and attained > baseline * (1 + 1e-9),
@@ -165,7 +170,7 @@ class Corridor:
         lines = ((names[0], self.attained.tolist()), (names[1], self.bound.tolist()))
         curve = ""
         if len(self.eta) > 1:
-            axes = ("mean squared error", "probability")
+            axes = (_distance(self.prior).axis, "probability")
             curve = pictures.curves(self.eta.tolist(), lines, x_name=axes[0], y_name=axes[1])
         order = np.argsort(self.eta)
         last = len(order) - 1
@@ -182,7 +187,7 @@ class Corridor:
         ]
         return pictures.block(
             "Risk that an example is reconstructed",
-            pictures.note(_training_words(self.setting)),
+            pictures.note(_training_words(self)),
             curve,
             pictures.table(("error at most", "prior-only baseline", *names), rows),
             uninformed_note(self),
@@ -224,7 +229,7 @@ def corridor(
         >>> found.attained.round(3).tolist(), found.bound.round(3).tolist()
         ([0.068, 0.762], [0.12, 0.777])
     """
-    levels = np.atleast_1d(positive("eta", eta, infinite=True))
+    levels = _distance(prior).levels(eta)
     upper, blind = upper_bound(prior, setting, levels)
     if attacks is None and isinstance(prior, PublicSample):
         attacks = Attainable.of(prior)
@@ -261,7 +266,7 @@ def upper_bound(
     prior: Baseline | None, setting: TrainingSetting, eta: ArrayLike
 ) -> tuple[Array, Array]:
     """Upper bound on any attacker's success at each eta, and the log kappa behind it."""
-    levels = np.atleast_1d(positive("eta", eta, infinite=True))
+    levels = _distance(prior).levels(eta)
     if prior is None:
         blind = identification.log_kappa_sphere(dim=setting.dim, eta=levels, norm=setting.norm)
     elif isinstance(prior, PublicSample):
@@ -269,6 +274,10 @@ def upper_bound(
     else:
         blind = prior.log_kappa(levels)
     return success_bound(setting, blind), np.asarray(blind)
+
+
+def _distance(prior: Baseline | None) -> Distance:
+    return SquaredError() if prior is None else prior.distance
 
 
 def _seen(setting: TrainingSetting) -> list[tuple[float, float]]:
@@ -338,6 +347,24 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
     return float(least_where(holds, np.array(0.0), np.array(high)))
 
 
+def around(
+    prior: Baseline | None, eta: ArrayLike, width: float, count: int
+) -> tuple[list[float], Array, str]:
+    """Thresholds for a plot about those of eta: their places, their eta, and the axis's name.
+
+    `width` is that of the input range; about `count` places of a distance that is no count.
+    """
+    levels, distance = np.atleast_1d(eta), _distance(prior)
+    if (columns := distance.columns) is not None:
+        right = np.arange(max(1, columns - levels.max() - AROUND), columns + 1)
+        return right.tolist(), columns - right, f"right columns of {columns}"
+    squares, width = (levels, width) if distance.squared else (levels**2, 1.0)
+    ends = psnr_of_mse(squares, width)
+    places = np.linspace(ends.min() - AROUND, ends.max() + AROUND, count)
+    found = mse_of_psnr(places, width)
+    return places.tolist(), found if distance.squared else found**0.5, "PSNR threshold (dB)"
+
+
 def bound_law(setting: TrainingSetting) -> Any:
     """The law of the upper bound for the setting's participation."""
     return composition.subsampled if setting.participation == "hidden" else composition.visible
@@ -384,10 +411,17 @@ def scope_notes(edges: Corridor) -> str:
     )
 
 
-def _training_words(setting: TrainingSetting) -> str:
+def examples_words(edges: Corridor) -> str:
+    """What one example is, such as "784 values per example, least norm 9.2"."""
+    columns = _distance(edges.prior).columns
+    if columns is not None:
+        return f"rows of {columns} columns"
+    return f"{edges.setting.dim} values per example, least norm {edges.setting.norm:.4g}"
+
+
+def _training_words(edges: Corridor) -> str:
+    setting = edges.setting
     steps = "1 step" if setting.steps == 1 else f"{setting.steps} steps"
     rate = f" at sampling rate {setting.sampling_rate:g}" if setting.sampling_rate < 1 else ""
-    return (
-        f"noise multiplier {setting.noise_multiplier:g}, {steps}{rate}; examples of {setting.dim} "
-        f"values and norm {setting.norm:g} or more"
-    )
+    words = examples_words(edges)
+    return f"noise multiplier {setting.noise_multiplier:g}, {steps}{rate}; {words}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from leakbound.bounds import record_priors
 from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample, TheseExamples
 from leakbound.bounds.law import positive, whole
-from leakbound.risk.kappa import BaselineMatches, baseline_matches
+from leakbound.domains import Domain
+from leakbound.risk.kappa import BaselineMatches, baseline_matches, distance_of, row_matches
 from leakbound.risk.target import Target
 
-SHOWN = 10
-"""Maximum number of example names in one line."""
+SHOWN, NAMED = 10, 5
+"""Maximum number of example names in one line, and of names of rare rows."""
 WIDEST = 1e100
 SAMPLE, THESE, SPHERE = "sample", "these", "sphere"
 ASKED = (
@@ -33,7 +35,8 @@ class Examples:
     """The number of values and the range of norms of an example; with data, the examples too.
 
     `images` are (n, dim), in the model's input units. `origins` says which come from one source.
-    `left_out` names those that no amount of noise protects.
+    `left_out` names those that no amount of noise protects. `domain`: of rows of a table and of
+    series, whose distance is no mean squared error.
     """
 
     dim: int
@@ -44,6 +47,7 @@ class Examples:
     labels: NDArray[Any] | None = None
     origins: NDArray[Any] | None = None
     left_out: tuple[str, ...] = ()
+    domain: Domain | None = None
 
     @property
     def count(self) -> int | None:
@@ -57,6 +61,7 @@ class Examples:
         norm: Sequence[float] | None = None,
         size: int | None = None,
         channels: int | None = None,
+        schema: str | Path | None = None,
         exclude: Sequence[str] = (),
         input_range: tuple[float, float] = (0.0, 1.0),
     ) -> Examples:
@@ -68,16 +73,18 @@ class Examples:
         if data is None:
             if dim is None or norm is None:
                 raise ValueError(f"dim and norm are not given; {ASKED}")
-            if size is not None or channels is not None:
-                raise ValueError("size and channels resize the images of data, which are not given")
+            if any(value is not None for value in (size, channels, schema)):
+                raise ValueError("size, channels and schema are those of data, which are not given")
             if exclude:
                 raise ValueError("exclude leaves out examples of data, which are not given")
             width_of(input_range)
             return Examples(dim, _possible(_range(norm), dim, input_range))
-        flat, labels, names, origins = _loaded(data, size, channels, exclude, input_range)
+        flat, labels, names, origins, domain = _loaded(
+            data, {"size": size, "channels": channels, "schema": schema}, exclude, input_range
+        )
         if dim is not None and dim != flat.shape[1]:
             raise ValueError(f"dim is {dim}, but the data have {flat.shape[1]} values per example")
-        own = np.linalg.norm(flat, axis=1)
+        own = np.linalg.norm(flat, axis=1) if domain is None else np.ones(len(flat))
         norms = (float(own.min()), float(own.max()))
         if norm is not None:
             given = _range(norm)
@@ -93,11 +100,12 @@ class Examples:
                 "which the zero image matches without any update: "
                 f"{listed(np.array(names)[own == 0])}; leave them out: --exclude"
             )
-        return Examples(flat.shape[1], norms, flat, data, names, labels, origins)
+        found = Examples(flat.shape[1], norms, flat, data, names, labels, origins)
+        return replace(found, domain=domain)
 
     def without_constants(self, target: Target) -> Examples:
         """Without those that a constant image matches; no amount of noise protects them."""
-        if self.images is None:
+        if self.images is None or self.domain is not None:
             return self
         matched = self.images.var(1) <= target.eta
         if 2 * matched.sum() > len(matched):
@@ -124,7 +132,11 @@ class Examples:
 
     def matches(self, eta: float) -> BaselineMatches | None:
         """What the prior-only baselines match in the data; None without data."""
-        return None if self.images is None else baseline_matches(self.images, eta)
+        if self.images is None:
+            return None
+        if self.domain is not None:
+            return row_matches(self.images, self.domain, eta)
+        return baseline_matches(self.images, eta)
 
     def prior(
         self, name: str | None = None, *, labels_known: bool = False
@@ -145,9 +157,14 @@ class Examples:
             raise ValueError(f"prior is {name!r}, which is taken from examples; give --data")
         kind, labels = name or SAMPLE, self.labels if labels_known else None
         if kind == SAMPLE:
-            return PublicSample(self.images, labels, sources=self.origins)
+            return PublicSample(self.images, labels, sources=self.origins, **self._measured)
         if kind == THESE:
-            return TheseExamples(self.images, labels)
+            return TheseExamples(self.images, labels, **self._measured)
+        if self.domain is not None:
+            raise ValueError(
+                f"prior is {kind!r}, a model for mean squared errors, and the data are of a domain "
+                f"with another distance ({self.domain.name}); give {SAMPLE!r} or {THESE!r}"
+            )
         if labels_known:
             raise ValueError(
                 f"labels_known needs the prior {SAMPLE!r} or {THESE!r}, but prior is {kind!r}"
@@ -160,11 +177,28 @@ class Examples:
                 "--prior sphere, under which nothing is called protected"
             ) from None
 
+    def rare(
+        self, prior: record_priors.Baseline | None, eta: float
+    ) -> tuple[int, tuple[str, ...]] | None:
+        """How many public rows no candidate matches together with another, and names of some.
+
+        None for other data, and for private rows, whose numbers stay where they are.
+        """
+        if not isinstance(prior, PublicSample) or prior.basis != SAMPLE or self.domain is None:
+            return None
+        found = prior.alone(eta)
+        return len(found), tuple(self.names[place] for place in found[:NAMED])
+
     def attacks(self) -> Attainable | None:
         """Attacks that are counted on these examples, one per source; None without data."""
         if self.images is None:
             return None
-        return Attainable.of(PublicSample(self.images, sources=self.origins))
+        return Attainable.of(PublicSample(self.images, sources=self.origins, **self._measured))
+
+    @property
+    def _measured(self) -> dict[str, Any]:
+        """How bounds measure distances, if not by the mean squared error."""
+        return {} if self.domain is None else {"distance": distance_of(self.domain)}
 
 
 def listed(names: Sequence[str] | NDArray[Any]) -> str:
@@ -182,30 +216,32 @@ def width_of(input_range: tuple[float, float]) -> float:
 
 def _loaded(
     source: str,
-    size: int | None,
-    channels: int | None,
+    how: dict[str, Any],
     exclude: Sequence[str],
     input_range: tuple[float, float],
-) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...], NDArray[Any] | None]:
-    """The examples (n, dim) of a source without the excluded ones; labels, names and origins."""
+) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...], NDArray[Any] | None, Domain | None]:
+    """The examples (n, dim) of a source without the excluded ones; labels, names, origins and,
+    if their distance is no mean squared error, their domain.
+    """
     from leakbound import data
 
     width_of(input_range)
     low, high = input_range
-    dataset = data.load(source, size=size, channels=channels)
+    dataset = data.load(source, **how)
     flat = dataset.inputs.flatten(1).double().numpy()
     names = dataset.files or tuple(map(str, range(len(flat))))
     keep = _kept(names, exclude)
     flat, names = flat[keep], tuple(np.array(names)[keep])
-    least, most = flat.min(), flat.max()
-    if least < low or most > high:
+    domain, least, most = dataset.domain, flat.min(), flat.max()
+    if domain.distance_is_rmse and (least < low or most > high):
         raise ValueError(
             f"input_range is {low:g} to {high:g}, but the data run from {least:.6g} to "
             f"{most:.6g}; give a range that contains them"
         )
     origins = dataset.origins
     labels = dataset.labels.numpy()[keep]
-    return flat, labels, names, None if origins is None else origins.numpy()[keep]
+    own = None if domain.distance_is_rmse else domain.fitted(dataset.inputs)
+    return flat, labels, names, None if origins is None else origins.numpy()[keep], own
 
 
 def _kept(names: Sequence[str], exclude: Sequence[str]) -> NDArray[Any]:

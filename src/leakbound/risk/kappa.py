@@ -11,11 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
+from leakbound.assess.criterion import Criterion
 from leakbound.bounds import identification, record_priors
+from leakbound.bounds.distances import ColumnMisses, Distance, GivenMetric, SquaredError
 from leakbound.bounds.law import positive, single
 from leakbound.bounds.record_priors import RecordPrior, flat_images, largest_match_rate
+from leakbound.domains import Domain, table_of
 from leakbound.risk.target import Target
 from leakbound.types import Batch, NotApplicable
 
@@ -48,6 +52,37 @@ class BaselineMatches:
         return max(self.constant, self.mean, self.example)
 
 
+def distance_of(domain: Domain) -> Distance:
+    """How bounds measure the distance of a domain, for examples as rows (n, values).
+
+    Example:
+        >>> from leakbound.domains import of_shape
+        >>> type(distance_of(of_shape((1, 8, 8)))).__name__
+        'SquaredError'
+    """
+    table = table_of(domain)
+    if table is not None:
+        return ColumnMisses(lambda rows: table.coded(_tensor(rows)).numpy(), table.parts)
+    if domain.distance_is_rmse:
+        return SquaredError()
+
+    def of(*rows: NDArray[Any]) -> NDArray[Any]:
+        a, b = (_tensor(own) for own in np.broadcast_arrays(*rows))
+        one, two = (own.reshape(-1, *domain.shape) for own in (a, b))
+        return np.asarray(domain.distance(one, two)).reshape(a.shape[:-1])
+
+    return GivenMetric(of, domain.noun)
+
+
+def _tensor(rows: NDArray[Any]) -> torch.Tensor:
+    return torch.tensor(np.ascontiguousarray(rows))
+
+
+def level_of(criterion: Criterion) -> float:
+    """The largest distance, as bounds measure it, that meets a criterion."""
+    return criterion.error if criterion.domain.distance_is_rmse else criterion.within
+
+
 def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
     """Count what the best constant image, the mean image and the best example match.
 
@@ -78,18 +113,33 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
     return BaselineMatches(len(flat), float(covered[best]) / len(flat), value, mean, example)
 
 
+def row_matches(rows: ArrayLike, domain: Domain, level: float) -> BaselineMatches:
+    """Count what the domain's own prior-only baseline and the best of the first examples match.
+
+    For rows (n, values) of a table or a series; `mean` is the share of the baseline.
+    """
+    flat, distance = flat_images(rows), distance_of(domain)
+    public = torch.tensor(flat, dtype=domain.dtype).reshape(-1, *domain.shape)
+    blind = domain.blind(public).flatten().double().numpy()
+    mean = float((distance.paired(np.broadcast_to(blind, flat.shape), flat) <= level).mean())
+    few = flat[: record_priors.MOST]
+    reached = (distance.apart(few, few) <= level).sum(1).max() - 1
+    return BaselineMatches(len(flat), 0.0, 0.0, mean, float(reached) / max(1, len(few) - 1))
+
+
 def refuse_matched(found: BaselineMatches, target: Target) -> None:
     """Reject a target that a prior-only baseline meets more often than is accepted."""
+    typical = "the mean image of the data" if target.goal is None else "the most typical example"
     what, share = max(
         (f"the constant image {found.value:.3g}", found.constant),
-        ("the mean image of the data", found.mean),
+        (typical, found.mean),
         key=lambda pair: pair[1],
     )
     if share > target.gamma:
         raise ValueError(
             f"target is {target}, but {what} matches {share:.2%} of the {found.examples} examples "
-            "without any update: no amount of noise helps; ask for a smaller error or accept a "
-            "larger probability"
+            f"without any update: no amount of noise helps; {target.harder} or accept a larger "
+            "probability"
         )
 
 

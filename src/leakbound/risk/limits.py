@@ -25,7 +25,12 @@ from leakbound.bounds.smoothness import not_smooth
 from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_bound
 from leakbound.channel import ClassPriors
 from leakbound.channel.fisher import Channel, fisher_matrix, fisher_trace, overlaps, strange_power
-from leakbound.risk.released import Released, nine, refuse_side_information
+from leakbound.risk.released import (
+    Released,
+    nine,
+    refuse_other_distances,
+    refuse_side_information,
+)
 from leakbound.risk.success import (
     RiskSpec,
     attained,
@@ -102,9 +107,6 @@ def of_release(
     """All available bounds for a release, and the attained success."""
     found: list[Bound] = []
     notes: list[str] = []
-    domain = released.criterion.domain
-    if not domain.distance_is_rmse:
-        return Limits(note=f"no bound is known for the distance of {domain.name}")
     makers: tuple[Callable[[], Bound | None], ...] = (
         partial(error_bound, released, error, source),
         partial(sample_error_bound, released, error, risk),
@@ -136,6 +138,7 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
     """
     if spec.kind == "none":
         return None
+    refuse_other_distances(released)
     refuse_side_information(released)
     if released.task.coupled:
         raise NotApplicable(
@@ -212,6 +215,7 @@ def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec
     found = None if error.kind == "none" else private_noise(released, risk)
     if found is None or released.public is None or released.public.size < 2:
         return None
+    refuse_other_distances(released)
     noise, scope, _ = found
     sample, (low, high) = known_sample(released), released.task.input_range
     levels = (high - low) ** 2 * 10 ** (-np.array(GRID) / 10)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from leakbound._util import pictures
-from leakbound.assess.record import Attained, Bound, Verdict
+from leakbound.assess.record import Attained, Bound, CriterionInfo, Verdict
 from leakbound.assess.verdict import verdict
 from leakbound.report.template import Presented
 from leakbound.risk.statement import of_attained, of_bounds
@@ -26,12 +26,12 @@ class ReleaseBounds(Presented):
         bounds: the available bounds, on the error and on the probability of success.
         note: why others are missing.
         attained: success of the best known attack of the threat model's server.
-        criterion_psnr: PSNR in dB from which an example counts as reconstructed.
+        criterion: what counts as reconstructed.
     """
 
     bounds: tuple[Bound, ...]
     note: str | None
-    criterion_psnr: float
+    criterion: CriterionInfo
     attained: Attained | None = None
     known: Tensor | None = None
 
@@ -78,8 +78,8 @@ class ReleaseBounds(Presented):
         known, own = self.known, self.attained
         return pictures.block(
             self.verdict,
-            *map(pictures.note, of_bounds(self.bounds, self.criterion_psnr)),
-            "" if own is None else pictures.note(of_attained(own, self.criterion_psnr)),
+            *map(pictures.note, of_bounds(self.bounds, self.criterion.goal)),
+            "" if own is None else pictures.note(of_attained(own, self.criterion.goal)),
             pictures.note(f"no bound: {self.note}") if self.note else "",
             "" if known is None else pictures.images(known, input_range=(0, 1), name="leak map"),
         )

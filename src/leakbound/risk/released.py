@@ -91,6 +91,16 @@ def refuse_side_information(released: Released) -> None:
         )
 
 
+def refuse_other_distances(released: Released) -> None:
+    """Reject a release if the criterion is not about the mean squared error."""
+    domain = released.criterion.domain
+    if not domain.distance_is_rmse:
+        raise NotApplicable(
+            "bounds on an error, and bounds that use a model, are for mean squared errors: none is "
+            f"known for what is counted of a {domain.noun}"
+        )
+
+
 def nine(value: float, *, up: bool) -> float:
     """Nine digits, rounded to the safe side: up for upper bounds."""
     return rounded(value, 9, up=up)

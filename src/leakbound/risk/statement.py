@@ -21,51 +21,64 @@ UNINFORMED: Final = (
 
 def of_assessment(found: Assessment, *, reasons: bool = True) -> list[str]:
     """All that is known of attackers on one update, a sentence each; `reasons` as in `of_bound`."""
-    psnr = found.criterion.value
-    said = [of_attack(found), *of_bounds(found.bounds, psnr, reasons=reasons)]
+    goal = found.criterion.goal
+    said = [of_attack(found), *of_bounds(found.bounds, goal, reasons=reasons)]
     if found.attained is not None:
-        said.append(of_attained(found.attained, psnr))
+        said.append(of_attained(found.attained, goal))
     return [*said, f"no bound: {found.bounds_note}"] if found.bounds_note else said
 
 
 def of_attack(found: Assessment) -> str:
     """What the attack achieved, compared with the prior-only baseline."""
-    name, psnr = found.attack.name, found.criterion.value
+    name, criterion = found.attack.name, found.criterion
     if found.certificate is not None:
         return f"{name} reconstructed the input: {found.certificate}"
     if not found.truth_known:
         return f"what {name} reconstructed cannot be measured: the truth is not known"
     hits = [place for place, hit in enumerate(found.matched) if hit]
     if not hits:
-        best = max((value for value in found.psnr if value is not None), default=None)
-        reached = "" if best is None else f"; at best it reaches {best:.1f} dB"
-        return f"{name} reconstructed none of {len(found.matched)} to {psnr:g} dB{reached}"
+        best = max((value for value in found.scores if value is not None), default=None)
+        reached = "" if best is None else f"; at best it reaches {criterion.shown(best)}"
+        none = f"{name} reconstructed none of {len(found.matched)} to {criterion.goal}{reached}"
+        return none + _by_chance(found, best)
     guess = max(found.baseline[place] or 0.0 for place in hits)
     return (
-        f"{name} reconstructed {len(hits)} of {len(found.matched)} to {psnr:g} dB or better; the "
-        f"closest guess without the update has {guess:.1f} dB for them at best"
+        f"{name} reconstructed {len(hits)} of {len(found.matched)} to {criterion.goal} or better; "
+        f"the closest guess without the update has {criterion.shown(guess)} for them at best"
+    )
+
+
+def _by_chance(found: Assessment, best: float | None) -> str:
+    """Why rows of a table that meet the criterion do not count."""
+    if best is None or best < found.criterion.value or found.criterion.of is None:
+        return ""
+    if found.chance is None:
+        return ": there are too few decoy rows to tell this from chance"
+    return (
+        f": that may be chance (p = {found.chance.p_value:.2g} against {found.chance.decoys} rows "
+        f"that the attack never saw; {found.chance.level:g} or less counts)"
     )
 
 
 def of_bounds(
-    bounds: Iterable[Bound], psnr: float | None = None, *, reasons: bool = True
+    bounds: Iterable[Bound], goal: str | None = None, *, reasons: bool = True
 ) -> list[str]:
     """A sentence for each bound, and one sentence on what they leave open about membership."""
     found = list(bounds)
     open_ = (of_membership(b.epsilon, DELTA) for b in found if b.epsilon is not None)
     return [
-        *(of_bound(bound, psnr, reasons=reasons) for bound in found),
+        *(of_bound(bound, goal, reasons=reasons) for bound in found),
         *dict.fromkeys(filter(None, open_)),
     ]
 
 
-def of_bound(bound: Bound, psnr: float | None = None, *, reasons: bool = True) -> str:
+def of_bound(bound: Bound, goal: str | None = None, *, reasons: bool = True) -> str:
     """A bound in one sentence: what it says, about which attackers, and why it may be unproven.
 
     Without `reasons`, an estimate is still called not proved, but the reason is left out.
     """
     if bound.probability is not None:
-        return f"{bound.name}: {_of_probability(bound, psnr)}"
+        return f"{bound.name}: {_of_probability(bound, goal)}"
     error = f"{rounded(bound.value, 3, up=False):.3g}" + (
         "" if bound.psnr is None else f" ({_up(bound.psnr)} dB)"
     )
@@ -90,13 +103,13 @@ def _up(psnr: float) -> str:
     return f"{math.ceil(10 * psnr) / 10:.1f}"
 
 
-def _of_probability(bound: Bound, psnr: float | None) -> str:
+def _of_probability(bound: Bound, goal: str | None) -> str:
     doubt = next((f"; but {one}" for one in bound.assumptions if one.startswith(DOUBTED)), "")
-    return _claimed(bound, psnr) + doubt
+    return _claimed(bound, goal) + doubt
 
 
-def _claimed(bound: Bound, psnr: float | None) -> str:
-    what = "meets the criterion" if psnr is None else f"reaches {psnr:g} dB"
+def _claimed(bound: Bound, goal: str | None) -> str:
+    what = "meets the criterion" if goal is None else f"reaches {goal}"
     above = f"with a probability above {most(max(bound.probability or 0.0, FAINT))}"
     if bound.basis == "examples":
         return (
@@ -118,6 +131,16 @@ def _claimed(bound: Bound, psnr: float | None) -> str:
     )
 
 
+def rare(alone: int, count: int, rows: Iterable[str] = ()) -> str:
+    """What a bound that averages over rows of a table leaves open; `rows` are some rare ones."""
+    such = ", ".join(rows)
+    return (
+        f"bounds average over rows and state nothing of one given row: {alone / count:.1%} of "
+        f"{count} public rows are rare, as no candidate matches one of them and another public row"
+        + (f" (such as rows {such})" if such else "")
+    )
+
+
 def of_membership(epsilon: float, delta: float) -> str:
     """What a bound on reconstruction leaves open about membership. Empty if it is hidden."""
     if epsilon <= STRONG:
@@ -128,24 +151,24 @@ def of_membership(epsilon: float, delta: float) -> str:
     )
 
 
-def of_attained(attained: Attained, psnr: float) -> str:
+def of_attained(attained: Attained, goal: str) -> str:
     """The success of working attacks, in one sentence."""
     low, high = attained.baseline
     sure = f"{attained.confidence:.0%} confidence, {attained.public_examples} examples"
     if attained.guessable:
         return (
-            f"a guess without any update reaches {psnr:g} dB for {least(low)} of the examples or "
+            f"a guess without any update reaches {goal} for {least(low)} of the examples or "
             f"more ({sure}), above the accepted {attained.accepted:g}: then no amount of noise "
             "protects at this threshold"
         )
     if attained.attack == GUESS:
         return (
-            f"a guess without any update reaches {psnr:g} dB for {least(low)} to {most(high)} of "
+            f"a guess without any update reaches {goal} for {least(low)} to {most(high)} of "
             f"examples like the public ones ({sure})"
         )
     over = "" if attained.recoverable else "; that does not decide"
     return (
-        f"a malicious server's {attained.attack} reaches {psnr:g} dB for {least(attained.success)} "
+        f"a malicious server's {attained.attack} reaches {goal} for {least(attained.success)} "
         f"or more of examples like the public ones, one in an update, a guess without any update "
         f"for {most(high)} at most ({sure}){over}"
     )

@@ -22,8 +22,13 @@ from leakbound.channel import clipped_gram, most_examples
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.defenses.dp_sgd import ClipExamples, Mean
 from leakbound.risk import kappa
-from leakbound.risk.released import Released, nine, refuse_side_information
-from leakbound.risk.statement import DOUBTED, GUESS
+from leakbound.risk.released import (
+    Released,
+    nine,
+    refuse_other_distances,
+    refuse_side_information,
+)
+from leakbound.risk.statement import DOUBTED, GUESS, rare
 from leakbound.types import Batch, Guarantee, NotApplicable, Server, Task, Unit
 
 MOST_KNOWN, MOST_PRODUCTS = 2500, 2e11
@@ -66,7 +71,8 @@ class RiskSpec:
 
 def sample_key(released: Released) -> tuple[Any, ...]:
     origins = None if released.origins is None else tuple(released.origins.tolist())
-    return released.threat.labels_known, released.examples, released.task.label_range, origins
+    known = released.threat.labels_known, released.examples, released.task.label_range
+    return *known, origins, released.criterion.domain
 
 
 def doubted(released: Released) -> bool:
@@ -86,6 +92,7 @@ def known_sample(released: Released) -> counting.PublicSample:
             guesses=released.examples,
             classes=released.task.label_range,
             sources=None if origins is None else origins.cpu().numpy(),
+            distance=kappa.distance_of(released.criterion.domain),
         ),
     )
     return found
@@ -103,7 +110,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
     found = private_noise(released, spec)
     if found is None or spec.probability is None:
         return None
-    public, eta = released.public, released.criterion.error
+    public, eta = released.public, kappa.level_of(released.criterion)
     accepted = spec.probability
     if public is None or public.size < 2:
         raise NotApplicable(
@@ -120,6 +127,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
     limit, least = math.exp(known), sample.needed(accepted, parts=2)
     doubts = [f"{DOUBTED} private examples drawn unlike public ones (p = {released.same_law})"]
     few = [f"a probability of {accepted:g} needs {least} public examples or more"]
+    rows = len(sample.alone(eta)) if sample.distance.columns else None
     return _stated(
         released,
         spec,
@@ -142,6 +150,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             *(doubts if unlike else ()),
             *(few if sample.n < least else ()),
             f"it does not say: {scope.not_said}",
+            *(() if rows is None else [rare(rows, sample.n)]),
             f"the prior-only baseline succeeds with probability {of_log(known)} at most",
         ),
     )
@@ -160,7 +169,7 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
             f"there are {private.size} private examples, and at most {counting.MOST} are counted "
             "one by one"
         )
-    (noise, scope, name), eta = found, released.criterion.error
+    (noise, scope, name), eta = found, kappa.level_of(released.criterion)
     known = released.threat.labels_known
 
     def make() -> tuple[float, int, str]:
@@ -168,6 +177,7 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
             private.inputs.flatten(1).double().cpu().numpy(),
             labels=private.labels.cpu().numpy() if known else None,
             guesses=released.examples,
+            distance=kappa.distance_of(released.criterion.domain),
         )
         return float(own.success_bound(noise, eta)[0][0]), own.largest(eta), own.name
 
@@ -206,6 +216,7 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     found = private_noise(released, spec)
     if found is None or spec.probability is None or released.threat.server is not Server.HONEST:
         return None
+    refuse_other_distances(released)
     why = _why_not_known(released)
     if why is not None:
         raise NotApplicable(f"no bound for this model alone: {why}")
@@ -368,6 +379,7 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     private = private_noise(released, spec)
     if private is None or spec.prior == "none":
         return None
+    refuse_other_distances(released)
     labels_known = released.threat.labels_known
     public, eta = released.public, released.criterion.error
     prior, one = released.of_public(
@@ -412,7 +424,7 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
         return None
     if released.examples > 1:  # the attacks are counted where no other example is sent along
         return None
-    sample, eta = known_sample(released), released.criterion.error
+    sample, eta = known_sample(released), kappa.level_of(released.criterion)
     attacks = released.of_public(
         ("attainable", *sample_key(released)), lambda: Attainable.of(sample)
     )

@@ -1,4 +1,4 @@
-"""An accepted risk as text: "psnr>=20 with probability<=0.001"."""
+"""An accepted risk as text: "psnr>=20 with probability<=0.001" or "columns>=0.9 with ..."."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import re
 from dataclasses import dataclass
 
 from leakbound._util.decibels import EXTREME, mse_of_psnr
-from leakbound.bounds.law import between, positive, probability, single
+from leakbound.assess.criterion import Criterion
+from leakbound.bounds.law import between, non_negative, positive, probability, single
+from leakbound.domains import Domain
 
-FORM = 'write it as in "psnr>=20 with probability<=0.001" or "mse<=0.01 with probability<=1e-3"'
+FORM = (
+    'write it as in "psnr>=20 with probability<=0.001" or "mse<=0.01 with probability<=1e-3", or '
+    'for tables "columns>=0.9 with probability<=0.01"'
+)
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)\s*(%?)"
 _LEAST, _MOST = "(?:>=|≥)", "(?:<=|≤)"
 _PATTERN = re.compile(
-    rf"\s*(psnr\s*{_LEAST}|mse\s*{_MOST})\s*{_NUMBER}\s*(db)?\s+"
+    rf"\s*(psnr\s*{_LEAST}|mse\s*{_MOST}|columns\s*{_LEAST})\s*{_NUMBER}\s*(db)?\s+"
     rf"with\s+probability\s*{_MOST}\s*{_NUMBER}\s*",
     re.I,
 )
@@ -24,17 +29,20 @@ class Target:
     """An example is reconstructed (MSE at most `eta`) with probability at most `gamma`.
 
     Attributes:
-        eta: mean squared error over the example's values, input units squared.
+        eta: mean squared error over the example's values, input units squared. With a `goal`, the
+            largest distance of the domain: the number of columns that may differ.
         gamma: the accepted probability, in (0, 1).
         psnr: the same threshold in dB, if it was given as one.
+        goal: what reaches it, if that is not a mean squared error: "18 of 20 columns".
     """
 
     eta: float
     gamma: float
     psnr: float | None = None
+    goal: str | None = None
 
     def __post_init__(self) -> None:
-        single("eta", positive("eta", self.eta))
+        single("eta", (positive if self.goal is None else non_negative)("eta", self.eta))
         single("gamma", probability("gamma", self.gamma))
 
     @staticmethod
@@ -46,26 +54,42 @@ class Target:
         return Target(mse_of_psnr(psnr, wide), gamma, psnr)
 
     @staticmethod
-    def parse(text: str, *, input_range: float = 1.0) -> Target:
+    def of_criterion(criterion: Criterion, gamma: float) -> Target:
+        """From what counts as reconstructed, for a table or a series."""
+        return Target(criterion.within, gamma, goal=criterion.info.goal)
+
+    @staticmethod
+    def parse(text: str, *, input_range: float = 1.0, domain: Domain | None = None) -> Target:
         """Parse text; the PSNR's range is `input_range`.
 
+        Args:
+            text: such as "psnr>=20 with probability<=0.001".
+            input_range: width of the range of an input.
+            domain: of the examples, if their distance is not the root mean squared error: a share
+                of the columns of a table, or the PSNR of a series.
+
         Raises:
-            ValueError: the text does not have this form, or numbers are out of range.
+            ValueError: the text does not have this form, does not fit the domain, or numbers are
+                out of range.
 
         Example:
             >>> Target.parse("psnr >= 20 dB with probability <= 0.1 %")
-            Target(eta=0.01, gamma=0.001, psnr=20.0)
+            Target(eta=0.01, gamma=0.001, psnr=20.0, goal=None)
         """
         wrong = ValueError(f"target is {text[:200]!r}; {FORM}")
         found = _PATTERN.fullmatch(text)
         if found is None:
             raise wrong
         kind, level, percent, decibels, chance, per_cent = found.groups()
-        is_psnr = kind.lower().startswith("psnr")
-        if percent or (decibels and not is_psnr):
-            raise ValueError(f"target is {text[:200]!r}; an MSE or PSNR has no {decibels or '%'}")
+        kind = re.split(r"\W", kind.lower())[0]
+        is_psnr, is_share = kind == "psnr", kind == "columns"
+        if (percent and not is_share) or (decibels and not is_psnr):
+            raise ValueError(f"target is {text[:200]!r}; {kind} has no {decibels or '%'}")
         try:
-            threshold, gamma = float(level), float(chance) / (100 if per_cent else 1)
+            threshold, gamma = (
+                float(value) / (100 if sign == "%" else 1)
+                for value, sign in ((level, percent), (chance, per_cent))
+            )
         except ValueError:  # 1.2.3
             raise wrong from None
         if not 0 < gamma < 1:
@@ -73,10 +97,28 @@ class Target:
                 f"target is {text[:200]!r}; the probability is {gamma:g}; give a number strictly "
                 "between 0 and 1"
             )
+        columns = domain is not None and domain.parts is not None
+        if is_share != columns or (kind == "mse" and domain is not None):
+            what = "" if columns else "not known to be "
+            form = "columns>=0.9 ..." if columns else "psnr>=20 ..."
+            raise ValueError(
+                f"target is {text[:200]!r}, but the data are {what}rows of a table; write it as "
+                f'"{form}"'
+            )
+        if domain is not None:
+            given = {"columns" if columns else "psnr": threshold}
+            return Target.of_criterion(Criterion.of(domain, **given), gamma)
         if is_psnr:
             return Target.of_psnr(threshold, gamma, input_range=input_range)
         return Target(threshold, gamma)
 
+    @property
+    def harder(self) -> str:
+        """What to ask for if no noise meets the target."""
+        counts = self.goal is not None and self.goal.endswith("columns")
+        return "ask for more columns" if counts else "ask for a smaller error"
+
     def __str__(self) -> str:
         what = f"MSE <= {self.eta:.6g}" if self.psnr is None else f"PSNR >= {self.psnr:g} dB"
+        what = what if self.goal is None else f"{self.goal} or more"
         return f"{what} with probability <= {self.gamma:g}"

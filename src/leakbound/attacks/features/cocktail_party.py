@@ -207,7 +207,7 @@ class CocktailPartyImages(Separation, Attack):
         >>> model = lb.models.mlp(input_shape=(1, 12, 12), classes=3, generator=lb.stream(0, "mlp"))
         >>> inputs = torch.rand(2, 1, 12, 12, generator=lb.stream(0, "batch")) ** 6
         >>> found = lb.simulate(model, (inputs, torch.arange(2)), attack=CocktailPartyImages())
-        >>> min(found.psnr) > 15
+        >>> min(found.scores) > 15
         True
     """
 

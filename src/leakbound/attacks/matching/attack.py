@@ -39,7 +39,7 @@ class GradientMatching(MatchingSettings):
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2])
         >>> attack = GradientMatching(distance="euclidean", optimizer="lbfgs", steps=10)
-        >>> lb.simulate(model, batch, attack=attack).psnr[0] > 80
+        >>> lb.simulate(model, batch, attack=attack).scores[0] > 80
         True
     """
 
@@ -182,6 +182,7 @@ def inverting_gradients(
         True
     """
     search = GradientMatching(
+        only_images=True,
         total_variation=total_variation,
         noise_variation=noise_variation,
         smoothing=smoothing,
@@ -220,6 +221,7 @@ def inverting_gradients_large_steps(
         (3, 'cosine', 0.3)
     """
     search = GradientMatching(
+        only_images=True,
         total_variation=total_variation,
         noise_variation=noise_variation,
         steps=steps,
@@ -267,6 +269,7 @@ def strong_matching(
         ('cocktail_party', 'deep_prior')
     """
     clean = GradientMatching(
+        only_images=True,
         total_variation=total_variation,
         noise_variation=0.04,
         steps=steps,
@@ -277,6 +280,7 @@ def strong_matching(
     )
     noisy = GradientMatching(
         distance="cosine_weighted",
+        only_images=True,
         total_variation=prior_variation,
         noise_variation=0.04,
         steps=steps,
@@ -301,7 +305,7 @@ def inverting_gradients_geiping_library(steps: int = 4800) -> Attack:
         >>> attack.signed, attack.total_variation, attack.steps
         (False, 0.1, 4800)
     """
-    return GradientMatching(total_variation=1e-1, steps=steps, signed=False)
+    return GradientMatching(only_images=True, total_variation=1e-1, steps=steps, signed=False)
 
 
 def inverting_gradients_geiping_cli(steps: int = 24000) -> Attack:
@@ -317,7 +321,7 @@ def inverting_gradients_geiping_cli(steps: int = 24000) -> Attack:
         >>> attack.signed, attack.total_variation, attack.steps
         (True, 0.0001, 24000)
     """
-    return GradientMatching(total_variation=1e-4, steps=steps)
+    return GradientMatching(only_images=True, total_variation=1e-4, steps=steps)
 
 
 def inverting_gradients_breaching(steps: int = 24000) -> Attack:
@@ -334,7 +338,7 @@ def inverting_gradients_breaching(steps: int = 24000) -> Attack:
         >>> attack.signed, attack.total_variation, attack.steps
         (True, 0.1, 24000)
     """
-    return GradientMatching(total_variation=1e-1, steps=steps)
+    return GradientMatching(only_images=True, total_variation=1e-1, steps=steps)
 
 
 def inverting_gradients_gradattack(steps: int = 10000) -> Attack:
@@ -350,7 +354,7 @@ def inverting_gradients_gradattack(steps: int = 10000) -> Attack:
         >>> attack.signed, attack.total_variation, attack.steps
         (True, 0.1, 10000)
     """
-    return GradientMatching(total_variation=1e-1, steps=steps)
+    return GradientMatching(only_images=True, total_variation=1e-1, steps=steps)
 
 
 def inverting_gradients_chen(steps: int = 2000) -> Attack:
@@ -366,7 +370,7 @@ def inverting_gradients_chen(steps: int = 2000) -> Attack:
         >>> attack.learning_rate, attack.total_variation, attack.steps
         (0.2, 1e-06, 2000)
     """
-    return GradientMatching(total_variation=1e-6, steps=steps, learning_rate=0.2)
+    return GradientMatching(only_images=True, total_variation=1e-6, steps=steps, learning_rate=0.2)
 
 
 def _lbfgs(labels: str, steps: int, restarts: int, learning_rate: float) -> Attack:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from leakbound.domains import smooth_axes
+
 Span = tuple[int, int]
 TINY = 1e-12
 
@@ -144,15 +146,17 @@ def disorder(rows: Tensor, withheld: Tensor, spans: list[Span]) -> Tensor:
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Mean absolute difference of neighbors, down plus across, no padding; (B, C, H, W)."""
-    parts = (images.diff(dim=-2), images.diff(dim=-1))
+    """Mean absolute difference of neighbors, no padding: of images (B, C, H, W) down plus across,
+    of series (B, C, T) along time.
+    """
+    parts = [images.diff(dim=axis) for axis in smooth_axes(images.shape[1:])]
     return torch.stack([part.abs().sum() / max(1, part.numel()) for part in parts]).sum()
 
 
 def variation_gradients(images: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """`total_variation` of each of several batches (N, B, C, H, W), and its gradient in it."""
+    """`total_variation` of each of several batches (N, B, *S), and its gradient in it."""
     values, gradients = [list[Tensor]() for _ in images], torch.zeros_like(images)
-    for axis in (-2, -1):
+    for axis in smooth_axes(images.shape[2:]):
         step = images.diff(dim=axis)
         count, side = max(1, step[0].numel()), step.shape[axis]
         for own, part in zip(values, step.abs(), strict=True):
@@ -160,5 +164,4 @@ def variation_gradients(images: Tensor) -> list[tuple[Tensor, Tensor]]:
         step.sign_().div_(count)
         gradients.narrow(axis, 1, side).add_(step)
         gradients.narrow(axis, 0, side).sub_(step)
-    sums = [down + across for down, across in values]
-    return list(zip(sums, gradients, strict=True))
+    return list(zip((torch.stack(own).sum() for own in values), gradients, strict=True))

@@ -22,6 +22,7 @@ from leakbound.attacks.matching.terms import Smooth
 from leakbound.client import shown
 from leakbound.engines.base import Engine, Pulled, aligned
 from leakbound.engines.choose import Choice, choose
+from leakbound.losses import named
 from leakbound.types import Observation, Task, Unit
 
 
@@ -56,9 +57,10 @@ class ExactEngine:
 class Search:
     """The state of one search.
 
-    `labels` are class numbers (N,), or logits (N, K) that are searched with the images. `direct`:
-    known defenses have not changed the rows so far. `pull`: another force on the images that does
-    not affect which iterate is best. `vanished`: the first evaluation had no gradient.
+    `labels` are the labels, or free numbers that are searched with the images and give labels as
+    `NamedLoss.searched` says, such as logits (N, K). `direct`: known defenses have not
+    changed the rows so far. `pull`: another force on the images that does not affect which iterate
+    is best. `vanished`: the first evaluation had no gradient.
     """
 
     objective: Objective
@@ -87,8 +89,9 @@ class Search:
         return [*self.images.variables, *([self.labels] if self.joint else []), *more]
 
     def guess(self) -> tuple[Tensor, Tensor]:
-        """The current images (N, *S), and labels (N,) or probabilities (N, K)."""
-        return self.images(), self.labels.softmax(-1) if self.joint else self.labels
+        """The current images (N, *S), and labels, or probabilities (N, K) of classes."""
+        loss = named(self.objective.task.loss)
+        return self.images(), loss.searched(self.labels) if self.joint else self.labels
 
     def record(self, total: Tensor, match: Tensor, gradients: Sequence[Tensor]) -> Tensor:
         """Store an evaluation with its gradients; return whether it is the best so far."""
@@ -129,7 +132,8 @@ def choose_engine(search: Search, many: bool = False) -> ExactEngine | None:
     objective = search.objective
     if objective.client is not None or search.companion is not None:
         return None
-    if not search.joint and bool((search.labels < 0).any()):
+    whole = not search.labels.is_floating_point()
+    if whole and bool((search.labels < 0).any()):
         return None
     return engine_for(objective.observation, objective.task, many)
 

@@ -10,10 +10,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from leakbound.attacks.matching.settings import MatchingSettings
+from leakbound.domains import TableDomain, smooth_axes, table_of
 from leakbound.random import normal, uniform
 from leakbound.types import NotApplicable, Observation, Task
 
 LEAK = 0.2
+NEAR = 0.1
+"""Spread of the starts of series around the mean public one, in units of its own. L-BFGS on an LSTM
+ends at 0.97 of that mean's error from there, at 1.15 from a spread of 0.3, at 3.6 from standard
+normal starts (4 series of 48 times).
+"""
 
 
 class Images(Protocol):
@@ -80,6 +86,35 @@ class DeepPrior:
         """Do nothing: the sigmoid keeps the range."""
 
 
+class MixedRows:
+    """Rows of a table: a softmax for every categorical column, free numbers in public units.
+
+    A sigmoid for numbers saturates, so they are not bounded during the search.
+
+    Source: Vero et al. 2023 (TabLeak), softmax structural prior.
+    """
+
+    def __init__(self, domain: TableDomain, start: Tensor, like: Tensor) -> None:
+        self.groups = domain.groups
+        center, scale = domain.typical
+        self.center, self.scale = center.to(like), scale.to(like)
+        self.logits = start.requires_grad_()
+        self.variables = [self.logits]
+
+    def __call__(self) -> Tensor:
+        x = self.center + self.scale * self.logits
+        if not self.groups:
+            return x
+        parts, at = [], 0
+        for start, stop in self.groups:
+            parts += [x[:, at:start], self.logits[:, start:stop].softmax(-1)]
+            at = stop
+        return torch.cat([*parts, x[:, at:]], 1)
+
+    def settle(self, box: tuple[float, float] | None) -> None:
+        """Do nothing: shares are valid, and numbers are put into their range at the end."""
+
+
 class _UNet(nn.Module):
     def __init__(self, width: int, channels: int) -> None:
         super().__init__()
@@ -125,7 +160,18 @@ def images_for(
     shape, like = observation.batch_shape, task.parameters
     if settings.image == "deep_prior":
         return DeepPrior(shape, task.input_range, settings.width, generator, like)
+    if settings.image == "mixed":
+        table = table_of(task.domain)
+        if table is None:
+            raise NotApplicable("it is for rows of a table, and no table's columns are known")
+        return MixedRows(table, 0.1 * normal(shape, generator, like=like), like)
     if settings.initialization == "normal":
-        return Pixels(normal(shape, generator, like=like))
+        noise = normal(shape, generator, like=like)
+        public = task.public if observation.auxiliary is None else observation.auxiliary
+        along_time = len(smooth_axes(observation.input_shape)) == 1
+        if not along_time or public is None or public.inputs.shape[1:] != shape[1:]:
+            return Pixels(noise)
+        known = public.inputs.to(like)
+        return Pixels(known.mean(0) + NEAR * known.std(0, correction=0) * noise)
     low, high = task.input_range
     return Pixels(low + (high - low) * uniform(shape, generator, like=like))

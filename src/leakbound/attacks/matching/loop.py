@@ -18,6 +18,8 @@ from leakbound.attacks.matching.objective import Objective, hides
 from leakbound.attacks.matching.settings import METHODS, MatchingSettings
 from leakbound.attacks.matching.terms import terms_for
 from leakbound.attacks.pace import tick
+from leakbound.client import forward
+from leakbound.losses import named
 from leakbound.random import normal
 from leakbound.types import Exact, NotApplicable, Observation, Reconstruction
 
@@ -72,7 +74,7 @@ def unexplained(objective: Objective, images: Tensor, labels: Tensor) -> float:
     scale = 1.0 if objective.weights is None else objective.weights
     mine, seen = (rows * scale).double().flatten(), (objective.seen * scale).double().flatten()
     both = (mine.square().sum() * seen.square().sum()).clamp_min(1e-300)
-    return float(1 - (mine @ seen).square() / both)
+    return max(0.0, float(1 - (mine @ seen).square() / both))
 
 
 def begin(
@@ -131,7 +133,8 @@ def batch_key(search: Search) -> object:
         return id(search)
     images = search.images()
     shape = search.exact.rows, tuple(images.shape), images.dtype, images.device
-    return search.exact.choice.chain.name, shape, search.labels.ndim
+    loss = named(search.objective.task.loss)
+    return search.exact.choice.chain.name, shape, tuple(search.labels.shape), loss
 
 
 class Loop:
@@ -236,7 +239,7 @@ def answer(search: Search) -> Reconstruction:
         problem = f"its features failed: {features.problem}"
     return Reconstruction(
         boxed(images, task),
-        search.labels.argmax(-1) if search.joint else labels,
+        named(task.loss).decided(search.labels.detach()) if search.joint else labels,
         final,
         tuple(search.trace),
         problem,
@@ -258,21 +261,36 @@ def _labels(
     settings: MatchingSettings, observation: Observation, generator: torch.Generator
 ) -> Tensor:
     if settings.labels == "joint":
-        classes = observation.task.label_range
-        if classes is None:
-            raise NotApplicable(
-                "labels are to be optimized, but the number of classes is not known"
-            )
-        shape, like = (observation.examples, classes), observation.task.parameters
-        logits: Tensor = normal(shape, generator, like=like).requires_grad_()
-        return logits
+        return _free_labels(observation, generator)
     if settings.labels == "told" and observation.labels is not None:
         return observation.labels.clone()
     try:
         return infer_labels(observation, generator)
     except NotApplicable as error:
+        if not named(observation.task.loss).by_class:
+            return _free_labels(observation, generator)
         mend = "give the labels, or search them too (labels='joint')"
         raise NotApplicable(f"{error.reason}; {mend}") from error
+
+
+def _free_labels(observation: Observation, generator: torch.Generator) -> Tensor:
+    """Where a search for the labels begins: standard normal numbers."""
+    task, count = observation.task, observation.examples
+    if named(task.loss).name == "l1":
+        raise NotApplicable(
+            'labels under "l1" cannot be searched: its derivative is a sign; give the labels'
+        )
+    shape: tuple[int, ...] = (count, task.label_range or 0)
+    if not named(task.loss).by_class:
+        middle = sum(task.input_range) / 2
+        with torch.no_grad():
+            probe = torch.full(observation.batch_shape, middle).to(task.parameters)
+            output = forward(task, probe)
+        shape = tuple(output.shape) if output.numel() > count else (count,)
+    elif not shape[1]:
+        raise NotApplicable("labels are to be optimized, but the number of classes is not known")
+    free: Tensor = normal(shape, generator, like=task.parameters).requires_grad_()
+    return free
 
 
 def _features(

@@ -24,7 +24,7 @@ from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.matching.terms import Smooth, Term
 from leakbound.client import clients_layer_inputs, refuse_codes
 from leakbound.covariance import Structured
-from leakbound.domains import has_neighbors
+from leakbound.domains import has_neighbors, smooth_axes
 from leakbound.types import NotApplicable, Observation, Task
 
 
@@ -87,8 +87,13 @@ class Objective:
         variation = settings.total_variation + settings.noise_variation * noise_share**0.5
         shown = 1.0 if hidden is None else 1 - float(hidden.double().mean())
         smoothing = settings.smoothing / max(shown, 1e-3) ** 0.5 if images else 0.0
-        if variation and not images:
-            raise NotApplicable("total variation needs images (C, H, W)")
+        if settings.only_images and not images:
+            variation = 0.0
+        if variation and not smooth_axes(observation.input_shape):
+            raise NotApplicable(
+                "total variation needs images (C, H, W) or series (C, T), and one input is "
+                f"{observation.input_shape}; set total_variation and noise_variation to 0"
+            )
         return Objective(
             observation,
             seen_task(observation),

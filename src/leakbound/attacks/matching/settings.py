@@ -34,7 +34,9 @@ class MatchingSettings(Attack):
 
     Args:
         distance: cosine, cosine_layers, cosine_weighted, euclidean or manhattan.
-        total_variation: weight of the total variation.
+        total_variation: weight of the total variation, of series along time. Rows of a table have
+            none and are refused.
+        only_images: other inputs than images (C, H, W) have no total variation, as in the presets.
         smoothing: weight that the schedule "stages" adds to the total variation in its first stage.
             The next two stages add a tenth and a hundredth of it, the last stage nothing. Smooth
             images are better starts for the later stages. If a known mask hides coordinates, it is
@@ -48,13 +50,15 @@ class MatchingSettings(Attack):
         signed: feed Adam only the gradient's sign.
         schedule: "step" (rate x 0.1 at 3/8, 5/8, 7/8), "stages" (the same rates; each of the four
             stages starts from the best iterate so far with momentum 0), "cosine", "constant".
-        initialization: "normal" (standard normal) or "uniform" (over the input range).
+        initialization: "normal" (standard normal; of series, if public ones are known, their mean
+            plus noise of a tenth of their spread) or "uniform" (over the input range).
         box: project on the input range after every step.
         labels: "told" (inferred if they are not known), "inferred", or "joint" (optimized as soft
             labels together with the inputs, known or not).
         enough: stop once the objective is at most this; None: never.
         image: "pixels", or "deep_prior": an untrained network draws the images, and its weights are
-            searched (`initialization` and `box` then have no effect).
+            searched, or "mixed": rows of a table, with a softmax for each categorical column (then
+            `initialization` and `box` have no effect).
         width: channels of that network.
         batch_norm: weight of the distance between the candidate's statistics in the batch norms and
             the known ones; a model without batch norms has no such term.
@@ -89,6 +93,7 @@ class MatchingSettings(Attack):
     box: bool = True
     labels: str = "told"
     enough: float | None = None
+    only_images: bool = unlisted(False)
     smoothing: float = unlisted(0.0)
     image: str = unlisted("pixels")
     width: int = unlisted(32)
@@ -119,7 +124,7 @@ class MatchingSettings(Attack):
             )
         check.non_negative(total_variation=self.total_variation, size=self.size)
         check.non_negative(noise_variation=self.noise_variation, enough=self.enough or 0.0)
-        check.one_of(["pixels", "deep_prior"], image=self.image)
+        check.one_of(["pixels", "deep_prior", "mixed"], image=self.image)
         check.count(width=self.width)
         check.non_negative(batch_norm=self.batch_norm, feature_weight=self.feature_weight)
         check.non_negative(prior_weight=self.prior_weight, ordered=self.ordered)

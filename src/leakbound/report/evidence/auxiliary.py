@@ -13,6 +13,7 @@ from leakbound.assess.record import Assessment, RunInfo
 from leakbound.report.evidence import parts
 from leakbound.report.evidence.parts import NOT_STATED, Answer, Item, Status
 from leakbound.report.gallery import captured_updates
+from leakbound.report.rerun import CRITERION
 from leakbound.report.tables import Names
 
 STATEMENTS = {
@@ -34,7 +35,7 @@ STATEMENTS = {
     "bias": "Whether accuracy was compared between groups of people",
     "deployment": "Whether model, weights, batch size and defense are those that will run",
 }
-DEFAULT_PSNR, DEFAULT_RISK = 20.0, 0.001
+DEFAULT_RISK = 0.001
 MATCHED = "An example counts as reconstructed from"
 ACCEPTED = "Probability of a reconstructed example that counts as protected up to"
 
@@ -127,24 +128,30 @@ def attacker(info: RunInfo, assessments: Sequence[Assessment], names: Names) -> 
 def thresholds(
     info: RunInfo, assessments: Iterable[Assessment], who: str | None
 ) -> tuple[parts.ThresholdLine, ...]:
-    stored = _number(info.plan.get("psnr"))
     kept = "; it is the default, and the stored plan does not tell a chosen value from the default"
     found = []
-    for value in dict.fromkeys(a.criterion.value for a in assessments):
-        source = "the records; the plan names none"
-        if stored == value:
-            source = "plan: criterion.psnr" + kept * (stored == DEFAULT_PSNR)
-        found.append(threshold("reconstructed", value, source, who))
+    for one in dict.fromkeys(a.criterion for a in assessments):
+        source, key = "the records; the plan names none", "psnr" if one.of is None else "columns"
+        stored = _number(info.plan.get(key))
+        if stored is not None and (one.of is not None or stored == one.value):
+            source = f"plan: criterion.{key}" + kept * (stored == CRITERION[key])
+        value = one.value if one.of is None else one.of - round(one.within)
+        unit = one.text.removesuffix(" or more").partition(" ")[2]
+        found.append(threshold("reconstructed", value, source, who, unit))
     accepted = _number(_table(info, "risk").get("probability"))
     source = "plan: risk.probability" + kept * (accepted == DEFAULT_RISK)
     return (*found, threshold("accepted", accepted, source, who))
 
 
 def threshold(
-    name: Literal["reconstructed", "accepted"], value: float | None, source: str, who: str | None
+    name: Literal["reconstructed", "accepted"],
+    value: float | None,
+    source: str,
+    who: str | None,
+    unit: str = "dB PSNR",
 ) -> parts.ThresholdLine:
-    """A PSNR from which an example is "reconstructed", or the probability that is "accepted"."""
-    words, unit = (ACCEPTED, "") if name == "accepted" else (MATCHED, "dB PSNR")
+    """A score from which an example is "reconstructed", or the probability that is "accepted"."""
+    words, unit = (ACCEPTED, "") if name == "accepted" else (MATCHED, unit)
     origin = NOT_STATED if value is None else source
     return parts.ThresholdLine(name, words, value, unit, origin, who or NOT_STATED)
 

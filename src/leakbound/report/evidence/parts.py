@@ -8,7 +8,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from leakbound.assess.record import AttackInfo, Parameters, Picture, Values, Verdict
+from leakbound.assess.record import AttackInfo, CriterionInfo, Parameters, Picture, Values, Verdict
+from leakbound.report.columns import ColumnTable
 from leakbound.report.settings import SettingRow
 from leakbound.report.tables import (
     LONGEST,
@@ -143,6 +144,7 @@ class MeasuredPart(ReportPart, frozen=True):
     attacks: tuple[AttackSummary, ...] = ()
     best_attack: tuple[BestAttackLine, ...] = ()
     captured: tuple[CapturedLine, ...] = ()
+    columns: tuple[ColumnTable, ...] = ()
 
 
 class BoundLine(ReportPart, frozen=True):
@@ -206,8 +208,8 @@ class CorridorCurve(ReportPart, frozen=True):
 class StrongestLine(ReportPart, frozen=True):
     """The experiment in which a configuration's strongest attack reconstructed the best example.
 
-    `matched`: by example, whether it is over the threshold. `pictures`: file names in the run's
-    pictures of truth, reconstruction and leak map; null without.
+    `score`, `baseline_score` and `matched` (over the threshold) are by example. `pictures`: file
+    names in the run's pictures of truth, reconstruction and leak map; null without.
     """
 
     model: str
@@ -217,8 +219,8 @@ class StrongestLine(ReportPart, frozen=True):
     attack: str
     seed: int
     experiment: str
-    psnr: Values
-    baseline_psnr: Values
+    score: Values
+    baseline_score: Values
     matched: tuple[bool, ...]
     problem: str | None
     proof: str | None
@@ -321,7 +323,7 @@ class QuestionLine(ReportPart, frozen=True):
 class Subject(ReportPart, frozen=True, kw_only=True):
     """A run or a training: measured, bounded and declared risk, kept apart.
 
-    `threshold` in dB; null where there are several.
+    `criterion`: of a run; `threshold`: its value, null where there are several.
     """
 
     kind: Literal["run", "training"]
@@ -336,6 +338,7 @@ class Subject(ReportPart, frozen=True, kw_only=True):
     declared: DeclaredPart
     attacker: AttackerPart
     thresholds: tuple[ThresholdLine, ...]
+    criterion: CriterionInfo | None = None
     threshold: float | None = None
     curve: CorridorCurve | None = None
     strongest: tuple[StrongestLine, ...] = ()

@@ -111,7 +111,7 @@ def of_edpb(
     attacks = list(dict.fromkeys(row.attack for row in measured.attacks))
     rows = [
         *_on_extraction(sign_off, known),
-        *_on_tests(attacks, claims),
+        *_on_tests(attacks, claims, columns=bool(measured.columns)),
         *_on_documents(sign_off, attacks, claims, declared),
     ]
     for row in rows:
@@ -145,7 +145,9 @@ def _on_extraction(sign_off: SignOff, known: Sequence[AuxiliaryLine]) -> Iterabl
     )
 
 
-def _on_tests(attacks: Sequence[str], claims: Sequence[PrivacyClaim]) -> Iterable[Row]:
+def _on_tests(
+    attacks: Sequence[str], claims: Sequence[PrivacyClaim], *, columns: bool
+) -> Iterable[Row]:
     """One line for each kind of attack that the opinion names."""
     ran = f"Attacks that ran: {listing(attacks[:20])}." if attacks else "No attack was run."
     member = f"{NO} No membership attack was run."
@@ -168,10 +170,13 @@ def _on_tests(attacks: Sequence[str], claims: Sequence[PrivacyClaim]) -> Iterabl
     yield "Tests of membership inference?", "not answered", member, ("privacy",) if claims else ()
     yield (
         "Tests of attribute inference?",
-        "not answered",
-        f"{NO} A reconstructed example reveals all its attributes. Inference of single attributes "
-        "was not tested.",
-        (),
+        "in part" if columns else "not answered",
+        "For updates only: the share of each column that an attack has right, beside that of the "
+        "prior-only baseline."
+        if columns
+        else f"{NO} A reconstructed example reveals all its attributes. Inference of single "
+        "attributes was not tested.",
+        ("measured",) if columns else (),
     )
     yield "Tests of exfiltration?", "not answered", NO, ()
     yield "Tests of regurgitation of training data?", "not answered", NO, ()

@@ -287,11 +287,12 @@ def _attacker(known: Mapping[str, Answer], *, captured: bool) -> str:
 
 
 def _criterion(thresholds: Sequence[ThresholdLine]) -> str:
-    levels = listing([f"{t.value:g}" for t in thresholds if t.name == "reconstructed" and t.value])
+    limits = [t for t in thresholds if t.name == "reconstructed" and t.value]
+    levels = listing([f"{t.value:g}" for t in limits])
+    unit = limits[0].unit if limits else ""
+    meaning = "each within its tolerance" if "columns" in unit else "a measure of similarity"
     accepted = [t.value for t in thresholds if t.name == "accepted" and t.value is not None]
-    said = (
-        f"An example counts as reconstructed at {levels} dB PSNR or more (a measure of similarity)."
-    )
+    said = f"An example counts as reconstructed at {levels} {unit} or more ({meaning})."
     if accepted:
         said += f" Accepted probability: {chance(accepted[0])}."
     who = {t.accepted_by for t in thresholds}

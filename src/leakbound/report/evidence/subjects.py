@@ -23,6 +23,7 @@ from leakbound.assess.record import ESTIMATE, Assessment, Bound, Verdict, is_pic
 from leakbound.assess.verdict import verdict
 from leakbound.report import tables
 from leakbound.report.best_attack import best_attack_tables
+from leakbound.report.columns import column_tables
 from leakbound.report.evidence import auxiliary, parts, privacy, questions, sign_off
 from leakbound.report.evidence.parts import Answer, Epsilons, Item
 from leakbound.report.folder import Run
@@ -78,7 +79,7 @@ def of_run(
     declared = auxiliary.declared(statements, auxiliary.of_plan(run.info, run.assessments))
     known = auxiliary.attacker(run.info, run.assessments, names)
     limited = auxiliary.thresholds(run.info, run.assessments, statements.get("accepted_by"))
-    measured = _measured(run, names, ends)
+    measured = _measured(run, names, ends, rows)
     claims = tuple(_private(run, names, costs, statements, accountant))
     checks = _checks(run)
     page = sign_off.of_run(
@@ -103,6 +104,7 @@ def of_run(
         declared=parts.DeclaredPart(DECLARED, declared),
         attacker=known,
         thresholds=limited,
+        criterion=run.assessments[0].criterion,
         threshold=limits.pop() if len(limits) == 1 else None,
         strongest=tuple(_strongest(run, names, rows, images=images)),
         utility=costs,
@@ -156,13 +158,14 @@ def _checks(run: Run) -> list[parts.Check]:
     pictures = sorted({name for a in run.assessments for name in a.pictures.values()})
     whole = sum(is_picture(run.folder / "pictures" / name) for name in pictures)
     plan = digest(run.info.plan)
-    kept = whole == len(pictures) if pictures else None
     rows = {
         "The plan belongs to its hash": (plan == run.info.plan_hash, plan),
         "Every verdict follows from its own record": (follow == present, f"{follow} of {present}"),
         "All planned experiments are here": (present == planned, f"{present} of {planned}"),
-        "Every picture has the name of its content": (kept, f"{whole} of {len(pictures)}"),
     }
+    if pictures:
+        named = whole == len(pictures), f"{whole} of {len(pictures)}"
+        rows["Every picture has the name of its content"] = named
     return [parts.Check(words, *found) for words, found in rows.items()]
 
 
@@ -183,7 +186,9 @@ def _follows(own: Assessment) -> bool:
         return False
 
 
-def _measured(run: Run, names: Names, ends: parts.Ends) -> parts.MeasuredPart:
+def _measured(
+    run: Run, names: Names, ends: parts.Ends, rows: Sequence[tables.Configuration]
+) -> parts.MeasuredPart:
     best, captured = [], []
     for table in best_attack_tables(run.assessments, run.trainings, names):
         for row in table.rows:
@@ -200,7 +205,9 @@ def _measured(run: Run, names: Names, ends: parts.Ends) -> parts.MeasuredPart:
             end = own.certificate, own.status, own.problem if own.status == "ok" else own.reason
             captured.append(parts.CapturedLine(update.label, update.own.kind, *share, *end))
     attacks = tables.attack_summaries(run.assessments, names)
-    return parts.MeasuredPart(MEASURED, ends, tuple(attacks), tuple(best), tuple(captured))
+    columns = column_tables(run.assessments, names, rows[:SHOWN])
+    lines = tuple(attacks), tuple(best), tuple(captured), tuple(columns)
+    return parts.MeasuredPart(MEASURED, ends, *lines)
 
 
 def _bounded(own: Sequence[Assessment], names: Names, theorems: Theorems) -> parts.BoundedPart:
@@ -255,7 +262,7 @@ def _strongest(
     for a in run.assessments:
         if a.status == "ok":
             key = names.key(a), names.attack(a)
-            value = math.inf if a.certificate else max(tables.defined(a.psnr), default=-math.inf)
+            value = math.inf if a.certificate else max(tables.defined(a.scores), default=-math.inf)
             if key not in best or value > best[key][0]:
                 best[key] = value, a
     found = []
@@ -264,7 +271,7 @@ def _strongest(
         if (row.key, attack) in best:
             _, own = best[row.key, attack]
             shown = (dict(own.pictures) or None) if images and place < SHOWN else None
-            made = own.seed, own.experiment, own.psnr, own.baseline, own.matched, own.problem
+            made = own.seed, own.experiment, own.scores, own.baseline, own.matched, own.problem
             line = (*row.key, row.verdict, attack, *made, own.certificate, shown)
             found.append(parts.StrongestLine(*line))
     return found

@@ -31,14 +31,17 @@ const shots = (card, place) => {
       continue;
     }
     const score = part.querySelector(".scores")?.children[place];
+    const row = part.querySelector(`table.row[data-place="${place}"]`);
+    if (row) made.append(row.cloneNode(true));
     if (!strip || !score) continue;
     const attack = part.dataset.attack;
     const over = score.matches(".hit") ? ", over the threshold" : "";
     const count = score.parentElement.children.length;
-    const alt = `example ${place + 1} as ${attack} reconstructed it: PSNR ${score.textContent} dB${over}`;
+    const { axis, unit } = card.parentElement.dataset;
+    const alt = `example ${place + 1} as ${attack} reconstructed it: ${axis} ${score.textContent} ${unit}${over}`;
     const note = part.querySelector(":scope > .note");
     made.append(figure(crop(strip, place, count, alt), make("strong", {}, attack),
-      ` ${score.textContent} dB${over}`, ...(note ? [make("small", {}, note.textContent)] : [])));
+      ` ${score.textContent} ${unit}${over}`, ...(note ? [make("small", {}, note.textContent)] : [])));
   }
   return made;
 };

@@ -1,0 +1,1 @@
+"""Attacks on rows of tables with known columns: spans of gradients, touched embedding rows."""

@@ -1,0 +1,396 @@
+"""Span decoding: whole rows of a table from the span of a first layer's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import check
+from leakbound.attacks.base import Attack, seen_task
+from leakbound.attacks.blind import VANISHED, public_images
+from leakbound.attacks.table.span import Crowded, Plane, decode, plane
+from leakbound.attacks.table.view import LayerView, called, joint, named, silent, table_of, view
+from leakbound.domains import TableDomain
+from leakbound.types import NotApplicable, Observation, Reconstruction, Task, Unit
+
+PREFIXES, AT_ONCE, PUBLIC, REFINED, FALL, ROUNDING = 4_000_000, 1024, 512, 3, 10.0, 10.0
+APART, CLEAR, LIKE, ROOT = 1e-2, 1e-3, 1e-4, 3e-7
+"""Relative distance from a row space that counts as outside it; share of a row's largest derivative
+that is one; relative distance at which a row depends on others; rounding of a squared value's root.
+"""
+OUT, BROKEN = 0.02, 0.1
+"""How far a valid number may leave its range, in units of its width, and a whole number 1."""
+MOVES = ((0, 1), (-1, 2), (-2, 3), (-4, 5), (-8, 9))
+"""Weights at which a unit must be off over several steps: these multiples of the change, in turn.
+"""
+
+CAUSES = "noise, an optimizer such as Adam, more examples, or other columns"
+
+Answer = tuple[Tensor, float, str | None]
+"""Rows (count, n), the share of the gradient outside their span, and what is wrong with them."""
+
+
+@dataclass(frozen=True)
+class SpanDecoding(Attack):
+    """Find the rows of a batch column by column in the span of a linear layer's gradient.
+
+    The gradient of a layer that sees the rows is a sum over examples: [dW | db] = D^T [X | 1]. If
+    it has rank B, each row [x | 1] lies in its row space, under every loss and label, and after any
+    number of SGD steps. Few one-hot vectors do. The attack extends prefixes of categories column by
+    column and drops those outside the projection of the space. The categories fix a row's
+    coefficients, and these its numbers. Noise, known or visible in the spectrum, sets how far from
+    the space a row may be.
+
+    Mixtures such as x1 - x2 + x3 can be rows of a table, too. Two tests reject them. The units that
+    a row leaves off have no gradient from it, so the row lies outside the row space of their
+    gradients; a mixture lies inside. After a single step, a row's input of each later layer lies in
+    the row space of that layer's gradient; that of a mixture does not.
+
+    The rows that passed come first. If more remain than the rank, linearly independent ones are
+    chosen: inside the columns' ranges, with whole numbers, near public rows. A rank below B means
+    repeated rows, or rows without gradient, and repeats fill the answer. `problem` states each of
+    these. If it is None, as many rows as the rank passed, and the rank is B.
+
+    Args:
+        prefixes: the largest number of prefixes that the search keeps.
+
+    Assumptions: a linear layer sees every column in coordinates of its own (one-hot, scaled, coded
+        or embedded); at least as many units as examples; a rank of at most the sum of levels minus
+        one, plus one. Weight decay of SGD is found and subtracted. An update of Adam is no
+        combination of rows, so no gap appears in its spectrum.
+
+    Raises:
+        NotApplicable: no table, no such layer, withheld entries, or too few categories.
+
+    Source: this project. Petrov et al. 2024 (DAGER) test tokens for a span.
+
+    Example:
+        >>> import leakbound as lb
+        >>> from leakbound.domains import Column, TableDomain
+        >>> columns = [Column(f"c{i}", "categorical", levels=("a", "b", "c")) for i in range(4)]
+        >>> domain = TableDomain((*columns, Column("age", "integer", 0, 100)))
+        >>> rows = domain.hard(torch.rand(3, 13, generator=lb.stream(0, "rows")))
+        >>> layers = torch.nn.Linear(13, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2)
+        >>> model, batch = torch.nn.Sequential(*layers), (rows, torch.tensor([0, 1, 1]))
+        >>> found = lb.simulate(model, batch, attack=SpanDecoding(), domain=domain)
+        >>> sorted(domain.rows(found.reconstruction)) == sorted(domain.rows(rows))
+        True
+    """
+
+    prefixes: int = PREFIXES
+
+    def __post_init__(self) -> None:
+        check.count(prefixes=self.prefixes)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        task = seen_task(observation)
+        seen = view(task, table_of(task))
+
+        def one(at: int, count: int) -> Answer:
+            return decoded(observation, seen, at, count, self.prefixes)
+
+        return each_row(observation, one)
+
+
+def each_row(observation: Observation, one: Callable[[int, int], Answer]) -> Reconstruction:
+    """The answers for every row of the update, by its position and number of examples, together."""
+    update = observation.update
+    if not bool(update.rows.isfinite().all()):
+        raise NotApplicable("the update is not finite")
+    counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
+    inputs, left, said = zip(*(one(at, count) for at, count in enumerate(counts)), strict=True)
+    problem = "; ".join(dict.fromkeys(text for text in said if text))
+    labels = observation.labels if observation.examples == 1 else None
+    return Reconstruction(torch.cat(inputs).to(update.rows), labels, max(left), (), problem or None)
+
+
+def prior_rows(observation: Observation, domain: TableDomain, count: int) -> Tensor:
+    """(count, n) the prior-only baseline, repeated."""
+    return domain.blind(public_images(observation)).double().cpu().repeat(count, 1)
+
+
+def decoded(
+    observation: Observation, seen: LayerView, at: int, count: int, prefixes: int
+) -> Answer:
+    """The answer for one row of the update, from the layer `seen`."""
+    blind = prior_rows(observation, seen.domain, count)
+    if not bool(observation.update.rows[at].any()):
+        return blind, float("nan"), VANISHED
+    span, bias = layer_plane(observation, seen.task, seen.name, at, count)
+    seen = seen if bias else seen.unbiased()
+    if not span.rank:
+        reason = f"no singular value of the layer's gradient stands out: {CAUSES}"
+        return blind, float("nan"), reason
+    if span.rank > seen.coefficients:
+        raise NotApplicable(
+            f"the gradient has rank {span.rank}, and categories fix at most {seen.coefficients} of "
+            "as many coefficients: any combination of them lies in the span"
+        )
+    try:
+        chosen = decode(span, seen.levels, prefixes)
+    except Crowded:
+        return blind, float("nan"), f"over {prefixes} prefixes lie in the span of {span.rank} rows"
+    if not len(chosen):
+        return blind, float("nan"), f"no row of the table lies in the gradient's span: {CAUSES}"
+
+    def rows(some: Tensor) -> Survivors:
+        return Survivors.of(observation, seen, span, some, at, count)
+
+    def split(some: Tensor, keep: Callable[[Survivors], Tensor]) -> tuple[Tensor, Tensor]:
+        kept = torch.cat([keep(rows(part)) for part in torch.split(some, AT_ONCE * 64)])
+        return some[kept], some[~kept]
+
+    valid, others = split(chosen, Survivors.valid)
+    passed, failed = split(valid, Survivors.passed)
+    if rows(passed).dependent():
+        more, others = split(others, Survivors.passed)
+        passed = torch.cat([passed, more])
+    found = torch.cat([passed, failed, others])[: max(len(passed), AT_ONCE * 64)]
+    return rows(found).answer(len(passed), blind)
+
+
+def layer_plane(
+    observation: Observation, task: Task, name: str, at: int, count: int
+) -> tuple[Plane, bool]:
+    """The row space of a linear layer's gradient in one row of the update, and whether the bias is
+    its last coordinate. Units with a withheld weight have zero rows in `left`.
+    """
+    update, known = observation.update, observation.noise_variance
+    sent = torch.ones_like(update.rows) if observation.weights is None else observation.weights
+    flat = [update.rows[at], task.parameters, sent[at]]
+    flat += [] if known is None else [known[at]]
+    gradient, held, trust, *spread = (joint(task, name, each) for each in flat)
+    bias = named(name, "bias") in task.names and bool(trust[:, -1].any())
+    width = trust.shape[1] - (not bias and named(name, "bias") in task.names)
+    whole = (trust[:, :width] > 0).all(1)
+    if int(whole.sum()) < count:
+        raise NotApplicable(
+            f"the layer {name!r} has {int(whole.sum())} units without a withheld weight; the span "
+            f"of {count} rows needs as many"
+        )
+    gradient, held = gradient[whole, :width], held[whole, :width]
+    rounding = ROUNDING * float(torch.finfo(update.rows.dtype).eps)
+    noise = float(spread[0][whole, :width].mean()) ** 0.5 if spread else 0.0
+    gradient = gradient if noise else _plain(gradient, held, count, rounding)
+    found = plane(gradient, count, noise, rounding)
+    left = torch.zeros(len(whole), found.rank, dtype=torch.float64)
+    left[whole] = found.left
+    return replace(found, left=left), bias
+
+
+def _plain(gradient: Tensor, held: Tensor, count: int, rounding: float) -> Tensor:
+    """A gradient (units, d) less a multiple of the weights `held`, if this lowers its rank.
+
+    SGD with weight decay adds one multiple of the first weights, and multiples of rows that the
+    steps saw. The median eigenvalue of the pencil estimates it. Least squares on the directions
+    that no row has refines it.
+    """
+    values = torch.linalg.svdvals(gradient)
+    if len(values) <= 2 * count or float(values[count]) <= rounding * float(values[0]):
+        return gradient
+    for weights in (held, torch.cat([held[:, :-1], torch.zeros_like(held[:, -1:])], 1)):
+        inverse = torch.linalg.pinv(weights)
+        tall = len(gradient) > gradient.shape[1]
+        found = torch.linalg.eigvals(inverse @ gradient if tall else gradient @ inverse)
+        decay = float(found.real.median())
+        for _ in range(REFINED):
+            empty = torch.linalg.svd(gradient - decay * weights).Vh[count:].T
+            along = weights @ empty
+            decay = float(((gradient @ empty) * along).sum() / along.square().sum())
+        less = gradient - decay * weights
+        if float(torch.linalg.svdvals(less)[count]) < values[count] / FALL:
+            return less
+    return gradient
+
+
+@dataclass(frozen=True, eq=False)
+class Survivors:
+    """Rows (K, n) of the table inside a span, and what is known of each.
+
+    `weights` (K, r) are their combinations of the span's rows, and `points` (K, r) the rows in
+    orthonormal coordinates. `determined` says that no other combinations exist.
+    """
+
+    observation: Observation
+    seen: LayerView
+    span: Plane
+    rows: Tensor
+    weights: Tensor
+    points: Tensor
+    determined: bool
+    at: int
+    count: int
+
+    @staticmethod
+    def of(
+        observation: Observation, seen: LayerView, span: Plane, chosen: Tensor, at: int, count: int
+    ) -> Survivors:
+        own = span.on(torch.cat([block.places for block in seen.levels]))
+        values = [b.seen[k] for b, k in zip(seen.levels, chosen.T, strict=True)]
+        weights = torch.cat(values, 1) @ own.back
+        rows, points = seen.rows(chosen, weights @ span.scaled), weights * span.scaled.norm(dim=1)
+        return Survivors(observation, seen, span, rows, weights, points, own.determined, at, count)
+
+    def passed(self) -> Tensor:
+        """(K,) whether rows pass both tests; all of them where numbers are not determined."""
+        found = torch.ones(len(self.rows), dtype=torch.bool)
+        if self.determined:
+            found = self._later() <= 1
+            found[found.clone()] = self._apart(found.nonzero()[:, 0])
+        return found
+
+    def dependent(self) -> bool:
+        """Whether the rows span less than the gradient does."""
+        least = LIKE * float(self.points.norm())
+        return int(torch.linalg.matrix_rank(self.points, tol=least)) < self.span.rank
+
+    def answer(self, sure: int, blind: Tensor) -> Answer:
+        """Rows for all examples: of the first `sure` rows, then others, repeats, baselines."""
+        rank, count, every = self.span.rank, self.count, torch.arange(len(self.rows))
+        kept, basis = self._independent(self._order(every[:sure]))
+        good = len(kept)
+        if good < rank:
+            more, basis = self._independent(self._order(every[sure:]), basis)
+            kept = torch.cat([kept, more])
+        dual = torch.linalg.pinv(self.points[kept])
+        column = self.span.left * self.span.scaled.norm(dim=1) @ dual
+        repeats = kept[column.norm(dim=0).argsort(descending=True)].repeat(count)
+        fill = repeats[: count - rank], blind[: count - len(kept)]
+        rows = torch.cat([self.rows[kept], self.rows[fill[0]], fill[1]])[:count]
+        rest = self.span.scaled.norm(dim=1)
+        left = float((torch.diag(rest) @ (torch.eye(rank) - basis.T @ basis)).norm() / rest.norm())
+        bound = torch.maximum(CLEAR * column.abs().amax(0), 6 * self.span.noise * dual.norm(dim=0))
+        wrong = bool((column.abs() * self._off(kept, MOVES[-1]).T > bound).any())
+        said = []
+        if rank < count:
+            said.append(
+                f"the gradient has rank {rank}, not {count}: rows repeat or have no gradient, and "
+                "how often each occurs is a guess"
+            )
+        if not self.determined:
+            said.append("several rows have the same categories: their numbers are not determined")
+        if good < rank:
+            said.append(f"only {good} of {rank} rows passed the tests")
+        elif sure > rank:
+            said.append(f"{sure} rows passed for {rank}: some may be mixtures of others")
+        elif wrong:
+            said.append("units have a gradient that all rows leave off: some are mixtures")
+        if blurred := self._blurred(kept):
+            said.append(f"the noise exceeds the tolerance of {', '.join(blurred)}")
+        return self.seen.domain.hard(rows), left, "; ".join(said) or None
+
+    def _blurred(self, kept: Tensor) -> list[str]:
+        """The columns whose numbers the noise may move beyond their tolerance, in rows `kept`."""
+        most = float(self.weights[kept].norm(dim=1).max())
+        domain, spread = self.seen.domain, 2 * self.span.noise * most
+        column = {start: c for c, (start, _) in zip(domain.columns, domain.places, strict=True)}
+        return [
+            column[b.start].name
+            for b in self.seen.numbers
+            if spread * float(b.options[-1] - b.options[0]) * column[b.start].unit_length
+            > column[b.start].allowed * float((b.seen[-1] - b.seen[0]).norm())
+        ]
+
+    def _off(self, at: Tensor, moves: Sequence[int]) -> Tensor:
+        """(k, units) whether a unit has no influence on the model's output for a row.
+
+        After several local steps, it has none at other weights on the line of the change, either.
+        """
+        task, update, name = self.seen.task, self.observation.update, self.seen.name
+        if task.plan.steps == 1:
+            return silent(task, name, self.rows[at], task.parameters)
+        clients = len(self.observation.cohort) if update.unit is Unit.COHORT else 1
+        step = task.plan.learning_rate / clients * update.rows[self.at].to(task.parameters)
+        each = [silent(task, name, self.rows[at], task.parameters - m * step) for m in (0, *moves)]
+        return torch.stack(each).all(0)
+
+    def _apart(self, at: Tensor) -> Tensor:
+        """(k,) whether rows lie outside the row space of the gradients of units that are off.
+
+        Local steps may switch a unit on for a while. So units near their threshold are left out in
+        turn, as long as more than twice the rank remain.
+        """
+        found = torch.zeros(len(at), dtype=torch.bool)
+        for moves in MOVES[: 1 if self.seen.task.plan.steps == 1 else None]:
+            for part in torch.split((~found).nonzero()[:, 0], AT_ONCE):
+                off = self._off(at[part], moves)
+                enough = (off.sum(1) > 2 * self.span.rank) | (moves == MOVES[0])
+                found[part] = enough & (self._distance(off, at[part]) > APART)
+        return found
+
+    def _distance(self, off: Tensor, at: Tensor) -> Tensor:
+        """(k,) relative distance of rows from the row space of the gradients of the units `off`."""
+        units, rank = self.span.left * self.span.scaled.norm(dim=1), self.span.rank
+        outer = (units[:, :, None] * units[:, None]).flatten(1)
+        values, vectors = torch.linalg.eigh((off.double() @ outer).view(-1, rank, rank))
+        least = max(self.span.floor, ROOT * float(self.span.scaled.norm())) ** 2
+        points = torch.nn.functional.normalize(self.points[at], dim=1)
+        along = (points[:, None] @ vectors)[:, 0]
+        distance: Tensor = torch.where(values > least, 0, along).norm(dim=1)
+        return distance
+
+    def _later(self) -> Tensor:
+        """(K,) the largest distance of a row's inputs of later layers from the row spaces of their
+        gradients, over the allowed one; 0 after several local steps.
+        """
+        task, found = self.seen.task, torch.zeros(len(self.rows), dtype=torch.float64)
+        if task.plan.steps > 1:
+            return found
+        inputs = called(task, self.rows, (nn.Linear,))
+        for name in [*inputs][[*inputs].index(self.seen.name) + 1 :]:
+            values, weight = inputs[name], named(name, "weight")
+            if values is None or values.ndim != 2 or weight not in task.names:
+                continue
+            try:
+                span, bias = layer_plane(self.observation, task, name, self.at, self.count)
+            except NotApplicable:
+                continue
+            if span.rank >= self.span.rank:
+                wide = torch.cat([values.double().cpu(), torch.ones(len(values), int(bias))], 1)
+                found = torch.maximum(found, span.outside(wide))
+        return found
+
+    def valid(self) -> Tensor:
+        """(K,) whether numbers are inside their ranges, and whole where they must be."""
+        domain, found = self.seen.domain, torch.ones(len(self.rows), dtype=torch.bool)
+        for column, (start, stop) in zip(domain.columns, domain.places, strict=True):
+            if column.categorical:
+                continue
+            value = self.rows[:, start] * column.unit_length + column.origin
+            slack = OUT * (column.high - column.low)
+            right = (value >= column.low - slack) & (value <= column.high + slack)
+            if column.kind == "integer":
+                right &= (value - value.round()).abs() <= BROKEN
+            found &= right | (self.rows[:, start + 1 : stop] > 0.5).any(1)  # or missing
+        return found
+
+    def _order(self, at: Tensor) -> Tensor:
+        """Sort positions of rows: valid ones first, of these the ones near public rows."""
+        order = at[self.valid()[at].long().argsort(descending=True, stable=True)]
+        public = public_images(self.observation)
+        if public is None:
+            return order
+        near, domain = order[:AT_ONCE], self.seen.domain
+        misses = domain.counts(domain.hard(self.rows[near]), public[:PUBLIC]).amin(1)
+        rank = misses + len(domain.columns) * ~self.valid()[near]
+        return torch.cat([near[rank.argsort(stable=True)], order[AT_ONCE:]])
+
+    def _independent(self, order: Tensor, basis: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The first rows that are linearly independent of those before them and of a basis (k, r),
+        and the basis with them.
+        """
+        basis = self.points[:0] if basis is None else basis
+        kept: list[int] = []
+        for i in order.tolist():
+            if len(basis) == self.span.rank:
+                break
+            point = self.points[i] / self.points[i].norm()
+            rest = point - (point @ basis.T) @ basis
+            rest = rest - (rest @ basis.T) @ basis
+            if float(rest.norm()) > LIKE:
+                basis = torch.cat([basis, rest[None] / rest.norm()])
+                kept.append(i)
+        return torch.tensor(kept, dtype=torch.long), basis

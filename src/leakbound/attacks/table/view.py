@@ -1,0 +1,235 @@
+"""What a linear layer sees of a table's columns: where each one enters, and as which values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import domains
+from leakbound.client import forward
+from leakbound.domains import TableDomain
+from leakbound.types import NotApplicable, Task
+
+SAME = 1e-5
+"""Relative difference up to which two inputs of a layer count as equal (float32 rounds at 1e-7)."""
+MIXED, AT_ONCE, _NONE = 4, 4096, torch.zeros(0)
+"""Number of trial rows with all columns changed; rows of one call of the model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Entries of a row that vary together: a category, a flag for missing values, or one number.
+
+    `options` (L, width) are their values from entry `start` on; of a number, its lowest, middle and
+    highest one. The coordinates `places` (d,) of a layer's input depend on them alone, and take the
+    values `seen` (L, d).
+    """
+
+    start: int
+    options: Tensor
+    number: bool = False
+    places: Tensor = _NONE
+    seen: Tensor = _NONE
+
+    def put(self, rows: Tensor, chosen: Tensor) -> None:
+        """Write the chosen options (N,) into rows (N, n)."""
+        rows[:, self.start : self.start + self.options.shape[1]] = self.options[chosen].to(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerView:
+    """A linear layer whose input consists of separate blocks, one for each part of a row.
+
+    The bias counts as one more coordinate, which is 1 for all rows. It and other coordinates that
+    no column changes are the first of `levels`, with one option.
+
+    Attributes:
+        levels: blocks with finitely many values, in the order in which a search adds them.
+        numbers: blocks that are linear in a number.
+    """
+
+    task: Task
+    domain: TableDomain
+    name: str
+    bias: bool
+    levels: tuple[Block, ...]
+    numbers: tuple[Block, ...]
+
+    @property
+    def coefficients(self) -> int:
+        """How many coefficients of a row in the span its categories can fix."""
+        return 1 + sum(_fixed(block) for block in self.levels)
+
+    def unbiased(self) -> LayerView:
+        """The same layer without its bias."""
+        if not self.bias:
+            return self
+        first = self.levels[0]
+        first = replace(first, places=first.places[:-1], seen=first.seen[:, :-1])
+        return replace(self, bias=False, levels=(first, *self.levels[1:]))
+
+    def rows(self, chosen: Tensor, inside: Tensor) -> Tensor:
+        """Rows (N, n) with the chosen option (N, len(levels)) of each block; their numbers follow
+        from the layer's inputs (N, d).
+        """
+        found = torch.zeros(len(chosen), *self.domain.shape, dtype=torch.float64)
+        for block, at in zip(self.levels, chosen.T, strict=True):
+            block.put(found, at)
+        for block in self.numbers:
+            low, slope = block.seen[0], block.seen[-1] - block.seen[0]
+            share = (inside[:, block.places] - low) @ slope / slope.square().sum()
+            first, last = block.options[[0, -1], 0].double()
+            found[:, block.start] = first + (last - first) * share
+        return found
+
+
+def table_of(task: Task) -> TableDomain:
+    """The columns of the task's inputs."""
+    domain = domains.table_of(task.domain)
+    if domain is None:
+        raise NotApplicable("the inputs are not rows of a table with known columns")
+    if task.coupled:
+        raise NotApplicable("batch norm in training mode mixes the rows of a batch")
+    return domain
+
+
+def view(task: Task, domain: TableDomain) -> LayerView:
+    """The first trained linear layer that sees every column, each in coordinates of its own.
+
+    It may see categories as they are, scaled, shifted, coded or embedded.
+    """
+    parts, base = _parts(domain), domain.blind(None)
+    trials, mixed = [base[None]], base.repeat(MIXED, 1)
+    for k, part in enumerate(parts):
+        trials.append(base.repeat(len(part.options), 1))
+        part.put(trials[-1], torch.arange(len(part.options)))
+        part.put(mixed, _turn(k, part))
+    inputs = called(task, torch.cat([mixed, *trials]), (nn.Linear,))
+    for name, values in inputs.items():
+        if values is not None and values.ndim == 2 and named(name, "weight") in task.names:
+            blocks = _blocks(parts, values.double().cpu())
+            if blocks is not None:
+                return _sorted(task, domain, name, values[MIXED].double().cpu(), blocks)
+    raise NotApplicable(
+        "no trained linear layer sees every column of a row in coordinates of its own"
+    )
+
+
+def _parts(domain: TableDomain) -> list[Block]:
+    """The parts of a row, in its order, as no layer sees them yet."""
+    low, high = domain.box
+    found = []
+    for column, (start, stop) in zip(domain.columns, domain.places, strict=True):
+        if column.categorical:
+            found.append(Block(start, torch.eye(stop - start)))
+            continue
+        ends = torch.stack([low[start], (low[start] + high[start]) / 2, high[start]])
+        found.append(Block(start, ends[:, None], number=True))
+        if column.missing:
+            found.append(Block(start + 1, torch.tensor([[0.0], [1.0]])))
+    return found
+
+
+def _turn(k: int, part: Block) -> Tensor:
+    """The options of part k in the mixed trial rows."""
+    return (torch.arange(MIXED) * (2 * k + 1) + k) % len(part.options)
+
+
+def _blocks(parts: Sequence[Block], seen: Tensor) -> list[Block] | None:
+    """The parts as a layer sees them, from its inputs (N, d) for the mixed trial rows, the first
+    row, and every option; None if parts share coordinates, are not seen, or numbers bend.
+    """
+    mixed, same = seen[:MIXED], SAME * float(seen.abs().max())
+    taken, expected = torch.zeros(seen.shape[1]), seen[MIXED].repeat(MIXED, 1)
+    found, start = [], MIXED + 1
+    for k, part in enumerate(parts):
+        own = seen[start : (start := start + len(part.options))]
+        places = ((own - own[0]).abs().amax(0) > same).nonzero()[:, 0]
+        values = own[:, places]
+        bent = part.number and (values[0] + values[2] - 2 * values[1]).abs().gt(2 * same).any()
+        if not len(places) or bent:
+            return None
+        taken[places] += 1
+        expected[:, places] = values[_turn(k, part)]
+        found.append(replace(part, places=places, seen=values))
+    alone = float(taken.max()) <= 1 and float((mixed - expected).abs().max()) <= same
+    return found if alone else None
+
+
+def _sorted(
+    task: Task, domain: TableDomain, name: str, first: Tensor, blocks: Sequence[Block]
+) -> LayerView:
+    """The view, from the layer's input (d,) for one row and its blocks."""
+    bias = named(name, "bias") in task.names
+    whole, free = torch.cat([first, first.new_ones(int(bias))]), torch.ones(len(first) + bias)
+    free[torch.cat([block.places for block in blocks])] = 0
+    places = free.nonzero()[:, 0]
+    constant = Block(0, torch.zeros(1, 0), False, places, whole[places][None])
+    levels = [block for block in blocks if not block.number]
+    levels.sort(key=lambda b: -_fixed(b) / float(torch.tensor(len(b.seen)).log()))
+    numbers = tuple(block for block in blocks if block.number)
+    return LayerView(task, domain, name, bias, (constant, *levels), numbers)
+
+
+def _fixed(block: Block) -> int:
+    """How many coefficients of a row a block can fix."""
+    return int(torch.linalg.matrix_rank(block.seen - block.seen[0], tol=SAME))
+
+
+def called(task: Task, rows: Tensor, kinds: tuple[type[nn.Module], ...]) -> dict[str, Any]:
+    """The inputs of modules of these kinds for rows (N, n), by name, in the order of their calls;
+    None for a module that is called several times, or not with one tensor for these rows.
+    """
+    found: dict[str, Any] = {}
+
+    def watch(name: str) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...]) -> None:
+            known = len(args) == 1 and name not in found and len(args[0]) == len(rows)
+            found[name] = args[0] if known else None
+
+        return note
+
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in task.model.named_modules():
+            if isinstance(module, kinds):
+                hooks.enter_context(module.register_forward_pre_hook(watch(name)))
+        forward(task, rows.to(task.parameters))
+    return found
+
+
+def joint(task: Task, name: str, flat: Tensor) -> Tensor:
+    """(units, d) a linear layer's part of a flat vector (P,), with its bias last if it is sent."""
+    sent = task.unflatten(flat)
+    weight, bias = sent[named(name, "weight")], sent.get(named(name, "bias"))
+    wide = [weight] if bias is None else [weight, bias[:, None]]
+    return torch.cat(wide, 1).double().cpu()
+
+
+def silent(task: Task, name: str, rows: Tensor, parameters: Tensor) -> Tensor:
+    """(N, units) whether no output of the model depends on a unit of the linear layer `name`."""
+    held: list[Tensor] = []
+
+    def cut(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        held.append(output.detach().requires_grad_())
+        return held[-1]
+
+    found = []
+    for part in torch.split(rows, AT_ONCE):
+        hook = task.model.get_submodule(name).register_forward_hook(cut)
+        with torch.enable_grad():
+            output = forward(task, part.to(task.parameters), parameters).flatten(1)
+        hook.remove()
+        weight = torch.arange(1, output.shape[1] + 1).to(output).sqrt()  # no sum of slopes is 0
+        (slope,) = torch.autograd.grad((output * weight).sum(), held.pop())
+        found.append((slope == 0).cpu())
+    return torch.cat(found)
+
+
+def named(name: str, what: str) -> str:
+    """The name of a layer's parameter."""
+    return f"{name}.{what}" if name else what

@@ -1,0 +1,215 @@
+"""Which candidates match an example: up to a mean squared error, or to columns that may differ.
+
+A distance d needs only d_(s+t)(x, y) <= d_s(x, z) + d_t(z, y), where s and t scale tolerances. So
+two examples that one candidate matches within a level are within twice the level at twice the
+tolerance. That is what bounds on the number of examples in one ball need.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from leakbound.bounds.law import Array, non_negative, positive
+
+__all__ = ["ColumnMisses", "Distance", "GivenMetric", "SquaredError"]
+
+ROUNDING = 1e-9
+"""Rounding of squared distances, relative to the squared norms; it can only raise counts."""
+BLOCK, VALUES = 512, 20_000_000
+"""Number of rows, and of numbers, that are compared at a time."""
+CACHED = 65_536
+"""Pairs of rows whose codes are compared at a time: they stay in a core's cache."""
+FEW = 40
+"""Up to this many rows, comparing all of them is faster than a search."""
+
+
+class Distance(ABC):
+    """How far candidates are from examples.
+
+    Attributes:
+        noun, axis: what one example, and the level, are called.
+        squared: whether it is the mean squared error.
+        columns: the number of columns, if the distance counts those that differ.
+    """
+
+    noun, axis = "example", "distance"
+    squared = False
+    columns: int | None = None
+
+    def levels(self, eta: ArrayLike) -> Array:
+        """Checked levels up to which a candidate matches."""
+        return np.atleast_1d(non_negative("eta", eta))
+
+    def coded(self, rows: Array) -> Array:
+        """Rows (n, N) as `among` and `fits` take them."""
+        return rows
+
+    @abstractmethod
+    def paired(self, a: Array, b: Array) -> Array:
+        """(n,) distances of candidates (n, N) and examples (n, N)."""
+
+    @abstractmethod
+    def apart(self, a: Array, b: Array) -> Array:
+        """(A, B) distances of candidates (A, N) and examples (B, N)."""
+
+    @abstractmethod
+    def among(self, rows: Array) -> Iterator[Array]:
+        """Blocks (k, n) of distances between coded examples at twice the tolerance.
+
+        They are rounded so that counts can only grow.
+        """
+
+    def reach(self, level: float) -> float:
+        """The largest distance of two examples that one candidate matches, as in `among`."""
+        return 2 * level
+
+    def mean(self, level: float) -> float:
+        """The largest mean distance of examples in one ball to one of them, the medoid."""
+        return self.reach(level)
+
+    def fits(self, points: Array, level: float) -> bool:
+        """Whether one candidate may match all coded points; False is proven."""
+        return True
+
+
+class SquaredError(Distance):
+    """The mean squared error over the values of an example."""
+
+    axis, squared = "mean squared error", True
+
+    def levels(self, eta: ArrayLike) -> Array:
+        return np.atleast_1d(positive("eta", eta, infinite=True))
+
+    def paired(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.square(a - b).mean(1))
+
+    def apart(self, a: Array, b: Array) -> Array:
+        squares = np.square(a).sum(1)[:, None] + np.square(b).sum(1)
+        return np.asarray((squares - 2 * a @ b.T) / a.shape[1])
+
+    def among(self, rows: Array) -> Iterator[Array]:
+        square = np.square(rows).sum(1)
+        for start in range(0, len(rows), BLOCK):
+            own = rows[start : start + BLOCK]
+            sums = square[start : start + BLOCK, None] + square
+            yield (sums * (1 - ROUNDING) - 2 * own @ rows.T) / rows.shape[1]
+
+    def reach(self, level: float) -> float:
+        return 4 * level
+
+    def mean(self, level: float) -> float:
+        """For K points in a ball of radius r, all squared distances sum to at most (K r)^2."""
+        return 2 * level * (1 + ROUNDING)
+
+    def fits(self, points: Array, level: float, steps: int = 300) -> bool:
+        """Frank-Wolfe on the dual of the smallest ball: any weights w on the points give a lower
+        bound w'Dw / 2 on its squared radius, and a center from which all may be within reach.
+        """
+        apart = np.square(points[:, None] - points).mean(2)
+        weights = np.full(len(points), 1 / len(points))
+        for step in range(steps):
+            pulled = apart @ weights
+            least = weights @ pulled / 2
+            if least > level * (1 + ROUNDING):
+                return False
+            distances = pulled - least
+            farthest = int(distances.argmax())
+            if distances[farthest] <= level:
+                return True
+            share = 2 / (step + 3)
+            weights *= 1 - share
+            weights[farthest] += share
+        return True  # undecided: counts as fitting, so the bound stays an upper bound
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnMisses(Distance):
+    """The number of columns of a table that differ by more than their tolerance.
+
+    Args:
+        coded: from rows (n, N) to codes (n, columns): a column differs at a tolerance of s if its
+            codes are farther apart than s.
+        columns: their number.
+
+    Example:
+        >>> distance = ColumnMisses(lambda rows: rows / 0.5, 2)
+        >>> distance.apart(np.array([[0.0, 0.0]]), np.array([[0.4, 0.4], [0.4, 0.6]])).tolist()
+        [[0, 1]]
+    """
+
+    coded: Callable[[Array], Array]  # type: ignore[assignment]
+    columns: int
+
+    noun, axis = "row", "columns that may differ"
+
+    def paired(self, a: Array, b: Array) -> Array:
+        return np.asarray((~(np.abs(self.coded(a) - self.coded(b)) <= 1)).sum(1))
+
+    def apart(self, a: Array, b: Array) -> Array:
+        return _misses(self.coded(a), self.coded(b), 1.0)
+
+    def among(self, rows: Array) -> Iterator[Array]:
+        step = max(1, CACHED // len(rows))
+        for start in range(0, len(rows), step):
+            yield _misses(rows[start : start + step], rows, 2 * (1 + ROUNDING))
+
+    def mean(self, level: float) -> float:
+        """If f of K rows match in a column, at most K^2 - f^2 pairs differ there, and K - f sums
+        to at most K r over the m columns. The squares of K - f then sum to at least (K r)^2 / m.
+        """
+        return level * (2 - level / self.columns) * (1 + ROUNDING)
+
+    def fits(self, points: Array, level: float) -> bool:
+        """In no column does one value match more than the rows in one window of two tolerances."""
+        missed = len(points) * self.columns - int(self.widest(points).sum())
+        return missed <= level * len(points)
+
+    def widest(self, rows: Array) -> Array:
+        """(columns,) the most coded rows that one value matches, for each column."""
+        rising, wide = np.sort(rows, 0), 2 * (1 + ROUNDING)
+        if len(rows) <= FEW:
+            above = rising - rising[:, None]
+            return np.asarray(((above >= 0) & (above <= wide)).sum(1).max(0))
+        ends = [np.searchsorted(own, own + wide, "right") for own in rising.T]
+        return np.array([(end - np.arange(len(rows))).max() for end in ends])
+
+
+@dataclass(frozen=True, eq=False)
+class GivenMetric(Distance):
+    """Any metric, such as the error on the worst channel of a series.
+
+    Args:
+        of: distances of rows (..., N) that broadcast.
+        noun: what one example is called.
+    """
+
+    of: Callable[[Array, Array], Array]
+    noun: str = "example"
+
+    def paired(self, a: Array, b: Array) -> Array:
+        return self.of(a, b)
+
+    def apart(self, a: Array, b: Array) -> Array:
+        return np.concatenate(list(self._blocks(a, b)))
+
+    def among(self, rows: Array) -> Iterator[Array]:
+        for own in self._blocks(rows, rows):
+            yield own * (1 - ROUNDING)
+
+    def _blocks(self, a: Array, b: Array) -> Iterator[Array]:
+        step = max(1, VALUES // max(1, b.size))
+        for start in range(0, len(a), step):
+            yield self.of(a[start : start + step, None], b[None])
+
+
+def _misses(a: Array, b: Array, scale: float) -> Array:
+    """(A, B) how many of the codes (A, m) and (B, m) are farther apart than the scale."""
+    found = np.zeros((len(a), len(b)), np.uint16)
+    for one, two in zip(a.T, b.T, strict=True):
+        found += ~(np.abs(one[:, None] - two) <= scale)
+    return found

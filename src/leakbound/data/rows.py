@@ -1,0 +1,280 @@
+"""Rows of a CSV or Parquet file as text, in blocks: memory does not grow with the file.
+
+Files count as untrusted. Errors name the line and the column; the caller names the file.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import importlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from io import TextIOWrapper
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leakbound._util import files
+
+MISSING = frozenset({"", "NA", "NaN", "nan", "?", "null"})
+"""What counts as a missing value."""
+DELIMITERS = ",;\t"
+MOST_COLUMNS = 10_000
+PARQUET = (".parquet", ".pq")
+_VALUES, _FEWEST, _LONGEST, _SNIFFED = 8_192, 128, 1 << 24, 50
+"""Values of a block, which fit a cache, and its fewest rows; characters of a row, and of a block;
+lines that show the delimiter.
+"""
+_NAN = dict.fromkeys(MISSING, "nan")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ][\d:.+Z-]*)?", re.ASCII)
+_EPOCH = date(1970, 1, 1).toordinal()
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Some rows: by column their values as text, or as an array of numbers.
+
+    `lines` are the lines in which rows end, or numbers of rows: `word` says which. `done` is the
+    part of the file's `size` that has been read.
+    """
+
+    lines: Sequence[int]
+    values: Mapping[str, Any]
+    done: int
+    word: str = "line"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An open table. `most` computes an upper bound on its number of rows."""
+
+    names: tuple[str, ...]
+    delimiter: str
+    blocks: Iterator[RowBlock]
+    size: int
+    most: Callable[[], int]
+
+
+@contextmanager
+def opened(path: Path, delimiter: str | None = None) -> Iterator[Rows]:
+    """A table's column names and its rows. Without a delimiter, the first lines show it.
+
+    Raises:
+        ValueError: the file is no such table; also while the blocks are read.
+    """
+    if path.suffix.lower() in PARQUET:
+        yield _parquet(path)
+        return
+    with files.opened(path) as raw, TextIOWrapper(raw, "utf-8-sig", newline="") as text:
+        lines = _Lines(text)
+        given: Iterable[str] = lines
+        reader = csv.reader(given)
+        try:
+            if delimiter is None:
+                first = list(islice(lines, _SNIFFED))
+                delimiter, given = _sniffed(first), chain(first, lines)
+            reader = csv.reader(given, delimiter=delimiter, skipinitialspace=True, strict=True)
+            names = _header(next(reader, []))
+            blocks = _blocks(reader, names, lines, raw.tell)
+            yield Rows(names, delimiter, blocks, path.stat().st_size, lambda: _line_ends(path))
+        except UnicodeDecodeError:
+            line = _first_not_utf8(path)
+            raise ValueError(f"line {line} is not UTF-8 text; save the file as UTF-8") from None
+        except csv.Error as error:
+            raise ValueError(
+                f"line {reader.line_num}: {error}; close every quotation mark, and keep values "
+                f"below {csv.field_size_limit()} characters"
+            ) from None
+
+
+class _Lines:
+    """Lines of a text. A row without an end cannot take all memory: `begun` is where it began."""
+
+    def __init__(self, text: TextIOWrapper) -> None:
+        self.text, self.taken, self.begun = text, 0, 0
+        self._lines = self._read()
+
+    def _read(self) -> Iterator[str]:
+        number = 0
+        while line := self.text.readline(_LONGEST):
+            number += 1
+            self.taken += len(line)
+            if self.taken - self.begun > _LONGEST:
+                raise ValueError(
+                    f"line {number}: a row has over {_LONGEST} characters; close every quotation "
+                    "mark, and write one row a line"
+                )
+            if "\0" in line:
+                raise ValueError(f"line {number} holds a NUL byte; save the table as text")
+            yield line
+
+    def __iter__(self) -> Iterator[str]:
+        return self._lines
+
+
+def _blocks(
+    reader: Any, names: tuple[str, ...], lines: _Lines, done: Callable[[], int]
+) -> Iterator[RowBlock]:
+    size, seen = max(_FEWEST, _VALUES // len(names)), False
+    rows: list[list[str]] = []
+    numbers: list[int] = []
+    begun = lines.begun = lines.taken
+    for row in reader:
+        lines.begun = lines.taken
+        if len(row) != len(names):
+            if not row:  # an empty line
+                continue
+            raise ValueError(
+                f"line {reader.line_num} has {len(row)} values, but the header has {len(names)}; "
+                "give one for each column, and quote values that hold the delimiter"
+            )
+        rows.append(row)
+        numbers.append(reader.line_num)
+        if len(rows) == size or lines.taken - begun > _LONGEST:
+            yield RowBlock(numbers, dict(zip(names, zip(*rows, strict=True), strict=True)), done())
+            rows, numbers, seen, begun = [], [], True, lines.taken
+    if rows:
+        yield RowBlock(numbers, dict(zip(names, zip(*rows, strict=True), strict=True)), done())
+    elif not seen:
+        raise ValueError("it holds a header, but no row; give at least one")
+
+
+def _header(row: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in row)
+    if not any(names):
+        raise ValueError("it is empty; give a line of column names, then the rows")
+    if len(names) > MOST_COLUMNS:
+        raise ValueError(f"it has {len(names)} columns; give at most {MOST_COLUMNS}")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"the header names {twice[0]!r} twice; give each column its own name")
+    if all(_NUMBER.fullmatch(name) for name in names):
+        raise ValueError(f"line 1 holds only numbers, such as {names[0]}; add a line of names")
+    return names
+
+
+def _sniffed(lines: Sequence[str]) -> str:
+    """The delimiter that gives all of the first rows the same number of values, above one."""
+
+    def fit(delimiter: str) -> tuple[bool, int]:
+        try:
+            found = [len(row) for row in csv.reader(lines, delimiter=delimiter) if row]
+        except csv.Error:
+            found = []
+        widths = found[: -1 if len(lines) == _SNIFFED else None] or [0]  # the last may be cut
+        return len(set(widths)) == 1 < widths[0], widths[0]
+
+    return max(DELIMITERS, key=fit)
+
+
+def _line_ends(path: Path) -> int:
+    found = 1
+    with files.opened(path) as stream:
+        while part := stream.read(1 << 20):
+            found += part.count(b"\n") + part.count(b"\r") - part.count(b"\r\n")
+    return found
+
+
+def _first_not_utf8(path: Path) -> int:
+    decoder, number = codecs.getincrementaldecoder("utf-8")(), 1
+    with files.opened(path) as stream:
+        while part := stream.readline(_LONGEST):
+            try:
+                decoder.decode(part)
+            except UnicodeDecodeError:
+                break
+            number += part.endswith(b"\n")
+    return number
+
+
+def _parquet(path: Path) -> Rows:
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise ValueError(
+            "Parquet needs the package pyarrow; pip install pyarrow, or save the table as CSV"
+        ) from None
+    files.check_regular(path)
+    with _parquet_errors():
+        table = parquet.ParquetFile(path)
+    names = _header(table.schema_arrow.names)
+
+    def blocks() -> Iterator[RowBlock]:
+        at = 0
+        with _parquet_errors():
+            for batch in table.iter_batches(batch_size=max(_FEWEST, _VALUES // len(names))):
+                texts = [list(map(_text, column.to_pylist())) for column in batch.columns]
+                lines, at = range(at + 1, at + 1 + batch.num_rows), at + batch.num_rows
+                yield RowBlock(lines, dict(zip(names, texts, strict=True)), at, "row")
+        if not at:
+            raise ValueError("it holds no row; give at least one")
+
+    count = int(table.metadata.num_rows)
+    return Rows(names, ",", blocks(), count, lambda: count)
+
+
+@contextmanager
+def _parquet_errors() -> Iterator[None]:
+    """Errors of pyarrow, of many kinds, as a ValueError in one line."""
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"it is no Parquet table that can be read ({said})") from None
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def numbers(values: Sequence[str]) -> NDArray[Any]:
+    """Text as float64; NaN where it is no finite number in plain ASCII.
+
+    Example:
+        >>> numbers(["1e3", " -.5", "NA", "1_0", "inf"]).tolist()
+        [1000.0, -0.5, nan, nan, nan]
+    """
+    try:
+        found = np.fromiter(map(float, map(_NAN.get, values, values)), np.float64, len(values))
+        if not np.isinf(found).any() and (text := "".join(values)).isascii() and "_" not in text:
+            return found
+    except ValueError:
+        pass
+    return _each(values, _number)
+
+
+def days(values: Sequence[str]) -> NDArray[Any]:
+    """Dates like 2024-03-01 as days since 1970, without the time of day; NaN for other text.
+
+    Example:
+        >>> days(["1970-01-02", "2024-03-01 12:30", "2024-13-01"]).tolist()
+        [1.0, 19783.0, nan]
+    """
+    return _each(values, _day)
+
+
+def _each(values: Sequence[str], parse: Callable[[str], float]) -> NDArray[Any]:
+    known = {value: parse(value) for value in set(values)}
+    return np.fromiter(map(known.__getitem__, values), np.float64, len(values))
+
+
+def _number(text: str) -> float:
+    found = float(text) if _NUMBER.fullmatch(text.strip()) else np.inf
+    return found if np.isfinite(found) else np.nan
+
+
+def _day(text: str) -> float:
+    try:
+        known = date.fromisoformat(text[:10]) if _DATE.fullmatch(text) else None
+    except ValueError:
+        known = None
+    return np.nan if known is None else known.toordinal() - _EPOCH

@@ -1,0 +1,172 @@
+"""The rows of a table with a schema: CSV, Parquet or a NumPy archive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from leakbound import check
+from leakbound.data import raw, rows
+from leakbound.data.raw import Options, Raw
+from leakbound.data.schema import DAYS, Schema
+from leakbound.domains import Column, TableDomain
+from leakbound.tensors.archive import open_archive, read_array
+
+SUFFIXES = (".csv", ".tsv", *rows.PARQUET)
+"""Endings of a file's name that mark a table."""
+Array = NDArray[Any]
+
+
+def read_table(path: Path, schema: Schema, options: Options) -> Raw:
+    """The rows (N, n) of a table in the units of the model's input, and their labels (N,).
+
+    A NumPy archive holds one array (N,) for each column and the label, or `inputs` (N, m) and
+    `labels` (N,). It gives categories as numbers of their levels, from 0, and NaN if missing.
+
+    Raises:
+        ValueError: the file does not fit the schema; the message names line, column and mend.
+    """
+    npz = path.suffix.lower() == ".npz"
+    with _archive(path, schema) if npz else rows.opened(path, schema.delimiter) as table:
+        _check_names(table.names, schema)
+        return _filled(table, schema, options.limit)
+
+
+def _check_names(names: Sequence[str], schema: Schema) -> None:
+    wanted = [column.name for column in schema.columns] + [schema.target]
+    known = {*wanted, *schema.ignore}
+    for name in wanted:
+        if name not in names:
+            near = check.closest(name, [own for own in names if own not in known])
+            raise ValueError(f"it has no column {name!r}, which the schema names; {near}")
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"column {name!r} is not in the schema; describe it there, or name it in ignore"
+            )
+
+
+def _filled(table: rows.Rows, schema: Schema, limit: int | None) -> Raw:
+    """The tensors: their memory is checked against the number of rows before it is taken."""
+    domain = TableDomain(schema.columns)
+    width, most = domain.shape[0], table.most() if limit is None else min(limit, table.most())
+    if most * (4 * width + 8) > raw.MAX_BYTES:
+        fit = raw.MAX_BYTES // (4 * width + 8)
+        raise ValueError(
+            f"{most} rows of {width} numbers take {most * (4 * width + 8) / 2**30:.1f} GiB; the "
+            f"limit is {raw.MAX_BYTES / 2**30:.1f} GiB: give limit = {fit}, or fewer rows"
+        )
+    inputs = torch.zeros(most, width)
+    labels = torch.zeros(most, dtype=torch.int64 if schema.classes else torch.float32)
+    label, count = _label(schema), 0
+    seen = dict.fromkeys([column.name for column in schema.columns], False)
+    empty = torch.zeros(width).clamp(*domain.box).numpy()
+    for block in table.blocks:
+        taken = slice(count, count := min(count + len(block.lines), most))
+        part = inputs[taken].numpy()
+        for column, (start, stop) in zip(schema.columns, domain.places, strict=True):
+            values = _read(block, column, len(part))
+            seen[column.name] = bool(seen[column.name] or not np.isnan(values).all())
+            _put(part[:, start:stop], column, values, empty[start])
+        labels[taken] = torch.from_numpy(_read(block, label, len(part))).to(labels)
+        if count == limit:
+            break
+    else:
+        if gone := [name for name, found in seen.items() if not found]:
+            raise ValueError(f"column {gone[0]!r} is missing in every row; name it in ignore")
+    return Raw(inputs[:count], labels[:count], schema.classes, schema.columns)
+
+
+@contextmanager
+def _archive(path: Path, schema: Schema) -> Iterator[rows.Rows]:
+    wanted = [column.name for column in schema.columns] + [schema.target]
+    with open_archive(path) as archive:
+        held = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        whole = set(held) == {"inputs", "labels"} != set(wanted)
+        own = {name: held[name] for name in (held if whole else wanted) if name in held}
+        raw.within_limit(f"archive {str(path)!r}", sum(info.file_size for info in own.values()))
+        arrays = {name: read_array(archive, info, raw.MAX_BYTES) for name, info in own.items()}
+    if whole:
+        inputs = arrays["inputs"]
+        if inputs.ndim != 2 or inputs.shape[1] != len(schema.columns):
+            raise ValueError(
+                f"inputs have shape {inputs.shape}; give (N, {len(schema.columns)}), the columns "
+                "of the schema in its order"
+            )
+        arrays = dict(zip(wanted, [*inputs.T, arrays["labels"]], strict=True))
+    shapes = {array.shape for array in arrays.values()}
+    if len(shapes) > 1 or any(len(shape) != 1 or not shape[0] for shape in shapes):
+        shown = ", ".join(map(str, sorted(shapes)[:5]))
+        raise ValueError(
+            f"its columns have shapes {shown}; give (N,) for each, with one row or more"
+        )
+    count = next(iter(shapes), (0,))[0]
+    names = tuple(wanted if whole else held)
+    block = rows.RowBlock(range(1, count + 1), arrays, count, "row")
+    yield rows.Rows(names, ",", iter([block]), count, lambda: count)
+
+
+def _label(schema: Schema) -> Column:
+    """The label as a column, so that it is read by the same rules."""
+    if schema.classes:
+        return Column(schema.target, "categorical", levels=schema.classes)
+    return Column(schema.target, low=-1e30, high=1e30)
+
+
+def _put(part: Array, column: Column, values: Array, empty: float) -> None:
+    """Write values as inputs (N, width); `empty` stands for a missing number, beside its flag."""
+    gone = np.isnan(values)
+    if column.categorical:
+        level = np.where(gone, len(column.levels), values).astype(np.int64)
+        part[np.arange(len(part)), level] = 1.0
+        return
+    part[:, 0] = np.where(gone, empty, (values - column.origin) / column.unit_length)
+    if column.missing:
+        part[:, 1] = gone
+
+
+def _read(block: rows.RowBlock, column: Column, count: int) -> Array:
+    """The first values of a column as float64: numbers, or numbers of levels; NaN if missing."""
+    texts = block.values[column.name][:count]
+    low, high = (0, len(column.levels) - 1) if column.categorical else (column.low, column.high)
+    if isinstance(texts, np.ndarray):
+        values = texts.astype(np.float64)
+    elif column.categorical:
+        place = {level: k for k, level in enumerate(column.levels)}
+        values = np.array(list(map(place.get, texts)), dtype=np.float64)  # None becomes NaN
+    else:
+        values = rows.numbers(texts)
+        if column.unit == DAYS:
+            values = np.where(np.isnan(values), rows.days(texts), values)
+    wrong = ~((values >= low) & (values <= high))
+    if column.kind != "continuous":
+        wrong |= np.floor(values) != values
+    for k in np.flatnonzero(wrong).tolist():
+        text = str(texts[k])
+        if not np.isnan(values[k]) or text not in rows.MISSING or not column.missing:
+            why = _why(column, text, float(values[k]), low, high)
+            raise ValueError(f"{block.word} {block.lines[k]}, column {column.name!r}: {why}")
+    return values
+
+
+def _why(column: Column, text: str, value: float, low: float, high: float) -> str:
+    """What is wrong with a value, and the mend."""
+    shown = repr(text[:60])
+    if np.isnan(value):
+        if text in rows.MISSING:
+            return "no value; leave the row out, or (not for a label) set missing = true"
+        if column.categorical:
+            near = check.closest(text[:60], column.levels)
+            return f"{shown} is no level of the schema; {near or 'add it there'}"
+        return f"{shown} is no number; mend it, or make the column categorical"
+    if column.categorical:
+        return f"{shown} is no number of a level; give whole numbers from 0 to {high:g}"
+    if low <= value <= high:
+        return f'{shown} is no whole number; give one, or set kind = "continuous"'
+    return f"{shown} is not from {low:g} to {high:g}; mend it, or widen low and high in the schema"

@@ -1,0 +1,287 @@
+"""The losses that clients train on: what a label is, and the derivative in the model's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from leakbound import check
+
+__all__ = ["LOSSES", "NamedLoss", "dice", "named"]
+
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class NamedLoss:
+    """A loss of outputs (B, ...) and labels, the mean over all examples and terms, as a scalar.
+
+    Attributes:
+        name: its name in `LOSSES`; of other functions, their own name.
+        targets: what a label is. "classes": a number (B,) of int64. "binary": 0 or 1 as a float,
+            "real": any number, "count": a number from 0 on; one per output, (B,) for a single one.
+            "class map": (B, H, W) of int64. "mask": 0 or 1 as a float, shaped as the output.
+            "any": of a function that leakbound does not know.
+        mean: the label at which an output is right; the derivative in the outputs is then
+            scale * (mean(output) - label) / (B * terms). None: it has another form.
+        slope: the derivative of `mean`, as a function of the mean.
+        coded: labels are class numbers (B,), which are turned into a 0 or 1 per output.
+
+    Example:
+        >>> bce, outputs, labels = LOSSES["bce"], torch.zeros(2, 1), torch.tensor([0.0, 1.0])
+        >>> bce(outputs, labels), bce.of_data(labels.long())(outputs, labels.long())
+        (tensor(0.6931), tensor(0.6931))
+    """
+
+    name: str
+    function: Function
+    targets: str = "any"
+    mean: Callable[[Tensor], Tensor] | None = None
+    slope: Callable[[Tensor], Tensor] | None = None
+    scale: float = 1.0
+    coded: bool = False
+
+    def __call__(self, output: Tensor, labels: Tensor) -> Tensor:
+        return self.function(output, self.target(output, labels))
+
+    @property
+    def by_class(self) -> bool:
+        """Whether labels are class numbers, or probabilities of classes."""
+        return self.coded or self.targets in ("classes", "any")
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether each output has a label of its own, and `mean` and `slope` are known."""
+        return self.slope is not None
+
+    @property
+    def dense(self) -> bool:
+        """Whether every pixel has a label."""
+        return self.targets in ("class map", "mask")
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether labels are numbers of classes, of examples or of pixels."""
+        return self.by_class or self.targets == "class map"
+
+    def target(self, output: Tensor, labels: Tensor) -> Tensor:
+        """The labels as the function takes them; as in `output` where each output has its own."""
+        if self.coded and not labels.is_floating_point():
+            width = output[0].numel()
+            own = labels if width == 1 else labels[:, None] == torch.arange(width).to(labels)
+            return own.to(output.dtype).reshape(output.shape)
+        if self.coded and output[0].numel() == 1:  # probabilities of both classes
+            return labels[:, 1].reshape(output.shape)
+        if self.has_classes or labels.shape == output.shape:
+            return labels
+        if labels.numel() != output.numel():
+            raise ValueError(
+                f"labels has shape {tuple(labels.shape)} and the model's output "
+                f"{tuple(output.shape)}; the loss {self.name!r} takes one {self.targets} label for "
+                "each output"
+            )
+        return labels.reshape(output.shape)
+
+    def of_data(self, labels: Tensor) -> NamedLoss:
+        """The loss on a data set's labels: numbers (N,), class numbers (N,), or class maps.
+
+        Raises:
+            ValueError: it does not take such labels, nor others that can be made of them.
+        """
+        elements = self.targets in ("binary", "real", "count")
+        what, fitting = "numbers", "mse, l1, poisson"
+        if labels.ndim > 1:
+            what, fitting = "class maps", "dense_cross_entropy, dice, bce"
+            if self.name == "cross_entropy":
+                return LOSSES["dense_cross_entropy"]
+            fits = self.dense or self.targets == "binary"
+        elif labels.is_floating_point():
+            fits = elements
+        else:
+            what, fitting = "class numbers", "cross_entropy, bce, mse, l1, poisson"
+            fits = self.by_class or elements
+        if not fits:
+            raise ValueError(
+                f"loss is {self.name!r}, but the data's labels are {what}; give one of {fitting}"
+            )
+        return replace(self, coded=True) if what == "class numbers" and elements else self
+
+    def outputs(self, classes: int) -> int:
+        """Outputs of a model for this many classes, 0 for labels that are numbers; per pixel."""
+        one = not classes or self.targets == "mask" or (self.targets == "binary" and classes == 2)
+        return 1 if one else classes
+
+    def misfit(self, output: Tensor, count: int) -> str | None:
+        """Why a model's output for this many examples does not fit the loss; None if it does."""
+        shapes = {"classes": (2, 2), "any": (2, 5), "class map": (3, 5)}
+        least, most = shapes.get(self.targets, (1, 5))
+        form = {
+            "class map": "scores of classes for each pixel, (B, K, H, W)",
+            "mask": "one number for each pixel, (B, 1, H, W)",
+            "classes": "one row of class scores (B, K)",
+        }.get(self.targets, "one row of outputs (B, K)")
+        if least <= output.ndim <= most and len(output) == count:
+            return None
+        return (
+            f"the model returns {tuple(output.shape)}, and the loss {self.name!r} takes {form}; "
+            "give another loss (--loss), or a model that returns this"
+        )
+
+    def check(self, labels: Tensor, classes: int | None) -> None:
+        """Reject labels of another type or range; `classes` as in `Task`.
+
+        Raises:
+            ValueError: labels do not fit the loss.
+        """
+        whole = "give one class number per pixel, (B, H, W) of torch.int64"
+        if self.by_class:
+            if classes is not None and labels.ndim == 3 and self.targets == "classes":
+                raise ValueError(
+                    f"labels has shape {tuple(labels.shape)}; for class maps give "
+                    'loss="dense_cross_entropy"'
+                )
+            check.labels(labels, classes)
+        elif self.targets == "class map":
+            if labels.ndim < 2 or labels.dtype != torch.int64:
+                raise ValueError(
+                    f"labels has shape {tuple(labels.shape)} and type {labels.dtype}; {whole}"
+                )
+            check.labels(labels.flatten(), classes)
+        elif not labels.is_floating_point():
+            raise ValueError(
+                f"labels has type {labels.dtype}, but the loss {self.name!r} takes {self.targets} "
+                "labels as floats; give labels.float()"
+            )
+        else:
+            check.finite("labels", labels)
+            low, high = (float(v) for v in labels.aminmax())
+            most = 1.0 if self.targets in ("binary", "mask") else float("inf")
+            if self.targets != "real" and not 0 <= low <= high <= most:
+                raise ValueError(
+                    f"labels run from {low:g} to {high:g}, but the loss {self.name!r} takes "
+                    f"{self.targets} labels, from 0 {'to 1' if most == 1 else 'on'}"
+                )
+
+    def searched(self, free: Tensor) -> Tensor:
+        """Labels for the free numbers that a search moves: (B, K) for classes, else as outputs."""
+        if self.has_classes:
+            return free.softmax(1)
+        if self.targets in ("binary", "mask"):
+            return free.sigmoid()
+        return functional.softplus(free) if self.targets == "count" else free
+
+    def decided(self, free: Tensor) -> Tensor:
+        """The labels that such numbers stand for."""
+        if self.has_classes:
+            return free.argmax(1)
+        found = self.searched(free)
+        return found.round() if self.targets in ("binary", "mask") else found
+
+    def hits(self, output: Tensor, labels: Tensor) -> Tensor:
+        """Whether outputs (B, K, ...) say the classes (B, ...); NaN for labels of another kind."""
+        if labels.is_floating_point():
+            return torch.full(labels.shape, float("nan"))
+        one = output[0].numel() == labels[0].numel()
+        return (output.reshape(labels.shape) > 0 if one else output.argmax(1)) == labels
+
+
+def dice(output: Tensor, mask: Tensor) -> Tensor:
+    """The mean of 1 - (2 sum p y + 1) / (sum p + sum y + 1), p the sigmoid of the outputs.
+
+    Outputs and masks are (B, ...); the sums run over all of an example.
+
+    Source: Milletari et al. 2016 (V-Net), with 1 added so that empty masks have a value.
+
+    Example:
+        >>> dice(torch.full((1, 2, 2), 40.0), torch.ones(1, 2, 2))
+        tensor(0.)
+    """
+    p, y = output.sigmoid().flatten(1), mask.flatten(1)
+    return (1 - (2 * (p * y).sum(1) + 1) / (p.sum(1) + y.sum(1) + 1)).mean()
+
+
+def _softmax(output: Tensor) -> Tensor:
+    return output.softmax(1)
+
+
+def _same(output: Tensor) -> Tensor:
+    return output
+
+
+def _of_sigmoid(mean: Tensor) -> Tensor:
+    return mean * (1 - mean)
+
+
+_BCE = functional.binary_cross_entropy_with_logits
+LOSSES: dict[str, NamedLoss] = {
+    one.name: one
+    for one in (
+        NamedLoss("cross_entropy", functional.cross_entropy, "classes", _softmax),
+        NamedLoss("bce", _BCE, "binary", torch.sigmoid, _of_sigmoid),
+        NamedLoss("mse", functional.mse_loss, "real", _same, torch.ones_like, 2.0),
+        NamedLoss("l1", functional.l1_loss, "real"),
+        NamedLoss("poisson", functional.poisson_nll_loss, "count", torch.exp, _same),
+        NamedLoss("dense_cross_entropy", functional.cross_entropy, "class map", _softmax),
+        NamedLoss("dice", dice, "mask"),
+    )
+}
+"""Losses by name; "bce" takes logits, "poisson" the logarithm of the rate."""
+_MODULES: dict[type[nn.Module], str] = {
+    nn.CrossEntropyLoss: "cross_entropy",
+    nn.BCEWithLogitsLoss: "bce",
+    nn.MSELoss: "mse",
+    nn.L1Loss: "l1",
+    nn.PoissonNLLLoss: "poisson",
+}
+
+
+def named(loss: str | Function) -> NamedLoss:
+    """A loss by name, as PyTorch's module or function, or as a function of outputs and labels.
+
+    A module with other settings than PyTorch's, such as weights, is taken as it is: updates and
+    searches use them, and labels are not inferred. So is a function that is not in `LOSSES`.
+
+    Raises:
+        ValueError: no loss has this name, or the loss returns no scalar.
+
+    Example:
+        >>> named("bce") is named(nn.BCEWithLogitsLoss()) is named(_BCE)
+        True
+        >>> named(nn.CrossEntropyLoss(label_smoothing=0.1)).name
+        'CrossEntropyLoss(label_smoothing=0.1)'
+    """
+    if isinstance(loss, NamedLoss):
+        return loss
+    if isinstance(loss, str):
+        check.one_of(LOSSES, loss=loss)
+        return LOSSES[loss]
+    if not callable(loss):
+        raise ValueError(f"loss is {loss!r}; give one of {', '.join(LOSSES)}, or a function")
+    if getattr(loss, "reduction", "mean") == "none":
+        raise ValueError(f"loss is {loss!r} with reduction 'none'; give reduction='mean'")
+    for one in LOSSES.values():
+        if loss is one.function:
+            return one
+    if (kind := type(loss)) in _MODULES:
+        changed = {k: v for k, v in _settings(loss).items() if not _equal(v, _settings(kind())[k])}
+        if not changed:
+            return LOSSES[_MODULES[kind]]
+        told = (f"{k}={'...' if isinstance(v, Tensor) else v}" for k, v in changed.items())
+        name = f"{kind.__name__}({', '.join(told)})"
+        return NamedLoss(name, loss, LOSSES[_MODULES[kind]].targets)
+    return NamedLoss(f"the function {getattr(loss, '__name__', kind.__name__)}", loss)
+
+
+def _settings(module: Any) -> dict[str, Any]:
+    hidden = ("training", "eps")
+    own = {k: v for k, v in vars(module).items() if not k.startswith("_") and k not in hidden}
+    return {**own, **module._buffers}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a is b or (not isinstance(a, Tensor) and bool(a == b))

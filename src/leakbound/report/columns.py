@@ -1,0 +1,159 @@
+"""Columns of a table: how often each is right beside the prior-only baseline, and single rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from scipy.special import bdtrc
+
+from leakbound._util.shares import holm, wilson
+from leakbound.assess.record import Assessment
+from leakbound.report import tables
+from leakbound.report.tables import Configuration, Names, ReportPart, ShareInterval, grouped
+
+SIGNIFICANT: Final = 0.01
+"""The largest corrected p-value at which a column counts as revealed."""
+MOST = 60
+"""How many columns of one row a page shows."""
+
+
+class ColumnShare(ReportPart, frozen=True):
+    """Rows that attack and baseline have right; `p_value`: corrected, of no difference."""
+
+    name: str
+    unit: str
+    sensitive: bool
+    attack: ShareInterval
+    baseline: ShareInterval
+    p_value: float
+
+    @property
+    def revealed(self) -> bool:
+        return self.p_value <= SIGNIFICANT
+
+
+class ColumnTable(ReportPart, frozen=True):
+    """A configuration's strongest attack over all `rows`: sensitive columns, then by share.
+
+    `fewest`: from fewer rows no column can be called revealed.
+    """
+
+    model: str
+    batch_size: int
+    defense: str
+    attack: str
+    rows: int
+    fewest: int
+    columns: tuple[ColumnShare, ...]
+
+    @property
+    def few(self) -> bool:
+        return self.rows < self.fewest
+
+    @property
+    def revealed(self) -> int:
+        return sum(column.revealed for column in self.columns)
+
+
+@dataclass(frozen=True)
+class RowCell:
+    """One value of a row as text; `truth` and `right` are None if the truth is not known."""
+
+    name: str
+    sensitive: bool
+    truth: str | None
+    reconstruction: str
+    right: bool | None
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """The row at `place` of a batch; `more` columns are left out."""
+
+    place: int
+    cells: tuple[RowCell, ...]
+    more: int
+
+    @property
+    def known(self) -> bool:
+        return any(cell.truth is not None for cell in self.cells)
+
+    def first(self, most: int) -> RowTable:
+        """Sensitive columns, then those that are right: `most` of them."""
+        cells = sorted(self.cells, key=lambda cell: (not cell.sensitive, not cell.right))
+        return RowTable(self.place, tuple(cells[:most]), self.more + max(0, len(cells) - most))
+
+
+def column_tables(
+    assessments: Iterable[Assessment], names: Names, rows: Iterable[Configuration]
+) -> list[ColumnTable]:
+    """A table for each configuration whose strongest attack has measured columns.
+
+    P-values are corrected over the columns of all attacks, as the strongest is chosen by its
+    result. Rows count as independent.
+    """
+    ran = grouped((names.key(a), a) for a in assessments if a.status == "ok" and a.columns)
+    found = []
+    for row in rows:
+        attacks = grouped((names.attack(a), a) for a in ran.get(row.key, ()))
+        pairs = grouped(
+            ((attack, column.name), both)
+            for attack, some in attacks.items()
+            for column in (column for a in some for column in a.columns or ())
+            for both in zip(column.matched, column.baseline, strict=False)
+        )
+        corrected = dict(zip(pairs, holm([paired(own) for own in pairs.values()]), strict=True))
+        attack = str(row.strongest_attack)
+        made = [
+            ColumnShare(
+                *(column.name, column.unit, column.sensitive),
+                attack=_share([one for one, _ in pairs[attack, column.name]]),
+                baseline=_share([other for _, other in pairs[attack, column.name]]),
+                p_value=corrected[attack, column.name],
+            )
+            for column in (attacks[attack][0].columns or () if attack in attacks else ())
+            if (attack, column.name) in pairs
+        ]
+        if made:
+            made.sort(key=lambda one: (not one.sensitive, -one.attack.value, one.name))
+            fewest = math.ceil(math.log2(len(pairs) / SIGNIFICANT))
+            found.append(ColumnTable(*row.key, attack, made[0].attack.n, fewest, tuple(made)))
+    return found
+
+
+def paired(pairs: Sequence[tuple[bool, bool]]) -> float:
+    """The exact one-sided p-value of McNemar (1947): the first is right no more often.
+
+    Example:
+        >>> paired([(True, False)] * 5 + [(True, True)])
+        0.03125
+    """
+    won, differ = sum(a and not b for a, b in pairs), sum(a != b for a, b in pairs)
+    return float(bdtrc(won - 1, differ, 0.5)) if won else 1.0
+
+
+def row_of(own: Assessment) -> RowTable | None:
+    """The best reconstructed row; None if the record holds no values."""
+    scores = own.scores
+    place = max(range(len(scores)), key=lambda i: scores[i] or 0.0) if scores else 0
+    shown = own.columns or ()
+    cells = [
+        RowCell(
+            column.name,
+            column.sensitive,
+            column.truth[place] if place < len(column.truth) else None,
+            column.reconstruction[place],
+            column.matched[place] if place < len(column.matched) else None,
+        )
+        for column in sorted(shown, key=lambda column: not column.sensitive)
+        if place < len(column.reconstruction)
+    ]
+    return RowTable(place, tuple(cells[:MOST]), max(0, len(cells) - MOST)) if cells else None
+
+
+def _share(hits: Sequence[bool]) -> ShareInterval:
+    n, found = len(hits), sum(hits)
+    return ShareInterval(found, n, found / n, *wilson(found, n), tables.LEVEL)

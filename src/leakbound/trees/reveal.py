@@ -1,0 +1,259 @@
+"""What the trees of one client reveal about its rows: thresholds, counts of leaves, brackets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from leakbound.trees.model import Doubles, Floats, Numbers, Tree, TreeModel
+
+LAMBDA = 1.0
+"""XGBoost's default regularization, for trees that do not determine their own."""
+FIT = 1e-6
+"""Error of a fit to numbers of 32 bits, relative to their sum."""
+WHOLE = 0.01
+"""How far a count may be from a whole number, plus 1e-6 of the rows: sums of 32-bit floats."""
+LOGISTIC = ("binary:logistic", "reg:logistic")
+SOFTMAX = ("multi:softprob", "multi:softmax")
+SQUARED = ("reg:squarederror", "reg:linear")
+THRESHOLDS = (
+    "each threshold is a value of a row of this client under tree_method hist (the default) and "
+    "approx, and halfway between two values under exact; the file does not say which"
+)
+
+
+@dataclass(frozen=True)
+class LeafCount:
+    """The rows in one leaf of a tree, exact, and what is known about their targets.
+
+    `targets`: rows of the positive class (of the class `output`), or the sum of the targets in a
+    regression, which has the rounding of the file; None if unknown.
+    """
+
+    tree: int
+    leaf: int
+    output: int
+    rows: int
+    targets: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Revealed:
+    """What one client's update reveals to all who see it. Made by `revealed`.
+
+    `trees`: those of the client; `before`: those that the client received. `eta`, `reg_lambda`: of
+    the client's training, given or inferred; None if the trees do not determine them. `counts`:
+    rows in leaves; empty where `notes` say why.
+    """
+
+    model: TreeModel
+    trees: tuple[Tree, ...]
+    before: tuple[Tree, ...]
+    counts: tuple[LeafCount, ...]
+    eta: float | None
+    reg_lambda: float | None
+    notes: tuple[str, ...]
+
+    @cached_property
+    def thresholds(self) -> dict[int, Floats]:
+        """The distinct split thresholds of the client's trees by feature, sorted."""
+        return thresholds_of(self.trees)
+
+    def brackets(self, rows: ArrayLike, *, update: bool = True) -> tuple[Floats, Floats]:
+        """The lowest and highest values (n, m) of rows (n, m), if the leaf of each row is known.
+
+        The region of a row's leaf in every tree, intersected: low <= value < high. An auditor knows
+        the leaves, because they have the rows. An attacker must infer them, so what brackets reveal
+        is an upper bound for attackers. `update=False`: from the trees before alone.
+
+        Raises:
+            ValueError: the rows are no matrix with one column per feature.
+        """
+        held = self._rows(rows)
+        low, high = (np.full(held.shape, x, np.float32) for x in (-np.inf, np.inf))
+        for tree in (*self.before, *(self.trees if update else ())):
+            tree.descend(held, low, high)
+        return low, high
+
+    def leaves(self, rows: ArrayLike) -> Numbers:
+        """(n, trees) the leaf of each row in each of the client's trees."""
+        held = self._rows(rows)
+        return np.stack([tree.descend(held) for tree in self.trees], 1)
+
+    def _rows(self, rows: ArrayLike) -> Floats:
+        held = np.asarray(rows, dtype=np.float32)
+        if held.ndim != 2 or held.shape[1] != self.model.features:
+            raise ValueError(
+                f"rows have shape {held.shape}; give (n, {self.model.features}), a column for each "
+                "feature of the model"
+            )
+        return held
+
+
+def thresholds_of(trees: Sequence[Tree]) -> dict[int, Floats]:
+    """The distinct split thresholds by feature, sorted."""
+    column = np.concatenate([np.zeros(0, np.int64), *(t.feature[t.inner] for t in trees)])
+    value = np.concatenate([np.zeros(0, np.float32), *(t.threshold[t.inner] for t in trees)])
+    return {int(j): np.unique(value[column == j]) for j in np.unique(column)}
+
+
+def revealed(
+    after: TreeModel,
+    before: TreeModel | None = None,
+    *,
+    eta: float | None = None,
+    reg_lambda: float | None = None,
+) -> Revealed:
+    """What a client's trees reveal, given the model that the client received.
+
+    A client of Flower's `FedXgbBagging` sends its new trees; one of `FedXgbCyclic` sends the trees
+    that it received and its new ones. Both are recognized.
+
+    - Thresholds: with tree_method hist, every threshold is a value of one of the client's rows.
+    - Rows of a leaf, in trees that start from no other tree: H / h, where H is the sum of second
+      derivatives in the file and h that of one row: p(1 - p) for logistic loss at base score p,
+      2p(1 - p) for softmax, 1 for squared error (there in all trees). Positives: rows p - G, with
+      G = -value (H + lambda) / eta (Chen and Guestrin 2016, eq. 5). All counts of a tree must be
+      whole, or none is given. Rows have weight 1: equal weights w show w times the rows.
+    - eta and lambda: from inner nodes, whose weight -G / (H + lambda) is in the file without eta,
+      because G of a node is the sum of its children's. Lambda is 1 where this is not enough.
+
+    Args:
+        after: the client's message.
+        before: the model that the client received; None or without trees in round 1.
+        eta: learning rate of the client's training if known; otherwise inferred.
+        reg_lambda: its L2 penalty if known; otherwise inferred.
+
+    Raises:
+        ValueError: the client has no trees of its own, or `before` is not what it received.
+
+    Example:
+        >>> import json
+        >>> from leakbound.trees.model import read
+        >>> tree = {"left_children": [1, -1, -1], "right_children": [2, -1, -1],
+        ...         "split_indices": [3, 0, 0], "split_conditions": [41.0, 0.25, -0.125],
+        ...         "base_weights": [0.0, 0.25, -0.125], "sum_hessian": [8.0, 3.0, 5.0]}
+        >>> revealed(read(json.dumps([tree]).encode())).thresholds[3].tolist()
+        [41.0]
+    """
+    own, start = _own_trees(after, before)
+    rate, strength = _rates(own, eta, reg_lambda)
+    counts, notes = _counts(after, own, start, rate, strength)
+    notes = (THRESHOLDS, *notes)
+    return Revealed(after, own, before.trees if before else (), counts, rate, strength, notes)
+
+
+def _own_trees(after: TreeModel, before: TreeModel | None) -> tuple[tuple[Tree, ...], bool]:
+    """The client's trees, and whether its training started without trees."""
+    if not after.trees:
+        raise ValueError("after holds no trees; give the model that the client sent")
+    sent = before.trees if before else ()
+    if before and sent and before.features != after.features:
+        raise ValueError(
+            f"before has {before.features} features and after {after.features}; give the model "
+            "that this client received"
+        )
+    shared = 0
+    while shared < min(len(sent), len(after.trees)) and sent[shared].same(after.trees[shared]):
+        shared += 1
+    if shared not in (0, len(sent)) or shared == len(after.trees):
+        raise ValueError(
+            f"after has the first {shared} of {len(sent)} trees of before and "
+            f"{len(after.trees) - shared} others; give as before the model that the client received"
+        )
+    return after.trees[shared:], not sent
+
+
+def _rates(
+    trees: Sequence[Tree], eta: float | None, strength: float | None
+) -> tuple[float | None, float]:
+    """1/eta and lambda, by least squares: G of an inner node is the sum of its children's G.
+
+    This is linear in lambda, 1/eta and their product. Lambda is 1 where that fits as well.
+    """
+    for name, given, low in (("eta", eta, 1e-9), ("reg_lambda", strength, 0.0)):
+        if given is not None and not low <= given < np.inf:
+            raise ValueError(f"{name} is {given}; give the finite number of the client's training")
+    constant, *known = np.concatenate([_equations(tree) for tree in trees]).T
+
+    def inverse(strength: float) -> tuple[float, ...]:
+        """1/eta at a lambda, the error of the fit, and the size of what is fitted."""
+        weight, right = known[1] + strength * known[2], constant - strength * known[0]
+        found = float(weight @ right / max(weight @ weight, 1e-300))
+        size = [float(np.abs(x).max(initial=0)) for x in (right - found * weight, right)]
+        return found, *size
+
+    if strength is None:
+        strength = LAMBDA
+        if inverse(LAMBDA)[1] > FIT:
+            strength = max(float(np.linalg.lstsq(np.stack(known, 1), constant)[0][0]), 0.0)
+    if eta is None:
+        found, error, size = inverse(strength)
+        eta = 1 / found if error < 10 * FIT < size / 100 and found > 1e-9 else None
+    return eta, strength
+
+
+def _equations(tree: Tree) -> Doubles:
+    """(inner nodes, 4) constant = a lambda + b / eta + c lambda / eta, in units of its terms."""
+    inner = tree.inner
+    nodes = np.stack([inner, tree.left[inner], tree.right[inner]])
+    leaf, hessian = tree.left[nodes] < 0, tree.hessian[nodes]
+    weight = np.where(leaf, 0.0, tree.weight[nodes]) * np.array([[-1], [1], [1]])
+    value = np.where(leaf, tree.value[nodes], 0.0)
+    terms = np.stack([weight * hessian, -weight, -value * hessian, -value])
+    return np.asarray(terms.sum(1) / (np.abs(terms).sum((0, 1)) + 1e-300)).T
+
+
+def _counts(
+    model: TreeModel, trees: Sequence[Tree], start: bool, eta: float | None, strength: float
+) -> tuple[tuple[LeafCount, ...], tuple[str, ...]]:
+    squared = model.objective in SQUARED
+    if not (squared or model.objective in (*LOGISTIC, *SOFTMAX)):
+        return (), (f"rows of leaves: not known for the objective {model.objective or '(none)'!r}",)
+    many = len(trees) if squared else model.first if start else 0
+    if not many:
+        return (), ("rows of leaves: known for trees that start from no other tree alone",)
+    found: list[LeafCount] = []
+    for number, tree in enumerate(trees[:many]):
+        rate = eta if start and number < model.first else None
+        if not (own := _leaf_counts(model, number, tree, rate, strength)):
+            why = "sums are no whole numbers of rows (weighted rows, a starting margin, noise?)"
+            return (), (f"rows of leaves: {why}",)
+        found += own
+    note = "targets of leaves: not known: the trees determine no eta and lambda (a penalty alpha?)"
+    return tuple(found), (note,) if all(leaf.targets is None for leaf in found) else ()
+
+
+def _leaf_counts(
+    model: TreeModel, number: int, tree: Tree, eta: float | None, strength: float
+) -> list[LeafCount]:
+    """Rows and targets of each leaf; () if the rows are not whole."""
+    output = model.output[number] if number < model.first else 0
+    hessian, weight = tree.hessian[tree.leaves], model.positive_weight
+    squared, softmax = model.objective in SQUARED, model.objective in SOFTMAX
+    chance, targets = float(model.base_score[0]), None
+    if softmax:  # before XGBoost 3.1 one base score for all classes
+        base = np.resize(model.base_score, 1 + max(model.output))
+        shares = np.exp(base - base.max())
+        chance = float(shares[output] / shares.sum())
+    if not squared and not (1e-9 < chance < 1 - 1e-9 and (eta or weight == 1)):
+        return []
+    rows = hessian / (1.0 if squared else chance * (1 - chance) * (1 + softmax))
+    if eta is not None:
+        gradient = -tree.value[tree.leaves] * (hessian + strength) / eta
+        targets = (rows * chance - gradient) / weight
+        rows = rows - (weight - 1) * targets
+    counts, slack = np.rint(rows), WHOLE + 1e-6 * np.abs(rows)
+    if (np.abs(rows - counts) > slack).any() or counts.min() < 1 or slack.max() > 0.25:
+        return []
+    if targets is not None and not squared:
+        sums = np.rint(targets)
+        possible = (np.abs(targets - sums) <= slack) & (sums >= 0) & (sums <= counts)
+        targets = sums if possible.all() else None
+    sums_ = [None] * len(counts) if targets is None else targets.tolist()
+    triples = zip(tree.leaves.tolist(), counts.astype(int).tolist(), sums_, strict=True)
+    return [LeafCount(number, leaf, output, n, own) for leaf, n, own in triples]

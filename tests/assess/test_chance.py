@@ -1,0 +1,122 @@
+"""The permutation test of matching rows: brute force, and false alarms on real tables."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from leakbound import Batch, data
+from leakbound.assess.chance import FEWEST, chance, halves
+from leakbound.assess.criterion import Criterion
+from leakbound.domains import Column, TableDomain
+
+LEVELS = ("a", "b", "c")
+DOMAIN = TableDomain(tuple(Column(f"c{k}", "categorical", levels=LEVELS) for k in range(4)))
+
+
+def rows(count, source):
+    drawn = torch.from_numpy(source.integers(0, 3, (count, 4)))
+    return torch.nn.functional.one_hot(drawn, 3).flatten(1).float()
+
+
+def batch(inputs, labels=None):
+    return Batch(inputs, torch.zeros(len(inputs), dtype=torch.long) if labels is None else labels)
+
+
+def statistic(part, guesses, within):
+    """(rows that meet the criterion, most columns, columns in total), columns compared by hand."""
+    wrong = np.array(
+        [[sum(x[3 * k : 3 * k + 3].argmax() != y[3 * k : 3 * k + 3].argmax() for k in range(4))
+          for y in guesses] for x in part]
+    )  # fmt: skip
+    held, given = linear_sum_assignment(wrong)
+    own = wrong[held, given]
+    return (own <= within).sum(), -own.min(), -own.sum()
+
+
+def test_one_row_against_every_decoy():
+    source = np.random.default_rng(0)
+    for _ in range(20):
+        truth, decoys, guess = rows(1, source), rows(150, source), rows(1, source)
+        criterion = Criterion(DOMAIN, 1)
+        found = chance(criterion, batch(truth), guess, batch(decoys), by_label=False)
+        best = statistic(truth, guess, 1)
+        as_good = sum(statistic(decoys[k : k + 1], guess, 1) >= best for k in range(150))
+        assert found.p_value == pytest.approx((1 + as_good) / 151)
+        assert found.decoys == 150
+
+
+def test_pairs_against_all_subsets():
+    """With two rows, the p-value over random pairs comes close to that over all pairs."""
+    source = np.random.default_rng(1)
+    truth, decoys = rows(2, source), rows(120, source)
+    guess = truth.clone()
+    guess[0, :3] = guess[0, :3].roll(1)
+    criterion = Criterion(DOMAIN, 1)
+    found = chance(criterion, batch(truth), guess, batch(decoys), by_label=False)
+    union, best = torch.cat([truth, decoys]), statistic(truth, guess, 1)
+    wrong = np.array([[(4 - (x * y).sum()).item() for y in guess] for x in union])
+    as_good = 0
+    for i, j in combinations(range(len(union)), 2):
+        one, two = wrong[i, 0] + wrong[j, 1], wrong[i, 1] + wrong[j, 0]
+        own = (wrong[i, 0], wrong[j, 1]) if one <= two else (wrong[i, 1], wrong[j, 0])
+        as_good += (sum(v <= 1 for v in own), -min(own), -sum(own)) >= best
+    share = as_good / len(list(combinations(range(len(union)), 2)))
+    assert abs(found.p_value - share) < 4 * (share / 9999) ** 0.5 + 1e-3
+
+
+def test_labels_that_are_known_are_kept():
+    """Decoys of another class say nothing: a label alone may explain every match."""
+    source = np.random.default_rng(2)
+    one, two = rows(1, source), rows(1, source)
+    inputs = torch.cat([one.expand(200, -1), two.expand(200, -1)])
+    labels = torch.cat([torch.zeros(200), torch.ones(200)]).long()
+    criterion, truth = Criterion(DOMAIN, 0), batch(one, torch.zeros(1).long())
+    known = chance(criterion, truth, one, batch(inputs, labels), by_label=True)
+    assert (known.p_value, known.decoys) == (1, 200)
+    both = chance(criterion, truth, one, batch(inputs, labels), by_label=False)
+    assert both.p_value == pytest.approx(201 / 401)
+
+
+def test_too_few_decoys_say_nothing():
+    source = np.random.default_rng(3)
+    truth, few = rows(1, source), rows(FEWEST - 1, source)
+    assert chance(Criterion(DOMAIN, 0), batch(truth), truth, batch(few), by_label=False) is None
+    assert chance(Criterion(DOMAIN, 0), batch(truth), truth, None, by_label=False) is None
+
+
+def test_public_rows_are_split_once():
+    inputs = torch.arange(11.0)[:, None].expand(-1, 12).contiguous()
+    one, two = halves(DOMAIN, batch(inputs))
+    assert sorted([*one.inputs[:, 0].tolist(), *two.inputs[:, 0].tolist()]) == list(range(11))
+    assert torch.equal(one.inputs, halves(DOMAIN, batch(inputs))[0].inputs)
+
+
+@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize("name", ["german", "diabetes", "breast_cancer", "wine", "iris"])
+def test_guesses_without_an_update_are_seldom_called_exposed(name, size):
+    """400 trials on a built-in table: half guess the median row, half random public rows."""
+    table = data.load(name)
+    source, trials = np.random.default_rng(7), 400
+    order = torch.from_numpy(source.permutation(len(table.labels)))
+    public, private = order[: len(order) // 4], order[len(order) // 4 :]
+    domain = table.domain.fitted(table.inputs[public])
+    blind = domain.blind(table.inputs[public])
+    for share in (0.5, 0.9):
+        criterion = Criterion.of(domain, columns=share)
+        alarms = count_only = 0
+        for trial in range(trials):
+            drawn = private[torch.from_numpy(source.permutation(len(private)))]
+            truth, decoys = table.batch(drawn[:size]), table.batch(drawn[size:])
+            guess = table.inputs[public[torch.from_numpy(source.integers(0, len(public), size))]]
+            if trial % 2:
+                guess = blind.expand(size, -1)
+            found = chance(criterion, truth, guess, decoys, by_label=trial % 4 < 2)
+            count_only += int((domain.counts(truth.inputs, guess) <= criterion.within).any())
+            alarms += found is not None and found.excluded
+        # at most alpha + 2 standard errors, the standard error at alpha
+        assert alarms <= 0.01 * trials + 2 * (0.01 * 0.99 * trials) ** 0.5, (share, alarms)
+        if (name, size, share) == ("german", 8, 0.5):
+            assert count_only > 0.9 * trials  # the count alone would be wrong nearly always
