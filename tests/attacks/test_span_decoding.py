@@ -140,11 +140,19 @@ def mixed():
     return domain, rows, rows[0] - rows[1] + rows[2]
 
 
-@pytest.mark.parametrize("plan", [LocalPlan(), LocalPlan(3, 0.1, 2)])
-def test_a_mixture_is_in_the_span_and_is_rejected(plan):
+@pytest.mark.parametrize(
+    ("activation", "depth", "plan"),
+    [
+        (nn.ReLU, 1, LocalPlan()),  # the units that are off alone
+        (nn.ReLU, 2, LocalPlan(3, 0.1, 2)),
+        (nn.Tanh, 2, LocalPlan()),  # the later layers alone
+    ],
+)
+def test_a_mixture_is_in_the_span_and_is_rejected(activation, depth, plan):
     domain, rows, mixture = mixed()
     assert enumerated(domain, rows) >= {(0, 1, 1, 2)}
-    played = seen(Task.of(mlp(13, 60), domain=domain, plan=plan), (rows, torch.arange(5) % 2))
+    model = mlp(13, 60, activation=activation, depth=depth)
+    played = seen(Task.of(model, domain=domain, plan=plan), (rows, torch.arange(5) % 2))
     answer = attack(played)
     assert names(domain, answer.inputs) == names(domain, rows)
     assert domain.rows(mixture[None])[0] not in domain.rows(answer.inputs)

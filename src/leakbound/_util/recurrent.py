@@ -90,47 +90,7 @@ class StepGRU(_StepByStep, nn.GRU):
     """`nn.GRU`, step by step."""
 
 
-class _StepCell(nn.RNNCellBase):
-    """One step of a user's own loop; the classes below say which."""
-
-    kind = "RNN"
-
-    def forward(self, input: Tensor, hx: Any = None) -> Any:
-        """As PyTorch's, for inputs (B, C) or (C,)."""
-        state: State = (hx,) if isinstance(hx, Tensor) else hx or ()
-        if not state:
-            zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
-            state = (zeros, zeros) if self.kind == "LSTM" else (zeros,)
-        kind = "RNN_RELU" if getattr(self, "nonlinearity", "tanh") == "relu" else self.kind
-        hidden = linear(state[0], self.weight_hh, self.bias_hh)
-        after = _step(kind, linear(input, self.weight_ih, self.bias_ih), hidden, state)
-        return after if self.kind == "LSTM" else after[0]
-
-
-class StepRNNCell(_StepCell, nn.RNNCell):
-    """`nn.RNNCell` in plain operations."""
-
-
-class StepLSTMCell(_StepCell, nn.LSTMCell):
-    """`nn.LSTMCell` in plain operations."""
-
-    kind = "LSTM"
-
-
-class StepGRUCell(_StepCell, nn.GRUCell):
-    """`nn.GRUCell` in plain operations."""
-
-    kind = "GRU"
-
-
-_STEPS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.RNN: StepRNN,
-    nn.LSTM: StepLSTM,
-    nn.GRU: StepGRU,
-    nn.RNNCell: StepRNNCell,
-    nn.LSTMCell: StepLSTMCell,
-    nn.GRUCell: StepGRUCell,
-}
+_STEPS: dict[type, type] = {nn.RNN: StepRNN, nn.LSTM: StepLSTM, nn.GRU: StepGRU}
 
 
 def step_by_step(model: nn.Module) -> nn.Module:

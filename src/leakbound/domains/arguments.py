@@ -8,10 +8,10 @@ and each embedding returns the mean of its rows, weighted by the shares. This is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,101 +27,78 @@ CLOSE = 1e-3
 """Largest difference there, relative to the largest output."""
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What one position of an embedding's input depends on: the column with its place in a row,
-    and the embedding's row for each level; no place: always the same row.
+class _Look(NamedTuple):
+    """The column behind one position of an embedding's input, as its place in a row (None: no
+    column), and the embedding's row for each level.
     """
 
     index: Tensor
     place: tuple[int, int] | None = None
 
-    def shares(self, rows: Tensor) -> Tensor:
-        """(N, L) the shares of the levels in stored rows (N, n)."""
-        return rows.new_ones(len(rows), 1) if self.place is None else rows[:, slice(*self.place)]
+
+_CALL: ContextVar[tuple[Tensor, Counter[int]] | None] = ContextVar("call", default=None)
+"""Of the forward pass under way: the stored rows (N, n), and how often each embedding was called.
+"""
 
 
-@dataclass(eq=False)
-class _Call:
-    """One forward pass: the stored rows (N, n), and how often each embedding was called so far."""
-
-    rows: Tensor
-    times: dict[int, int] = field(default_factory=dict)
-
-    def looks(self, module: nn.Module) -> Sequence[_Look] | None:
-        calls: Any = module.looks
-        count = self.times[id(module)] = self.times.get(id(module), 0) + 1
-        if count > len(calls):
-            raise ValueError(
-                f"the model calls an embedding {count} times, and did so {len(calls)} times when "
-                "its columns were read; give a model that makes the same calls for all rows"
-            )
-        found: Sequence[_Look] | None = calls[count - 1]
-        return found
-
-
-_CALL: ContextVar[_Call | None] = ContextVar("call", default=None)
-
-
-def _lookups(module: nn.Module) -> tuple[Sequence[_Look], Tensor] | None:
-    """Where the next call's input comes from, and the rows; None: from no column."""
-    call = _CALL.get()
-    looks = None if call is None else call.looks(module)
-    return None if call is None or looks is None else (looks, call.rows)
+def _looked_up(module: Any, bag: bool = False) -> tuple[Tensor, Tensor] | None:
+    """The weighted means (N, K, D) for all K positions of the next call's input, and the weights
+    (N, K) of rows other than the padding's; None if this input comes from no column.
+    """
+    if (call := _CALL.get()) is None:
+        return None
+    rows, times = call
+    times[id(module)] += 1
+    if times[id(module)] > len(module.looks):
+        raise ValueError(
+            f"the model calls an embedding {times[id(module)]} times, and did so "
+            f"{len(module.looks)} times when its columns were read; give a model that makes the "
+            "same calls for all rows"
+        )
+    if (looks := module.looks[times[id(module)] - 1]) is None:
+        return None
+    weight, pad = module.weight, -1 if module.padding_idx is None else module.padding_idx
+    kept = torch.arange(len(weight), device=weight.device) != pad
+    if pad >= 0:  # PyTorch gives this row no gradient, and leaves it out of a bag
+        weight = torch.where(kept[:, None], weight, 0.0 if bag else weight.detach())
+    parts = []
+    for index, place in looks:
+        index = index.to(weight.device)
+        shares = rows.new_ones(len(rows), 1) if place is None else rows[:, slice(*place)]
+        parts.append((shares @ weight[index], shares @ kept[index].to(shares)))
+    means, counts = zip(*parts, strict=True)
+    return torch.stack(means, 1), torch.stack(counts, 1)
 
 
 class ColumnEmbedding(nn.Embedding):
-    """An embedding of a table's columns: the mean of its rows, weighted by the levels' shares.
-
-    `looks` has the columns behind each call, None for calls that depend on no column.
-    """
-
-    looks: Sequence[Sequence[_Look] | None]
+    """An embedding of a table's columns: the mean of its rows, weighted by the levels' shares."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Codes (N, ...) to (N, ..., D); their values count only if they come from no column."""
-        if (found := _lookups(self)) is None:
+        if (found := _looked_up(self)) is None:
             return super().forward(input)
-        weight, (looks, rows) = self.weight, found
-        if self.padding_idx is not None:  # PyTorch gives this row no gradient
-            is_pad = torch.arange(len(weight), device=weight.device) == self.padding_idx
-            weight = torch.where(is_pad[:, None], weight.detach(), weight)
-        each = [look.shares(rows) @ weight[look.index.to(weight.device)] for look in looks]
-        return torch.stack(each, 1).reshape(*input.shape, self.embedding_dim)
+        return found[0].reshape(*input.shape, self.embedding_dim)
 
 
 class ColumnEmbeddingBag(nn.EmbeddingBag):
     """As `ColumnEmbedding`, with the rows of one example reduced to their sum, mean or maximum."""
 
-    looks: Sequence[Sequence[_Look] | None]
-
     def forward(
         self, input: Tensor, offsets: Any = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Codes (N, K) to (N, D)."""
-        if (found := _lookups(self)) is None:
+        if (found := _looked_up(self, bag=True)) is None:
             return super().forward(input, offsets, per_sample_weights)
-        parts, counts = [], []
-        for look in found[0]:
-            index = look.index.to(self.weight.device)
-            shares = look.shares(found[1])
-            if self.padding_idx is not None:  # PyTorch leaves this row out
-                shares = shares * (index != self.padding_idx)
-            parts.append(shares @ self.weight[index])
-            counts.append(shares.sum(1))
-        rows, count = torch.stack(parts, 1), torch.stack(counts, 1).sum(1, keepdim=True)
+        means, counts = found
         if self.mode == "max":
-            return rows.amax(1)
+            return means.amax(1)
         if per_sample_weights is not None:
-            rows = rows * per_sample_weights[..., None]
-        total = rows.sum(1)
-        return total if self.mode == "sum" else total / torch.where(count == 0, 1.0, count)
+            means = means * per_sample_weights[..., None]
+        count = counts.sum(1, keepdim=True)
+        return means.sum(1) / (torch.where(count == 0, 1.0, count) if self.mode == "mean" else 1.0)
 
 
-_COLUMNS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Embedding: ColumnEmbedding,
-    nn.EmbeddingBag: ColumnEmbeddingBag,
-}
+_COLUMNS = {nn.Embedding: ColumnEmbedding, nn.EmbeddingBag: ColumnEmbeddingBag}
 
 
 class TakesRows:
@@ -152,51 +129,45 @@ class TakesRows:
     def __call__(self, rows: Tensor) -> Any:
         """The model's output for stored rows."""
         codes = {}
-        for k, column, (start, stop) in self.coded:
+        for k, (start, stop) in self.coded.items():
             shares = rows[:, start:stop]
-            if self.constant is not None and k in self.constant:
-                codes[k] = torch.zeros(len(rows), dtype=torch.long, device=rows.device)
-            elif column.encoding == "embedding":
-                codes[k] = shares.argmax(-1)
-            else:
+            codes[k] = shares.argmax(-1)
+            if k in (self.constant or ()):
+                codes[k] = torch.zeros_like(codes[k])
+            elif self.domain.columns[k].encoding == "code":
                 codes[k] = shares @ torch.arange(stop - start).to(shares)
-        held = _CALL.set(None if self.constant is None else _Call(rows))
+        held = _CALL.set(None if self.constant is None else (rows, Counter()))
         try:
             return self.run(rows, codes)
         finally:
             _CALL.reset(held)
 
     @property
-    def coded(self) -> list[tuple[int, Column, tuple[int, int]]]:
-        """The columns that the model takes as codes, with their numbers and places."""
+    def coded(self) -> dict[int, tuple[int, int]]:
+        """The places of the columns that the model takes as codes, by number."""
         pairs = zip(self.domain.columns, self.domain.places, strict=True)
-        return [(k, c, place) for k, (c, place) in enumerate(pairs) if takes_codes(c)]
+        return {k: place for k, (column, place) in enumerate(pairs) if takes_codes(column)}
 
     def run(self, rows: Tensor, codes: Mapping[int, Tensor]) -> Any:
         """Call the model: numbers and shares come from `rows`, codes (N,) by column."""
-        parts: dict[str, Tensor] = {}
-        apart = []
+        numbers, apart = dict[str, Tensor](), dict[str, Tensor]()
         for k, (column, place) in enumerate(
             zip(self.domain.columns, self.domain.places, strict=True)
         ):
-            if k not in codes:
-                parts[column.name] = rows[:, slice(*place)]
-            elif column.encoding == "embedding":
-                parts[column.name] = codes[k].long()
-                apart.append(column.name)
+            if column.encoding == "embedding" and k in codes:
+                apart[column.name] = codes[k].long()
             else:
-                parts[column.name] = codes[k].to(rows)[:, None]
-        if self.form == "keywords":
-            return self.forward(**parts)
-        if self.form == "dictionary":
-            return self.forward(parts)
-        numbers = [part for name, part in parts.items() if name not in apart]
-        given = [torch.cat(numbers, 1)] if numbers else []
-        given += [torch.stack([parts[name] for name in apart], 1)] if apart else []
+                own = codes[k].to(rows)[:, None] if k in codes else rows[:, slice(*place)]
+                numbers[column.name] = own
+        if self.form != "split":
+            parts = {c.name: {**numbers, **apart}[c.name] for c in self.domain.columns}
+            return self.forward(**parts) if self.form == "keywords" else self.forward(parts)
+        given = [torch.cat([*numbers.values()], 1) if numbers else None]
+        given.append(torch.stack([*apart.values()], 1) if apart else None)
         if not self.names:
-            return self.forward(*given)
-        names = [name for name, own in zip(self.names, (numbers, apart), strict=True) if own]
-        return self.forward(**dict(zip(names, given, strict=True)))
+            return self.forward(*(own for own in given if own is not None))
+        named = zip(self.names, given, strict=True)
+        return self.forward(**{name: own for name, own in named if own is not None})
 
 
 def arguments(domain: TableDomain, rows: Tensor) -> tuple[Tensor, ...]:
@@ -233,53 +204,48 @@ def adapt(model: nn.Module, domain: Domain | None) -> nn.Module:
     if not isinstance(own, TakesRows):
         if not isinstance(domain, TableDomain) or not any(map(takes_codes, domain.columns)):
             return model
-        own = TakesRows(model.forward, domain)
+        own = vars(model)["forward"] = TakesRows(model.forward, domain)
     elif isinstance(domain, TableDomain):
         own.domain = domain
-    vars(model)["forward"] = own
     if own.coded:
         _read(model, own)
     return model
 
 
 def _read(model: nn.Module, own: TakesRows) -> None:
-    """Find the columns of every embedding, and compare with the model as it was."""
+    """Find the columns of every embedding, and compare with the model as it was.
+
+    The first rows differ from one row in one code each. In the trial rows, all codes are random.
+    """
     like = next(p for p in (*model.parameters(), *model.buffers()) if p.is_floating_point())
     low, high = (edge.to(like) for edge in own.domain.box)
     base = own.domain.hard((low + high)[None] / 2)
-    changes = [(k, level) for k, _, (a, z) in own.coded for level in range(1, z - a)]
-    count = 1 + len(changes)
-    codes = {
-        k: torch.zeros(count + TRIALS, dtype=torch.long, device=like.device) for k, *_ in own.coded
-    }
-    for row, (k, level) in enumerate(changes, 1):
-        codes[k][row] = level
-    for k, _, (start, stop) in own.coded:
-        drawn = torch.randint(stop - start, (TRIALS,), generator=stream(0, "trials", k))
-        codes[k][count:] = drawn.to(like.device)
-    trials = {k: part[count:] for k, part in codes.items()}
-    numbers = torch.linspace(0, 1, TRIALS).to(like)[:, None]
-    rows = low + (high - low) * numbers
+    changes = [(k, level) for k, (a, z) in own.coded.items() for level in range(1, z - a)]
+    rows = base + (high - low) * torch.linspace(-0.5, 0.5, TRIALS).to(like)[:, None]
     for start, stop in own.domain.groups:
         rows[:, start:stop] = base[:, start:stop]
+    alone, trials = dict[int, Tensor](), dict[int, Tensor]()
+    for k, (start, stop) in own.coded.items():
+        alone[k] = torch.tensor([0, *(level * (k == other) for other, level in changes)])
+        trials[k] = torch.randint(stop - start, (TRIALS,), generator=stream(0, "trials", k))
+        rows[:, start:stop] = nn.functional.one_hot(trials[k], stop - start).to(like)
     known = _embeddings(model)
+    calls, wanted = _recorded(
+        own, known, [(base.expand(1 + len(changes), -1), alone), (rows, trials)]
+    )
+    used: set[int] = set()
+    for name, module in known.items():
+        half = len(calls[name]) // 2
+        pairs = zip(calls[name][:half], calls[name][half:], strict=True)
+        looks = [_looks(name, own, changes, trials, *pair) for pair in pairs]
+        module.__class__, module.looks = _COLUMNS[type(module)], looks
+        places = {look.place for each in looks for look in each or ()}
+        used |= {k for k, place in own.coded.items() if place in places}
+    apart = (k for k in own.coded if own.domain.columns[k].encoding == "embedding")
+    own.constant = frozenset(used.union(apart))
     with torch.no_grad():
-        wide = torch.cat([base.expand(count, -1), rows])
-        calls = _recorded(own, known, wide, codes)
-        wanted = _tensor(own.run(rows, trials))
-        used: set[int] = set()
-        for name, module in known.items():
-            looks: Any = [_looks(name, index, own, changes, codes) for index in calls[name]]
-            module.__class__, module.looks = _COLUMNS[type(module)], looks
-            places = {look.place for each in looks for look in each or ()}
-            used |= {k for k, _, place in own.coded if place in places}
-        own.constant = frozenset(
-            k for k, column, _ in own.coded if k in used or column.encoding == "embedding"
-        )
-        for k, _, (start, stop) in own.coded:
-            rows[:, start:stop] = nn.functional.one_hot(trials[k], stop - start).to(rows)
-        found = _tensor(own(rows))
-    if not bool((found - wanted).abs().max() <= CLOSE * wanted.abs().max()):
+        off = (_tensor(own(rows)) - wanted).abs().max()
+    if not bool(off <= CLOSE * wanted.abs().max()):
         raise ValueError(
             "the model uses codes other than in nn.Embedding, or in nn.EmbeddingBag for codes "
             "(N, K): its output changes if only the embeddings see them; take these columns with "
@@ -302,24 +268,28 @@ def _embeddings(model: nn.Module) -> dict[str, Any]:
 
 
 def _recorded(
-    own: TakesRows, known: Mapping[str, nn.Module], rows: Tensor, codes: Mapping[int, Tensor]
-) -> dict[str, list[Tensor]]:
-    """The inputs of every embedding in one call of the model, by name."""
-    calls: dict[str, list[Tensor]] = {name: [] for name in known}
+    own: TakesRows,
+    known: Mapping[str, nn.Module],
+    calls: Sequence[tuple[Tensor, Mapping[int, Tensor]]],
+) -> tuple[dict[str, list[Tensor]], Tensor]:
+    """The inputs of every embedding in these calls of the model, by name, and the last output."""
+    found: dict[str, list[Tensor]] = {name: [] for name in known}
 
     def note(name: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            calls[name].append((args[0] if args else kwargs["input"]).clone())
+            found[name].append((args[0] if args else kwargs["input"]).clone())
 
         return hook
 
     hooks = [m.register_forward_pre_hook(note(n), with_kwargs=True) for n, m in known.items()]
     try:
-        own.run(rows, codes)
+        with torch.no_grad():
+            *_, output = (
+                own.run(rows, {k: part.to(rows.device) for k, part in codes.items()})
+                for rows, codes in calls
+            )
     except Exception as error:
-        takes = {"split": "numbers (N, a), codes (N, b)"}.get(
-            own.form, "one tensor for each column"
-        )
+        takes = "numbers (N, a), codes (N, b)" if own.form == "split" else "one tensor per column"
         raise ValueError(
             f"the model cannot be called with {takes} and codes from 0 to the number of levels "
             f"minus 1 ({' '.join(str(error).split())[:300]}); give leakbound.models.adapted("
@@ -328,30 +298,30 @@ def _recorded(
     finally:
         for one in hooks:
             one.remove()
-    return calls
+    return found, _tensor(output)
 
 
 def _looks(
     name: str,
-    index: Tensor,
     own: TakesRows,
-    changes: list[tuple[int, int]],
-    codes: Mapping[int, Tensor],
+    changes: Sequence[tuple[int, int]],
+    trials: Mapping[int, Tensor],
+    alone: Tensor,
+    tried: Tensor,
 ) -> list[_Look] | None:
-    """The column behind every position of an embedding's input (N, ...) for the trial rows."""
-    if index.ndim == 0 or len(index) != len(next(iter(codes.values()))):
+    """The column behind every position of an embedding's input, seen in both kinds of rows."""
+    if alone.ndim == 0 or (len(alone), len(tried)) != (1 + len(changes), TRIALS):
         return None
-    looks, flat = [], index.reshape(len(index), -1)
-    changed, places = flat[1 : len(changes) + 1] != flat[0], dict[int, tuple[int, int]]()
-    places.update((k, place) for k, _, place in own.coded)
+    looks = []
+    flat, again = (x.reshape(len(x), -1).cpu() for x in (alone, tried))
     for at, seen in enumerate(flat.T):
-        columns = {changes[r][0] for r in changed[:, at].nonzero()[:, 0].tolist()}
+        columns = {changes[r][0] for r in (seen[1:] != seen[0]).nonzero()[:, 0].tolist()}
         look, expected = _Look(seen[:1]), seen[:1].expand(TRIALS)
         for k in columns:
             rows = [0, *(r for r, (other, _) in enumerate(changes, 1) if other == k)]
-            look = _Look(seen[rows], places[k])
-            expected = look.index[codes[k][-TRIALS:]]
-        if len(columns) > 1 or not torch.equal(seen[-TRIALS:], expected):
+            look = _Look(seen[rows], own.coded[k])
+            expected = look.index[trials[k]]
+        if len(columns) > 1 or not torch.equal(again[:, at], expected):
             raise ValueError(
                 f"the embedding {name!r} looks up a mix of several columns, or a number; take "
                 'such columns with encoding "onehot", or look every column up alone'

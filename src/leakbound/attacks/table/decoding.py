@@ -268,7 +268,7 @@ class Survivors:
         if rank < count:
             said.append(
                 f"the gradient has rank {rank}, not {count}: rows repeat or have no gradient, and "
-                "how often each occurs is a guess"
+                "how often each occurs is not known"
             )
         if not self.determined:
             said.append("several rows have the same categories: their numbers are not determined")
