@@ -117,7 +117,7 @@ def pair(name: str, seeds: int, table: dict[str, Any], other: dict[str, Any]) ->
             {"data": {"source": "mnist5k"}, "seeds": list(range(seeds)), **given}, name=name
         )
         results = run(plan, workers=1, pictures=False)
-        found.append([float(np.mean(r.record.psnr)) for r in results])
+        found.append([float(np.mean(r.record.scores)) for r in results])
     apart = np.subtract(*found)
     half = float(stats.t.ppf(0.975, seeds - 1) * apart.std(ddof=1) / seeds**0.5)
     ours, others = (float(np.mean(values)) for values in found)
@@ -131,7 +131,7 @@ def row(name: str, wanted: str, table: dict[str, Any]) -> str:
     plan = parse({"data": {"source": "mnist5k"}, "seeds": SEEDS, **table}, name=name)
     means, best, labels = [], [], []
     for result in run(plan, workers=2, pictures=False):
-        psnr = result.record.psnr
+        psnr = result.record.scores
         means.append(float(np.mean(psnr)))
         best.append(max(psnr))
         labels += [v for v in result.record.metrics["label_accuracy"] if v is not None]

@@ -117,7 +117,7 @@ def measure(client: Client, trials: int, few: bool) -> None:
     training = f"{count} images, {client.steps} steps" + (f" of {size}" if size else "")
     for name, own in records.items():
         ok = [record for record in own if record.status == "ok"]
-        values = [value for record in ok for value in record.psnr]
+        values = [value for record in ok for value in record.scores]
         if not values:
             print(f"| {client.model} | {training} | {name} | {own[0].reason} |", flush=True)
             continue

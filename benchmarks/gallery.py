@@ -48,7 +48,7 @@ def picture(result: Result, name: str) -> np.ndarray:
 
 def psnr(result: Result) -> list[float]:
     """Of every image of an experiment."""
-    return list(result.record.psnr)
+    return list(result.record.scores)
 
 
 def said(values: Sequence[float]) -> str:

@@ -95,7 +95,7 @@ def measure(name, app, clients, attacked, config, specs, *, told, defense=None, 
             if record.status != "ok":
                 print(f"{name}: {spec.name}: {record.status}: {record.reason}")
                 continue
-            values += record.psnr
+            values += record.scores
             blind += record.baseline
             explained.append(record.capture.explained and record.capture.explained.direction)
         if not values:

@@ -47,7 +47,7 @@ def main() -> None:
             axis.set_xticks([])
             axis.set_yticks([])
             if i:
-                axis.set_xlabel(f"{result.record.psnr[0]:.0f} dB", fontsize=8)
+                axis.set_xlabel(f"{result.record.scores[0]:.0f} dB", fontsize=8)
         label = "true" if i == 0 else ROWS[i - 1][0]
         line[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=10)
     figure.subplots_adjust(left=0.21, right=0.995, top=0.995, bottom=0.03, hspace=0.35, wspace=0.05)

@@ -23,12 +23,6 @@ LAYERS = {
     "rnn": lambda: nn.RNN(2, 5, num_layers=2),
     "rnn relu": lambda: nn.RNN(2, 5, nonlinearity="relu", batch_first=True),
 }
-CELLS = {
-    "lstm": lambda: nn.LSTMCell(2, 5),
-    "gru": lambda: nn.GRUCell(2, 5, bias=False),
-    "rnn": lambda: nn.RNNCell(2, 5),
-    "rnn relu": lambda: nn.RNNCell(2, 5, nonlinearity="relu"),
-}
 
 
 def both(make):
@@ -62,16 +56,6 @@ def test_layers_are_pytorchs(name):
     same(_second(ours, x), _second(theirs, x))
 
 
-@pytest.mark.parametrize("name", CELLS)
-def test_cells_are_pytorchs(name):
-    theirs, ours = both(CELLS[name])
-    x = torch.randn(3, 2, generator=stream(0), dtype=torch.float64)
-    wanted = theirs(x)
-    same(ours(x), wanted)
-    same(ours(x, wanted), theirs(x, wanted))
-    same(ours(x[0]), theirs(x[0]))
-
-
 def _second(module, x):
     """A derivative of the squared gradient, as gradient matching needs it."""
     leaf, weights = x.clone().requires_grad_(), list(module.parameters())
@@ -79,12 +63,11 @@ def _second(module, x):
     return torch.autograd.grad(sum(own.square().sum() for own in slopes), leaf)
 
 
-@pytest.mark.parametrize("name", [*LAYERS, *(f"cell {name}" for name in CELLS)])
+@pytest.mark.parametrize("name", LAYERS)
 def test_every_transform(name):
-    cell = name.startswith("cell ")
-    _, ours = both(CELLS[name[5:]] if cell else LAYERS[name])
+    _, ours = both(LAYERS[name])
     weights = {key: p.detach() for key, p in ours.named_parameters()}
-    shape = (3, 1, 2) if cell else (3, 1, 4, 2) if ours.batch_first else (3, 4, 1, 2)
+    shape = (3, 1, 4, 2) if ours.batch_first else (3, 4, 1, 2)
     x = torch.randn(shape, generator=stream(0), dtype=torch.float64)
 
     def value(w, one):

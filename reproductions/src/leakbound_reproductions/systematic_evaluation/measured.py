@@ -264,7 +264,7 @@ def family(defense: str) -> str:
 
 def mean_errors(cells: Iterable[Assessment]) -> dict[int, float]:
     """Mean squared error of each round that ran."""
-    return {cell.seed: fmean(squared_errors(cell.psnr)) for cell in cells if measured(cell)}
+    return {cell.seed: fmean(squared_errors(cell.scores)) for cell in cells if measured(cell)}
 
 
 def grouped(records: Iterable[R], key: Any) -> dict[Any, list[R]]:
