@@ -143,7 +143,7 @@ def decoded(
         kept = torch.cat([keep(rows(part)) for part in torch.split(some, AT_ONCE * 64)])
         return some[kept], some[~kept]
 
-    valid, others = chosen, chosen[:0]
+    valid, others = split(chosen, Survivors.valid)
     passed, failed = split(valid, Survivors.passed)
     if rows(passed).dependent():
         more, others = split(others, Survivors.passed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from scipy import stats
@@ -110,14 +111,13 @@ def _tables(task: Task, domain: TableDomain) -> dict[int, list[tuple[str, Tensor
     its row for each level, and its row without gradient (padding).
     """
     found: dict[int, list[tuple[str, Tensor, int | None]]] = {}
-    for name, module in task.model.named_modules():
-        if isinstance(module, ColumnEmbedding | ColumnEmbeddingBag):
-            if f"{name}.weight" not in task.names:
-                continue
-            for look in (look for call in module.looks for look in call or ()):
-                if look.place is not None:
-                    own = (f"{name}.weight", look.index.cpu(), module.padding_idx)
-                    found.setdefault(look.place[0], []).append(own)
+    for name, own in task.model.named_modules():
+        module: Any = own
+        if isinstance(own, ColumnEmbedding | ColumnEmbeddingBag) and f"{name}.weight" in task.names:
+            for index, place in (look for call in module.looks for look in call or ()):
+                if place is not None:
+                    known = (f"{name}.weight", index.cpu(), module.padding_idx)
+                    found.setdefault(place[0], []).append(known)
     if not found:
         raise NotApplicable("no trained embedding looks up a column of the table")
     return found
