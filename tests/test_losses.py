@@ -419,4 +419,5 @@ def test_wrong_outputs_are_named():
     ):
         assert LOSSES[name].misfit(torch.zeros(shape), 2) is None
     assert losses.dice(torch.full((1, 2), -40.0), torch.zeros(1, 2)) == 0
-    assert LOSSES["mse"].hits(torch.zeros(2, 1), torch.rand(2)).isnan().all()
+    mask = torch.tensor([[0.0, 1.0]])
+    assert LOSSES["dice"].hits(torch.tensor([[[-1.0, -1.0]]]), mask).tolist() == [[True, False]]

@@ -183,9 +183,7 @@ class NamedLoss:
         return found.round() if self.targets in ("binary", "mask") else found
 
     def hits(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Whether outputs (B, K, ...) say the classes (B, ...); NaN for labels of another kind."""
-        if labels.is_floating_point():
-            return torch.full(labels.shape, float("nan"))
+        """Whether outputs (B, K, ...) say the classes (B, ...), or the mask."""
         one = output[0].numel() == labels[0].numel()
         return (output.reshape(labels.shape) > 0 if one else output.argmax(1)) == labels
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 import leakbound as lb
 from leakbound import data
 from leakbound.attacks import SpanDecoding
+from leakbound.attacks.table.decoding import Survivors, layer_plane
 from leakbound.attacks.table.span import decode, plane
 from leakbound.attacks.table.view import joint, view
 from leakbound.client import gradient
@@ -168,6 +169,27 @@ def test_mixtures_that_no_test_can_reject_are_a_problem():
     assert "mixtures" in attack(played).problem
 
 
+def test_a_mixture_in_place_of_a_row_is_noticed():
+    domain, rows, mixture = mixed()
+    played = seen(Task.of(mlp(13, 60), domain=domain), (rows, torch.arange(5) % 2))
+    own = view(played.observation.task, domain)
+    span, _ = layer_plane(played.observation, own.task, own.name, 0, 5)
+    chosen = decode(span, own.levels, 1000)
+    all_rows = Survivors.of(played.observation, own, span, chosen, 0, 5)
+    place = {row: at for at, row in enumerate(domain.rows(all_rows.rows))}
+
+    def problem(batch):
+        taken = chosen[[place[row] for row in domain.rows(batch)]]
+        found = Survivors.of(played.observation, own, span, taken, 0, 5)
+        return found.answer(5, torch.zeros(5, 13).double())[2]
+
+    assert problem(rows) is None
+    for k in range(3):
+        others = rows.clone()
+        others[k] = mixture
+        assert "leave off" in problem(others)
+
+
 def test_what_no_problem_says_is_true():
     """Small tables and narrow layers: an answer without a problem is the batch."""
     claims = 0
@@ -312,7 +334,9 @@ def test_equal_categories_are_a_problem(german):
     rows[5] = rows[0]
     rows[5, domain.places[12][0]] += 0.25  # the age
     played = seen(Task.of(mlp(61, 100), domain=domain), (rows, labels[:6]))
-    assert "not determined" in attack(played).problem
+    answer = attack(played)
+    assert "not determined" in answer.problem
+    assert answer.objective > 1e-3
 
 
 def test_zero_updates_and_wrong_counts_are_problems(german):

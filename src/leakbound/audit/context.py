@@ -373,6 +373,11 @@ def check_plan(plan: Plan, context: PlanContext) -> None:
             f"data has {len(context.dataset.labels)} images, too few to train on: give at least "
             f"{FEW}, or leave out [utility] and train_steps"
         )
+    if plan.utility.rounds and not context.dataset.classes:
+        raise ValueError(
+            "utility measures the accuracy of classes, but the data's labels are numbers; leave "
+            "[utility] out"
+        )
     if context.dataset.classes == 1:
         raise ValueError(
             f"data has one class ({context.dataset.class_names[0]!r}), on which cross-entropy has "

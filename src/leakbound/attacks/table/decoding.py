@@ -27,6 +27,8 @@ MOVES = ((0, 1), (-1, 2), (-2, 3), (-4, 5), (-8, 9))
 """Weights at which a unit must be off over several steps: these multiples of the change, in turn.
 """
 
+NOISY = 1e-5
+"""Noise over the largest singular value from which an answer is an estimate."""
 CAUSES = "noise, an optimizer such as Adam, more examples, or other columns"
 
 Answer = tuple[Tensor, float, str | None]
@@ -270,6 +272,8 @@ class Survivors:
                 f"the gradient has rank {rank}, not {count}: rows repeat or have no gradient, and "
                 "how often each occurs is not known"
             )
+        if int(self.span.left.any(1).sum()) <= rank + 1:
+            said.append("hardly more units than rows have a gradient: little confirms the span")
         if not self.determined:
             said.append("several rows have the same categories: their numbers are not determined")
         if good < rank:
@@ -278,8 +282,9 @@ class Survivors:
             said.append(f"{sure} rows passed for {rank}: some may be mixtures of others")
         elif wrong:
             said.append("units have a gradient that all rows leave off: some are mixtures")
-        if blurred := self._blurred(kept):
-            said.append(f"the noise exceeds the tolerance of {', '.join(blurred)}")
+        if self.span.floor > NOISY * float(self.span.scaled.norm(dim=1).max()):
+            blurred = ", ".join(self._blurred(kept)) or "no column"
+            said.append(f"rows are estimates under noise, which exceeds the tolerance of {blurred}")
         return self.seen.domain.hard(rows), left, "; ".join(said) or None
 
     def _blurred(self, kept: Tensor) -> list[str]:
@@ -311,15 +316,17 @@ class Survivors:
         """(k,) whether rows lie outside the row space of the gradients of units that are off.
 
         Local steps may switch a unit on for a while. So units near their threshold are left out in
-        turn, as long as more than twice the rank remain.
+        turn. A test counts with more than twice as many units as the rank; no test rejects no row.
         """
-        found = torch.zeros(len(at), dtype=torch.bool)
-        for moves in MOVES[: 1 if self.seen.task.plan.steps == 1 else None]:
+        found, tested = torch.zeros(len(at), dtype=torch.bool), torch.zeros(len(at)).bool()
+        still = self.seen.task.plan.steps == 1
+        for moves in MOVES[: 1 if still else None]:
             for part in torch.split((~found).nonzero()[:, 0], AT_ONCE):
                 off = self._off(at[part], moves)
-                enough = (off.sum(1) > 2 * self.span.rank) | (moves == MOVES[0])
-                found[part] = enough & (self._distance(off, at[part]) > APART)
-        return found
+                counts = (off.sum(1) > 2 * self.span.rank) | still
+                tested[part] |= counts
+                found[part] = counts & (self._distance(off, at[part]) > APART)
+        return found | ~tested
 
     def _distance(self, off: Tensor, at: Tensor) -> Tensor:
         """(k,) relative distance of rows from the row space of the gradients of the units `off`."""
