@@ -54,7 +54,8 @@ class SpanDecoding(Attack):
     The rows that passed come first. If more remain than the rank, linearly independent ones are
     chosen: inside the columns' ranges, with whole numbers, near public rows. A rank below B means
     repeated rows, or rows without gradient, and repeats fill the answer. `problem` states each of
-    these. If it is None, as many rows as the rank passed, and the rank is B.
+    these, and noise. If it is None, as many rows passed as the rank, which is B. That is no proof
+    if the assumptions fail.
 
     Args:
         prefixes: the largest number of prefixes that the search keeps.
@@ -147,11 +148,13 @@ def decoded(
 
     valid, others = split(chosen, Survivors.valid)
     passed, failed = split(valid, Survivors.passed)
+    tried = len(valid)
     if rows(passed).dependent():
+        tried = len(chosen)
         more, others = split(others, Survivors.passed)
         passed = torch.cat([passed, more])
     found = torch.cat([passed, failed, others])[: max(len(passed), AT_ONCE * 64)]
-    return rows(found).answer(len(passed), blind)
+    return rows(found).answer(len(passed), tried, blind)
 
 
 def layer_plane(
@@ -249,8 +252,10 @@ class Survivors:
         least = LIKE * float(self.points.norm())
         return int(torch.linalg.matrix_rank(self.points, tol=least)) < self.span.rank
 
-    def answer(self, sure: int, blind: Tensor) -> Answer:
-        """Rows for all examples: of the first `sure` rows, then others, repeats, baselines."""
+    def answer(self, sure: int, tried: int, blind: Tensor) -> Answer:
+        """Rows for all examples: of the first `sure`, which passed the tests among `tried`, then of
+        the others, repeats, baselines.
+        """
         rank, count, every = self.span.rank, self.count, torch.arange(len(self.rows))
         kept, basis = self._independent(self._order(every[:sure]))
         good = len(kept)
@@ -280,9 +285,12 @@ class Survivors:
             said.append(f"only {good} of {rank} rows passed the tests")
         elif sure > rank:
             said.append(f"{sure} rows passed for {rank}: some may be mixtures of others")
+        elif tried > rank and self.seen.task.plan.steps > 1:
+            said.append(f"{tried} rows fit, and local steps may mislead the test that chose {rank}")
         elif wrong:
             said.append("units have a gradient that all rows leave off: some are mixtures")
-        if self.span.floor > NOISY * float(self.span.scaled.norm(dim=1).max()):
+        loud = self.span.floor > NOISY * float(self.span.scaled.norm(dim=1).max())
+        if loud or self.observation.noise_variance is not None:
             blurred = ", ".join(self._blurred(kept)) or "no column"
             said.append(f"rows are estimates under noise, which exceeds the tolerance of {blurred}")
         return self.seen.domain.hard(rows), left, "; ".join(said) or None
