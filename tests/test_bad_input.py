@@ -96,7 +96,7 @@ def test_plans(complain, plan, tmp_path):
     assert "1100" in line
     assert "1078 private ones of 1797" in line
     line = complain(*plan(PLAN + "[utility]\nbatch_size = 300"))
-    assert "utility trains 4 clients on 300 images" in line
+    assert "utility trains 4 clients on 300 examples" in line
     line = complain(*plan('[data]\nsource = "digits"\nlimit = 8\n' + PLAN[25:] + "train_steps = 2"))
     assert "train_steps" in line
     assert not (tmp_path / "run").exists()

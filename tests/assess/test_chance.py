@@ -1,6 +1,7 @@
 """The permutation test of matching rows: brute force, and false alarms on real tables."""
 
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from scipy.optimize import linear_sum_assignment
 from leakbound import Batch, data
 from leakbound.assess.chance import FEWEST, chance, halves
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.record import Chance
+from leakbound.assess.verdict import by_chance, of_configuration
 from leakbound.domains import Column, TableDomain
 
 LEVELS = ("a", "b", "c")
@@ -41,7 +44,7 @@ def test_one_row_against_every_decoy():
     for _ in range(20):
         truth, decoys, guess = rows(1, source), rows(150, source), rows(1, source)
         criterion = Criterion(DOMAIN, 1)
-        found = chance(criterion, batch(truth), guess, batch(decoys), by_label=False)
+        found = chance(criterion, batch(truth), guess, batch(decoys))
         best = statistic(truth, guess, 1)
         as_good = sum(statistic(decoys[k : k + 1], guess, 1) >= best for k in range(150))
         assert found.p_value == pytest.approx((1 + as_good) / 151)
@@ -55,7 +58,7 @@ def test_pairs_against_all_subsets():
     guess = truth.clone()
     guess[0, :3] = guess[0, :3].roll(1)
     criterion = Criterion(DOMAIN, 1)
-    found = chance(criterion, batch(truth), guess, batch(decoys), by_label=False)
+    found = chance(criterion, batch(truth), guess, batch(decoys))
     union, best = torch.cat([truth, decoys]), statistic(truth, guess, 1)
     wrong = np.array([[(4 - (x * y).sum()).item() for y in guess] for x in union])
     as_good = 0
@@ -67,24 +70,22 @@ def test_pairs_against_all_subsets():
     assert abs(found.p_value - share) < 4 * (share / 9999) ** 0.5 + 1e-3
 
 
-def test_labels_that_are_known_are_kept():
-    """Decoys of another class say nothing: a label alone may explain every match."""
+def test_decoys_of_other_labels_do_not_count():
+    """A label alone may explain every match: all rows of its class look alike here."""
     source = np.random.default_rng(2)
     one, two = rows(1, source), rows(1, source)
     inputs = torch.cat([one.expand(200, -1), two.expand(200, -1)])
     labels = torch.cat([torch.zeros(200), torch.ones(200)]).long()
     criterion, truth = Criterion(DOMAIN, 0), batch(one, torch.zeros(1).long())
-    known = chance(criterion, truth, one, batch(inputs, labels), by_label=True)
-    assert (known.p_value, known.decoys) == (1, 200)
-    both = chance(criterion, truth, one, batch(inputs, labels), by_label=False)
-    assert both.p_value == pytest.approx(201 / 401)
+    found = chance(criterion, truth, one, batch(inputs, labels))
+    assert (found.p_value, found.decoys) == (1, 200)
 
 
 def test_too_few_decoys_say_nothing():
     source = np.random.default_rng(3)
     truth, few = rows(1, source), rows(FEWEST - 1, source)
-    assert chance(Criterion(DOMAIN, 0), batch(truth), truth, batch(few), by_label=False) is None
-    assert chance(Criterion(DOMAIN, 0), batch(truth), truth, None, by_label=False) is None
+    assert chance(Criterion(DOMAIN, 0), batch(truth), truth, batch(few)) is None
+    assert chance(Criterion(DOMAIN, 0), batch(truth), truth, None) is None
 
 
 def test_public_rows_are_split_once():
@@ -113,10 +114,44 @@ def test_guesses_without_an_update_are_seldom_called_exposed(name, size):
             guess = table.inputs[public[torch.from_numpy(source.integers(0, len(public), size))]]
             if trial % 2:
                 guess = blind.expand(size, -1)
-            found = chance(criterion, truth, guess, decoys, by_label=trial % 4 < 2)
+            found = chance(criterion, truth, guess, decoys)
             count_only += int((domain.counts(truth.inputs, guess) <= criterion.within).any())
             alarms += found is not None and found.excluded
         # at most alpha + 2 standard errors, the standard error at alpha
         assert alarms <= 0.01 * trials + 2 * (0.01 * 0.99 * trials) ** 0.5, (share, alarms)
         if (name, size, share) == ("german", 8, 0.5):
             assert count_only > 0.9 * trials  # the count alone would be wrong nearly always
+
+
+def of_chance(p_values, attack="a", verdict="undecided"):
+    """Records of one attack with these p-values; only what `by_chance` reads."""
+    test = {"decoys": 400, "level": 0.01}
+    return [
+        SimpleNamespace(
+            attack=SimpleNamespace(hash=attack),
+            chance=Chance(p_value=p, **test),
+            certificate=None,
+            verdict="exposed" if p <= 0.01 else verdict,
+        )
+        for p in p_values
+    ]
+
+
+def test_configurations_of_guesses_are_seldom_exposed():
+    """Ten thousand configurations of three dependent attacks and four draws: at most the level."""
+    source, found = np.random.default_rng(5), 0
+    shared = source.random((10_000, 1, 4))
+    p_values = np.where(source.random((10_000, 3, 4)) < 0.5, shared, source.random((10_000, 3, 4)))
+    for own in p_values:
+        records = [one for name, p in zip("abc", own, strict=True) for one in of_chance(p, name)]
+        found += of_configuration(records) == "exposed"
+    assert found <= 10_000 * 0.01 + 2 * (10_000 * 0.01 * 0.99) ** 0.5
+
+
+def test_strong_and_repeated_matches_are_exposed():
+    exact = of_chance([1 / 178] * 4) + of_chance([0.5, 0.7, 0.2, 0.9], "b")
+    assert of_configuration(exact) == "exposed"  # every row right, few decoys
+    assert of_configuration(of_chance([2e-4, 0.7, 0.5, 0.8])) == "exposed"  # one batch of four
+    assert of_configuration(of_chance([0.009, 0.7, 0.5, 0.8])) == "undecided"
+    assert by_chance(of_chance([0.004])) == 0.004
+    assert by_chance([]) is None

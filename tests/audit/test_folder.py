@@ -318,6 +318,6 @@ def test_an_image_is_never_private_and_public(table, tmp_path):
     assert not (kept["private"] | kept["public"]) & kept["test"]
     assert len(bench.splits["private"]) == 36
     assert set.union(*kept.values()) == set(images)
-    with pytest.warns(UserWarning, match=f"{bench.copies} of 60 images are copies"):
+    with pytest.warns(UserWarning, match=f"{bench.copies} of 60 examples are copies"):
         audit.audit(plan, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["copies"] > 0

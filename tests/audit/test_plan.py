@@ -3,8 +3,9 @@ import re
 import pytest
 
 from leakbound import audit, registry
+from leakbound._util.files import MOST_TOML
 from leakbound.audit.plan import DataSpec, Plan, Spec, defense_parameters, refuse_large
-from leakbound.audit.plan_file import LIMIT, row_of
+from leakbound.audit.plan_file import row_of
 from leakbound.defenses import DpSgd
 
 
@@ -183,8 +184,8 @@ def test_files(tmp_path):
     assert "not valid TOML" in message(path)
     path.write_text("a = " + "1" * 5000)
     assert "not valid TOML" in message(path)
-    path.write_bytes(b"#" * (LIMIT + 1))
-    assert "over 1048576 bytes" in message(path)
+    path.write_bytes(b"#" * (MOST_TOML + 1))
+    assert "over 4194304 bytes" in message(path)
     path.write_text('day = 2020-01-01\n[[models]]\nname="mlp"')
     with pytest.raises(ValueError, match="no key 'day'"):
         audit.load(path)

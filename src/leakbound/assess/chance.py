@@ -39,29 +39,28 @@ def halves(domain: Domain, public: Batch | None) -> tuple[Batch | None, Batch | 
 
 
 def chance(
-    criterion: Criterion, truth: Batch, guesses: Tensor, decoys: Batch | None, *, by_label: bool
+    criterion: Criterion, truth: Batch, guesses: Tensor, decoys: Batch | None
 ) -> Chance | None:
     """A permutation test of candidates (N, n) for the rows of `truth` (B, n) against decoys.
 
-    If the candidates do not depend on the victims, given public data and the labels that are known,
-    the victims are like a random part of victims and decoys. The statistic is (rows that meet the
-    criterion, most columns of one row, columns in total), after the same pairing for each part. A
-    batch of one is compared with every decoy. Otherwise parts are drawn, of the same labels if they
-    are known (`by_label`), until ENOUGH of them are as good (Besag and Clifford 1991).
+    If the candidates do not depend on the victims, given public data and the labels, the victims
+    are like a random part of victims and decoys with the same labels. The statistic is (rows that
+    meet the criterion, most columns of one row, columns in total), after the same pairing for each
+    part. A batch of one is compared with every decoy of its label. Otherwise parts are drawn until
+    ENOUGH of them are as good (Besag and Clifford 1991). Labels are kept even if the attacker does
+    not know them, because most updates reveal them: a label alone is no reconstruction.
 
     The p-value is valid only if decoys are drawn like the victims and no attack saw them.
 
-    None if there are fewer than FEWEST decoys.
+    None if there are fewer than FEWEST decoys with these labels.
 
     Source: exchangeability; Besag and Clifford, "Sequential Monte Carlo p-values", 1991.
     """
     if decoys is None:
         return None
     labels = [truth.labels, decoys.labels.to(truth.labels.device)]
-    groups: list[Tensor] = [torch.zeros(len(own), dtype=torch.long) for own in labels]
-    if by_label:
-        found = torch.unique(torch.cat(labels), return_inverse=True, dim=0)[1].cpu()
-        groups = list(torch.split(found, [len(own) for own in labels]))
+    found = torch.unique(torch.cat(labels), return_inverse=True, dim=0)[1].cpu()
+    groups = torch.split(found, [len(own) for own in labels])
     usable = torch.isin(groups[1], groups[0])
     pool = int(usable.sum())
     if pool < FEWEST:

@@ -60,7 +60,6 @@ def measure(
     more: Sequence[metrics.Metric] = (),
     quick: bool = False,
     decoys: Batch | None = None,
-    labels_known: bool = True,
 ) -> Measured:
     """Pair a reconstruction with the truth; measure it and the prior-only baseline.
 
@@ -78,7 +77,7 @@ def measure(
     baseline = pair(truth, Reconstruction(guesses(domain, truth, public)), domain.costs)
     met, test = criterion.met(truth.inputs, paired.inputs, baseline.inputs), None
     if domain.metric == "columns":
-        test = chance(criterion, truth, answer.inputs, decoys, by_label=labels_known)
+        test = chance(criterion, truth, answer.inputs, decoys)
         met = tuple(one and test is not None and test.excluded for one in met)
     return Measured(
         paired,

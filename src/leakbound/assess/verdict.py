@@ -145,9 +145,10 @@ def of_configuration(records: Iterable[Assessment]) -> Verdict:
 def by_chance(records: Iterable[Assessment]) -> float | None:
     """The p-value of the hypothesis that chance explains every match of a configuration.
 
-    The tests of one attack on several draws of victims are independent (Fisher 1932). Those of
-    several attacks on the same victims depend on each other (Simes 1986, for positive dependence).
-    None if nothing was tested.
+    Two rules are joined, each with half of the level. The tests of one attack on several draws of
+    victims are independent, so Fisher 1932 adds up weak ones; those of several attacks depend on
+    each other (Simes 1986, for positive dependence). Simes over all tests finds the one strong test
+    among many. None if nothing was tested.
     """
     tests: dict[str, list[float]] = {}
     for one in records:
@@ -155,7 +156,10 @@ def by_chance(records: Iterable[Assessment]) -> float | None:
             tests.setdefault(one.attack.hash, []).append(one.chance.p_value)
     if not tests:
         return None
-    return simes([fisher(own) for own in tests.values()])
+    each = simes([p for own in tests.values() for p in own])
+    if all(len(own) == 1 for own in tests.values()):
+        return each
+    return min(1.0, 2 * min(each, simes([fisher(own) for own in tests.values()])))
 
 
 def fisher(p_values: Sequence[float]) -> float:

@@ -355,7 +355,7 @@ def check_plan(plan: Plan, context: PlanContext) -> None:
     available = len(context.splits["private"])
     if context.copies:
         warnings.warn(
-            f"{context.copies} of {len(context.dataset.labels)} images are copies of images in "
+            f"{context.copies} of {len(context.dataset.labels)} examples are copies of examples in "
             "another split (private, public, test) and are left out",
             stacklevel=2,
         )
@@ -364,13 +364,13 @@ def check_plan(plan: Plan, context: PlanContext) -> None:
             context.batches(size, clients, plan.seeds[0])
     if plan.utility.rounds and plan.utility.batch_size * plan.utility.clients > available:
         raise ValueError(
-            f"utility trains {plan.utility.clients} clients on {plan.utility.batch_size} images "
+            f"utility trains {plan.utility.clients} clients on {plan.utility.batch_size} examples "
             f"each, but the data has {available} private ones; lower utility.batch_size"
         )
     trains = plan.utility.rounds or any(spec.train_steps for spec in plan.models)
     if trains and len(context.dataset.labels) < FEW:
         raise ValueError(
-            f"data has {len(context.dataset.labels)} images, too few to train on: give at least "
+            f"data has {len(context.dataset.labels)} examples, too few to train on: give at least "
             f"{FEW}, or leave out [utility] and train_steps"
         )
     if plan.utility.rounds and not context.dataset.classes:
@@ -381,7 +381,7 @@ def check_plan(plan: Plan, context: PlanContext) -> None:
     if context.dataset.classes == 1:
         raise ValueError(
             f"data has one class ({context.dataset.class_names[0]!r}), on which cross-entropy has "
-            "no gradient: put the images into two or more class folders"
+            "no gradient: give two classes or more (for images: two class folders)"
         )
     if plan.lpips_weights is not None:
         network, shape = context.lpips(plan.lpips_weights), context.input_shape

@@ -292,7 +292,6 @@ def _judge(
         more=[] if path is None else [context.lpips(path).metric(low)],
         images=images,
         decoys=context.others(unit.batch_size, len(played.observation.cohort), unit.seed),
-        labels_known=unit.threat.labels_known,
     )
 
 
@@ -317,7 +316,6 @@ def judged(
     more: Sequence[Metric] = (),
     images: bool = True,
     decoys: Batch | None = None,
-    labels_known: bool = True,
 ) -> tuple[records.Assessment, dict[str, bytes]]:
     """A record filled in from truth and reconstruction, and the pictures that it names.
 
@@ -333,7 +331,6 @@ def judged(
         distractors=distractors,
         more=more,
         decoys=decoys,
-        labels_known=labels_known,
     )
     limits = of_release(released, *wanted, source)
     leaks = None

@@ -18,7 +18,7 @@ from leakbound.defenses import Chain
 from leakbound.risk import ErrorBoundSpec, RiskSpec
 from leakbound.types import Server, ThreatModel
 
-LIMIT = 1 << 20  # bytes of a plan
+LIMIT = 1 << 20  # characters of a name with its settings
 NESTED = {"psnr": "criterion", "columns": "criterion", "lpips_weights": "metrics"}
 """The plan's fields that are tables."""
 KEYS = [NESTED.get(field.name, field.name) for field in fields(plans.Plan)]
@@ -27,21 +27,7 @@ NO_DEFENSE = {"name": "none"}
 
 def load(path: Path) -> plans.Plan:
     """Read a plan from a TOML file; for an unknown key or name the error offers the closest."""
-    where = f"plan {str(path)!r}"
-    try:
-        with files.opened(path) as stream:
-            content = stream.read(LIMIT + 1)
-    except OSError as error:
-        raise ValueError(f"{where} cannot be read: {error.strerror}; check the path") from None
-    if len(content) > LIMIT:
-        raise ValueError(f"{where} is over {LIMIT} bytes; give a smaller file")
-    try:
-        table = tomllib.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8 text: {error.reason} at {error.start}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not valid TOML: {error}") from None
-    return parse(table, name=path.stem)
+    return parse(files.read_toml(path, f"plan {str(path)!r}"), name=path.stem)
 
 
 def spec_of(kind: str, text: str) -> dict[str, Any]:

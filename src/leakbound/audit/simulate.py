@@ -145,6 +145,7 @@ def simulate(
     built_attack, about = _attack(attack)
     shape, threat = tuple(clients[0].inputs.shape[1:]), threat or ThreatModel()
     domain = domain or of_shape(shape, input_range)
+    every = public
     public, decoys = halves(domain, public)
     task = Task.of(model, loss=loss, plan=plan, classes=classes, public=public, domain=domain)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
@@ -171,12 +172,11 @@ def simulate(
             header,
             played,
             answer,
-            experiment.released(played, criterion, threat, public, fresh=fresh),
+            experiment.released(played, criterion, threat, every, fresh=fresh),
             (ErrorBoundSpec(error_bound), RiskSpec(probability)),
             stream(seed, "bounds", error_bound),
             distractors=None if public is None else public.inputs[:100],
             decoys=decoys,
-            labels_known=threat.labels_known,
         )
     found = pair(played.truth, answer, domain.costs)
     return Simulation(record, found.truth.inputs, found.inputs, played, answer, files)

@@ -24,6 +24,8 @@ from leakbound.audit.experiment import defense_info, links_of, model_info, threa
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import Understood
 from leakbound.captured.proofs import certificate
+from leakbound.data import SOURCES, load
+from leakbound.data.table import SUFFIXES
 from leakbound.defenses import Chain, chain
 from leakbound.domains import Domain, has_neighbors
 from leakbound.losses import named
@@ -57,7 +59,7 @@ class Case:
     truth: Batch | None = None
 
 
-def read_truth(given: Batch | Path | str | None) -> Batch | None:
+def read_truth(given: Batch | Path | str | None, schema: str | None = None) -> Batch | None:
     """The true batch, from a file with `inputs` (or x, images) and `labels` (or y)."""
     if given is not None and not isinstance(given, Batch | Path | str):
         raise ValueError(
@@ -66,6 +68,9 @@ def read_truth(given: Batch | Path | str | None) -> Batch | None:
         )
     if not isinstance(given, Path | str):
         return given
+    if schema is not None and Path(given).suffix.lower() in SUFFIXES:
+        table = load(f"table:{given}", schema=schema)
+        return table.batch(torch.arange(len(table.labels)))
     path, named = given, tensors.read(Path(given))[0]
     found = []
     for names in (("inputs", "x", "images"), ("labels", "y")):
@@ -235,7 +240,6 @@ def _measured(case: Case, answer: Reconstruction) -> Measured | None:
         *(case.truth, answer, case.criterion, public),
         distractors=others,
         decoys=decoys,
-        labels_known=case.understood.observation.threat.labels_known,
     )
 
 
@@ -273,10 +277,12 @@ class PublicExamples(PlanContext):
         return self.halves[0]
 
 
-def public_examples(source: str, form: Domain) -> PublicExamples:
+def public_examples(source: str, form: Domain, schema: str | None = None) -> PublicExamples:
     """Public examples of a data source; images are resized to the model's input if it is square."""
     wanted, span = form.shape, None if form.metric == "columns" else form.input_range
-    context = PublicExamples(plans.DataSpec(source), span)
+    if source in SOURCES:
+        schema = None
+    context = PublicExamples(plans.DataSpec(source, schema=schema), span)
     own = context.input_shape
     if own != wanted and has_neighbors(wanted) and wanted[1] == wanted[2]:
         spec = plans.DataSpec(source, size=wanted[1], channels=wanted[0])
@@ -297,7 +303,7 @@ def limits_of(case: Case) -> Limits:
         return Limits(note=NO_NOISE)
     if context is None:
         return Limits(note=NO_PUBLIC)
-    seen, public, batch = understood.observation, context.public, case.truth
+    seen, public, batch = understood.observation, context.counted, case.truth
     assert public is not None  # every image of the context is public
     if batch is None and understood.labels is not None:  # only labels count of a stand-in
         batch = Batch(public.inputs[:1].expand(seen.batch_shape), understood.labels)

@@ -411,12 +411,12 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
         raise ValueError(f"for inputs of shape {shape} {wrong}")
     if not own.has_classes:
         return task
-    if task.label_range is not None and task.label_range > output.shape[1]:
+    if task.label_range is not None and own.outputs(task.label_range) > output.shape[1]:
         raise ValueError(
             f"classes is {task.label_range}, but the model has {output.shape[1]} outputs; leave "
             "classes out, or build the model with this many"
         )
-    return replace(task, label_range=task.label_range or output.shape[1])
+    return replace(task, label_range=task.label_range or max(2, output.shape[1]))
 
 
 def _of_one(capture: Capture, defense: Chain) -> Chain:

@@ -222,8 +222,9 @@ class Settings:
     Without `attacks`, all suitable attacks run, from cheap to strong. `defense` is what the client
     is known to have applied, `public` a data source of the same kind. `domain` says what an input
     is if it is a row of a table; `columns` is the share of its columns that counts. `loss` is what
-    the client trained on, as in `Task.of`. After `seconds`, searches stop and no further attack
-    begins; `search` limits the time for one update's number of local steps.
+    the client trained on, as in `Task.of`. `schema` is the file of a table's schema, for `public`
+    and the truth. After `seconds`, searches stop and no further attack begins; `search` limits the
+    time for one update's number of local steps.
     """
 
     input_shape: tuple[int, ...]
@@ -239,6 +240,7 @@ class Settings:
     columns: float = 0.9
     domain: Domain | None = None
     loss: str | Loss = "cross_entropy"
+    schema: str | None = None
 
     @property
     def form(self) -> Domain:
@@ -359,7 +361,7 @@ def attack_all(
         raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module")
     if out is not None:
         check_place(Path(out))
-    batch, title = read_truth(truth), name or type(model).__name__
+    batch, title = read_truth(truth, settings.schema), name or type(model).__name__
     with one_thread(), Pace(settings.seconds) as pace:
         read = [
             partial(_case, capture, at, model, settings, known or TrainingInfo(), batch, title)
@@ -415,7 +417,9 @@ def _case(
     steps: Finding | None = None,
 ) -> Case:
     shape, form = settings.input_shape, settings.form
-    context = None if settings.public is None else public_examples(settings.public, form)
+    context = (
+        None if settings.public is None else public_examples(settings.public, form, settings.schema)
+    )
     public = None if context is None else context.public
     if context is not None and settings.domain is not None:
         form = context.domain  # its scales are those of the public rows
@@ -526,8 +530,9 @@ def check_place(folder: Path) -> None:
 
 
 def _header(work: Work) -> dict[str, Any]:
-    plain = replace(work.settings, defense=None, loss="cross_entropy")
+    plain = replace(work.settings, defense=None, domain=None, loss="cross_entropy")
     plan = {"name": OWN_DATA, **plans.plain(plain), "loss": named(work.settings.loss).name}
+    plan["domain"] = None if work.settings.domain is None else repr(work.settings.domain)
     plan["defense"] = repr(work.settings.defense) if work.settings.defense else "none"
     cases, first = work.cases, work.cases[0].understood.observation
     return {

@@ -16,6 +16,7 @@ import msgspec
 from rich.markup import escape
 
 from leakbound import audit as audits
+from leakbound import data
 from leakbound.assess.record import Training, decode
 from leakbound.audit.context import usable
 from leakbound.audit.folder import Runner
@@ -78,13 +79,28 @@ def _plan(command: options.Audit) -> tuple[Plan, Path]:
             "--quick, not both"
         )
     if command.plan is not None:
+        if command.data is not None or command.schema is not None:
+            option = "data" if command.data is not None else "schema"
+            raise ValueError(f"{option} goes with a built-in plan; name it in [data] of the plan")
         plan = audits.load(command.plan)
         if command.out is None:
             raise ValueError("out is not given; a plan of your own needs a folder: --out DIR")
         return plan, command.out
-    name = "quick" if command.quick else "demo"
+    name, source, masks = "quick" if command.quick else "demo", {}, False
+    if command.data is not None:
+        source = {"source": command.data}
+        if command.schema is not None:
+            source["schema"] = str(command.schema)
+        found = data.load(command.data, schema=command.schema)
+        name, masks = "table" if found.columns else "quick", found.labels.ndim > 1
+    elif command.schema is not None:
+        raise ValueError(f"schema is {str(command.schema)!r} without a table; add --data FILE")
     text = resources.files("leakbound.audit").joinpath(f"plans/{name}.toml").read_text("utf-8")
-    return audits.parse(tomllib.loads(text)), command.out or Path("runs") / name
+    table = tomllib.loads(text)
+    table["data"] |= source
+    if masks:
+        table["models"] = [{"name": "unet"}]
+    return audits.parse(table), command.out or Path("runs") / name
 
 
 def _engine(command: options.Audit) -> tuple[Runner, int]:

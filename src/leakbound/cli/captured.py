@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -27,6 +28,8 @@ from leakbound.cli import options
 from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, verdicts
 from leakbound.cli.terminal import brief, console, errors, table
+from leakbound.data.schema import Schema
+from leakbound.losses import named
 from leakbound.random import stream
 from leakbound.risk.statement import of_assessment
 
@@ -104,17 +107,25 @@ def _check_exists(path: Path) -> None:
 
 def _settings(command: options.AttackOptions, first: Capture) -> Settings:
     rows = [spec_of("attack", text) for text in command.attack]
+    schema = None if command.schema is None else Schema.confirmed_by(command.schema)
+    given = command.input_shape or first.about.get("input_shape", "")
+    classes, loss = command.classes, named(command.loss)
+    if schema is not None:
+        classes = len(schema.classes) or None
+        loss = loss.of_data(torch.zeros(1, dtype=torch.int64 if classes else torch.float32))
     return Settings(
-        _shape(command.input_shape or first.about.get("input_shape", "")),
+        _shape(given) if schema is None else schema.domain.shape,
         command.input_range,
-        command.classes,
+        classes,
         parse({"models": [{"name": "mlp"}], "attacks": rows}).attacks if rows else None,
         plans.build_defense(only("defense", command.defense)),
         command.public,
         seed=command.seed,
         seconds=command.time,
         search=SEARCH if command.steps_search is None else command.steps_search,
-        loss=command.loss,
+        domain=None if schema is None else schema.domain,
+        loss=loss,
+        schema=None if schema is None else str(command.schema),
     )
 
 
@@ -175,6 +186,7 @@ def _model(command: options.AttackOptions, settings: Settings) -> nn.Module:
         "generator": stream(command.seed, "model", name),
     }
     if ":" in name:
+        given |= {} if settings.domain is None else {"domain": settings.domain}
         errors.say(f"importing Python code that --model names: {brief(name)}")
         here = str(Path.cwd())
         if here not in sys.path:

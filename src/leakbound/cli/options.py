@@ -22,16 +22,17 @@ Prior = Literal["sample", "these", "sphere", "gaussian", "mixture", "gallery"]
 class Audit:
     """Attack real batches under each defense, and write a report.
 
-    Without a plan, a built-in plan runs on MNIST. To continue after a stop, run the same
-    command again.
+    Without a plan, a built-in plan runs on MNIST, or on the data that you name. To continue
+    after a stop, run the same command again.
 
       leakbound audit --quick
+      leakbound audit --data patients.csv --out runs/patients
       leakbound audit my_plan.toml --out runs/mine
     """
 
     RESUMES: ClassVar = True
     GROUPS: ClassVar = {
-        "What to run": "plan quick",
+        "What to run": "plan quick data schema",
         "Output": "out no_images",
         "Machine": "workers device engine address",
     }
@@ -43,6 +44,10 @@ class Audit:
     plan needs a folder."""
     quick: bool = False
     """Run the small built-in plan (under a minute)."""
+    data: Annotated[str | None, Option("SOURCE")] = None
+    """Run a built-in plan on this data: a table, or images (`leakbound list data`)."""
+    schema: File = None
+    """Schema of a table; by default the table's path with the ending .toml."""
     workers: int = 0
     """Processes; 0 uses one per core. The number does not change the records."""
     engine: Literal["local", "ray"] = "local"

@@ -117,8 +117,18 @@ def _parser(known: Iterable[Argument]) -> argparse.ArgumentParser:
         if not argument.flag:
             more = {"type": argument.kind, "nargs": argument.nargs, "metavar": argument.metavar}
             more["choices"] = argument.choices or None
+            if argument.nargs == "*":
+                more["action"] = _Several
         parser.add_argument(*names, default=argument.default, **more)
     return parser
+
+
+class _Several(argparse.Action):
+    """An option of several values that is named again adds values."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        held = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*(() if held is self.default else held), *values])
 
 
 def _unknown(rest: Sequence[str], known: Sequence[str], verb: str) -> str:

@@ -100,14 +100,14 @@ class Schema:
         check.one_of(rows.DELIMITERS, delimiter=self.delimiter)
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path | str) -> Self:
         """Read a schema from TOML.
 
         Raises:
             ValueError: the file, a key or a value is not as it should be; the message names it.
         """
         what = f"schema {str(path)!r}"
-        table = files.read_toml(path, what)
+        table = files.read_toml(Path(path), what)
         try:
             given = table.pop("columns", [])
             if not isinstance(given, list) or not all(isinstance(row, dict) for row in given):
@@ -120,9 +120,25 @@ class Schema:
         except ValueError as error:
             raise ValueError(f"{what}: {error}") from None
 
+    @classmethod
+    def confirmed_by(cls, path: Path | str) -> Self:
+        """As `load`, but a draft is refused: no verdict rests on one."""
+        found = cls.load(path)
+        if not found.confirmed:
+            raise ValueError(
+                f"schema {str(path)!r} is a draft, on which no verdict rests; set confirmed = true "
+                "after you checked it"
+            )
+        return found
+
+    @property
+    def domain(self) -> TableDomain:
+        """What a row is."""
+        return TableDomain(self.columns)
+
     def text(self) -> str:
         """The schema as TOML, with its notes as comments; `load` gives the same schema."""
-        notes = {name: f"  # {printable(note)}" for name, note in self.notes.items()}
+        notes = {name: f"  # {printable(note)}" for name, note in self.notes.items() if note}
         ignored = [f"  {toml(name)},{notes.get(name, '')}" for name in self.ignore]
         lines = [
             f"confirmed = {toml(self.confirmed)}",
@@ -146,7 +162,7 @@ class Schema:
 
     @classmethod
     def infer(
-        cls, path: Path, target: str | None = None, *, watch: Watch = lambda done, size: None
+        cls, path: Path | str, target: str | None = None, *, watch: Watch = lambda done, size: None
     ) -> Self:
         """Draft the schema of a CSV or Parquet file; memory does not grow with its rows.
 
@@ -164,7 +180,7 @@ class Schema:
         """
         what = f"table {str(path)!r}"
         try:
-            with rows.opened(path) as table:
+            with rows.opened(Path(path)) as table:
                 return cls(**_draft(_seen(table, watch), target), delimiter=table.delimiter)
         except OSError as error:
             raise ValueError(

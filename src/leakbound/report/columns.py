@@ -60,13 +60,17 @@ class ColumnTable(ReportPart, frozen=True):
 
 @dataclass(frozen=True)
 class RowCell:
-    """One value of a row as text; `truth` and `right` are None if the truth is not known."""
+    """One value of a row as text; `truth` and `right` are None if the truth is not known.
+
+    `agreement`: the share of the attack's searches that agree; None if it does not count them.
+    """
 
     name: str
     sensitive: bool
     truth: str | None
     reconstruction: str
     right: bool | None
+    agreement: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,10 @@ class RowTable:
     @property
     def known(self) -> bool:
         return any(cell.truth is not None for cell in self.cells)
+
+    @property
+    def agreed(self) -> bool:
+        return any(cell.agreement is not None for cell in self.cells)
 
     def first(self, most: int) -> RowTable:
         """Sensitive columns, then those that are right: `most` of them."""
@@ -147,6 +155,7 @@ def row_of(own: Assessment) -> RowTable | None:
             column.truth[place] if place < len(column.truth) else None,
             column.reconstruction[place],
             column.matched[place] if place < len(column.matched) else None,
+            column.agreement[place] if place < len(column.agreement) else None,
         )
         for column in sorted(shown, key=lambda column: not column.sensitive)
         if place < len(column.reconstruction)

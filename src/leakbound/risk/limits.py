@@ -152,6 +152,8 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
     if released.batch is None:
         raise NotApplicable("a lower bound on the error needs the labels, which are not known")
     labels = released.batch.labels
+    if labels.ndim > 1 or labels.is_floating_point():
+        raise NotApplicable("a lower bound on the error needs one class for each example")
 
     def make() -> ErrorBound | str:
         try:

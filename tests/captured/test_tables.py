@@ -1,0 +1,114 @@
+"""Captured updates of tables: from a schema and a CSV to a verdict, by the command line."""
+
+import csv
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from leakbound import data, tensors
+from leakbound.assess import read as read_records
+from leakbound.assess.record import Assessment
+from leakbound.cli import main
+from leakbound.data.schema import Schema
+
+MODEL = """
+import torch
+class Net(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear({width}, 40), torch.nn.ReLU(), torch.nn.Linear(40, 1))
+"""
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """A CSV of 400 patients with a confirmed schema, and an update of some of them under BCE."""
+    monkeypatch.chdir(tmp_path)
+    source = torch.Generator().manual_seed(0)
+    draws = torch.rand(400, 6, generator=source)
+    with (tmp_path / "t.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["age", "weight", "blood", "city", "smoker", "sick"])
+        for one in draws.tolist():
+            blood, city = (
+                "ABO"[int(3 * one[2])],
+                ["north", "south", "=east", "west"][int(4 * one[3])],
+            )
+            writer.writerow(
+                [int(18 + 70 * one[0]), f"{45 + 60 * one[1]:.1f}", blood, city,
+                 "yes" if one[4] < 0.3 else "no", "yes" if one[5] < 0.4 else "no"]
+            )  # fmt: skip
+    drafted = Schema.infer("t.csv", target="sick")
+    drafted.save(tmp_path / "t.toml")
+    text = (tmp_path / "t.toml").read_text().replace("confirmed = false", "confirmed = true")
+    (tmp_path / "s.toml").write_text(text)
+    rows = data.load("t.csv", schema=tmp_path / "s.toml")
+    width = rows.inputs.shape[1]
+    (tmp_path / "table_net.py").write_text(MODEL.format(width=width))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, 40), nn.ReLU(), nn.Linear(40, 1))
+
+    def captured(places):
+        batch = rows.batch(torch.tensor(places))
+        model.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits
+        loss(model(batch.inputs), batch.labels[:, None].float()).backward()
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        after = {name: p.detach() - 0.1 * p.grad for name, p in model.named_parameters()}
+        tensors.write(tmp_path / "before.safetensors", before)
+        tensors.write(tmp_path / "after.safetensors", after)
+        lines = (tmp_path / "t.csv").read_text().splitlines()
+        kept = [lines[0], *(lines[1 + place] for place in places)]
+        (tmp_path / "truth.csv").write_text("\n".join(kept) + "\n")
+
+    return captured
+
+
+def attack(*more, schema="s.toml"):
+    given = ["--before", "before.safetensors", "--model", "table_net:Net", "--schema", schema]
+    with pytest.raises(SystemExit) as ended:
+        main(["attack", "--update", "after.safetensors", *given, "--loss", "bce", *more])
+    return ended.value.code
+
+
+def records(folder):
+    return list(read_records(folder / "records.jsonl", Assessment))
+
+
+def test_one_row_under_bce_is_certified_without_its_truth(table, tmp_path, capsys):
+    table([7])
+    assert attack("--attack", "linear_inversion", "--out", "rep") == 0
+    assert "exposed (certified)" in capsys.readouterr().out
+    (record,) = records(tmp_path / "rep")
+    row = next(csv.DictReader((tmp_path / "truth.csv").read_text().splitlines()))
+    found = {column.name: column.reconstruction[0] for column in record.columns}
+    assert found == {name: row[name] for name in found} | {"weight": found["weight"]}
+    assert float(found["weight"]) == pytest.approx(float(row["weight"]), rel=1e-3)
+    assert (record.model.loss, record.data.domain) == ("bce", "table")
+    page = (tmp_path / "rep" / "report.html").read_text()
+    assert "PSNR" not in page.split("<style")[0]
+
+
+def test_rows_are_counted_against_a_truth_and_decoys(table, tmp_path):
+    table([1, 2, 3, 4])
+    more = ["--batch-size", "4", "--truth", "truth.csv", "--public", "table:t.csv"]
+    assert (
+        attack(*more, "--attack", "span_decoding", "--attack", "tab_leak,steps=2", "--out", "rep")
+        == 0
+    )
+    span, few = records(tmp_path / "rep")
+    assert span.verdict == "exposed"
+    assert span.scores == (100.0,) * 4
+    assert span.chance.excluded
+    assert few.verdict == "undecided"
+    assert few.columns[0].agreement
+    plan = json.loads((tmp_path / "rep" / "run.json").read_text())["plan"]
+    assert plan["schema"] == "s.toml"
+
+
+def test_a_draft_is_refused(table, capsys):
+    table([7])
+    assert attack(schema="t.toml") == 2
+    assert "is a draft" in capsys.readouterr().err
