@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
+from sklearn.datasets import load_diabetes
 
 from leakbound import Batch, data
 from leakbound.assess.chance import FEWEST, chance, halves
@@ -121,6 +122,34 @@ def test_guesses_without_an_update_are_seldom_called_exposed(name, size):
         assert alarms <= 0.01 * trials + 2 * (0.01 * 0.99 * trials) ** 0.5, (share, alarms)
         if (name, size, share) == ("german", 8, 0.5):
             assert count_only > 0.9 * trials  # the count alone would be wrong nearly always
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_guesses_by_a_label_that_is_a_number_are_seldom_called_exposed(size):
+    """400 trials: the public rows whose progression of diabetes is closest to the victims'."""
+    table, source, trials = data.load("diabetes"), np.random.default_rng(9), 400
+    numbers = torch.from_numpy(load_diabetes().target)
+    order = torch.from_numpy(source.permutation(len(numbers)))
+    public, private = order[:110], order[110:]
+    domain = table.domain.fitted(table.inputs[public])
+    for share in (0.3, 0.5):
+        criterion, alarms = Criterion.of(domain, columns=share), 0
+        for _ in range(trials):
+            drawn = private[torch.from_numpy(source.permutation(len(private)))]
+            own = drawn[:size], drawn[size:]
+            truth, decoys = (Batch(table.inputs[at], numbers[at]) for at in own)
+            near = (numbers[public][:, None] - truth.labels).abs().argmin(0)
+            found = chance(criterion, truth, table.inputs[public[near]], decoys)
+            assert found is not None
+            alarms += found.excluded
+        assert alarms <= 0.01 * trials + 2 * (0.01 * 0.99 * trials) ** 0.5, (share, alarms)
+
+
+def test_exact_rows_with_numbers_as_labels_are_no_chance():
+    table, numbers = data.load("diabetes"), torch.from_numpy(load_diabetes().target)
+    criterion = Criterion.of(table.domain.fitted(table.inputs[:100]), columns=0.9)
+    truth, decoys = Batch(table.inputs[:8], numbers[:8]), Batch(table.inputs[8:], numbers[8:])
+    assert chance(criterion, truth, truth.inputs, decoys).p_value == 1e-4
 
 
 def of_chance(p_values, attack="a", verdict="undecided"):

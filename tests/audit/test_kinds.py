@@ -33,10 +33,10 @@ def test_masks():
     assert not {"failed", "not_applicable"} & set(own.values())
 
 
-@pytest.mark.parametrize("loss", ["mse", "l1"])
-def test_a_table_with_numbers_as_labels(tmp_path, loss):
-    """One row is found, but nothing is exposed: no decoy has the same number as its label."""
-    draws = torch.rand(300, 4, generator=torch.Generator().manual_seed(1)).tolist()
+@pytest.mark.parametrize(("loss", "rows"), [("mse", 600), ("l1", 600), ("mse", 60)])
+def test_a_table_with_numbers_as_labels(tmp_path, loss, rows):
+    """One row is exposed: by chance hardly, and with too few decoys by its certificate."""
+    draws = torch.rand(rows, 4, generator=torch.Generator().manual_seed(1)).tolist()
     with (tmp_path / "t.csv").open("w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["a", "b", "kind", "cost"])
@@ -48,6 +48,9 @@ def test_a_table_with_numbers_as_labels(tmp_path, loss):
     plain, noisy = found.assessments
     assert (plain.status, noisy.status) == ("ok", "ok")
     assert plain.scores == (100.0,)
-    assert plain.chance is None
-    assert plain.verdict == "undecided"
+    assert (plain.chance is None) == (rows == 60)
+    assert "outer product" in plain.certificate
+    assert (plain.verdict, plain.matched) == ("exposed", (True,))
+    assert noisy.certificate is None
+    assert noisy.verdict != "exposed"
     assert plain.model.loss == loss

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from leakbound import captured, data, defenses, models
+from leakbound.assess.certificate import share_of
 from leakbound.audit.plan import Spec
 from leakbound.captured import load, proofs
 from leakbound.covariance import Structured
@@ -61,7 +62,7 @@ def attacked(update, before, build=mlp, kind="weights", attacks=LINEAR, **told):
 def of(outcome):
     """Findings by name, notes as one text, and the certificate."""
     own = outcome.records[0].capture
-    return {f.name: f for f in own.findings}, " ".join(own.notes), own.certificate
+    return {f.name: f for f in own.findings}, " ".join(own.notes), outcome.records[0].certificate
 
 
 @pytest.mark.parametrize("deviation", [0.3081, 0.5])
@@ -131,7 +132,7 @@ def certified(model, inputs, labels, after=lambda update: update, optimizer=None
     except ValueError:  # the number of examples has to be given
         return None, None
     error = None if found.best is None else float((found.best.inputs - inputs).abs().max())
-    return found.records[0].capture.certificate, error
+    return found.records[0].certificate, error
 
 
 @pytest.mark.parametrize("kind", ["relu", "linear", "tanh"])
@@ -451,5 +452,5 @@ def test_the_page_of_several_updates_without_truth_claims_no_truth(digits, tmp_p
 
 
 def test_a_share_is_rounded_down():
-    assert proofs.share_of(0.99994) == "99.994 %"
-    assert proofs.share_of(1.0) == "100.0000 %"
+    assert share_of(0.99994) == "99.994 %"
+    assert share_of(1.0) == "100.0000 %"

@@ -64,7 +64,7 @@ def test_one_step_on_one_image_gives_the_image_away_with_a_certificate(digits):
     assert record.verdict == "exposed (certified)"
     assert record.capture.explained.direction > 1 - 1e-6
     assert record.capture.explained.scale == pytest.approx(RATE, rel=1e-3)
-    assert "outer product" in record.capture.certificate
+    assert "outer product" in record.certificate
     assert (found_at["batch size"].value, found_at["batch size"].sure) == ("1", False)
     assert (found_at["labels"].value, found_at["labels"].sure) == (str(int(batch.labels)), True)
     assert torch.allclose(found.best.inputs, batch.inputs, atol=1e-4)
@@ -218,7 +218,7 @@ def test_declared_noise_gives_law_bounds_and_an_honest_share(noise, known, digit
     share = record.capture.explained.share
     assert share == pytest.approx(1 - record.release.noise_share, abs=0.02) or not known
     assert known or share < 0.1
-    assert record.capture.certificate is None
+    assert record.certificate is None
 
 
 def test_under_a_declared_defense_nothing_is_certified(digits):
@@ -228,7 +228,7 @@ def test_under_a_declared_defense_nothing_is_certified(digits):
         defense=Clip(1e6),
     )  # fmt: skip
     assert found.records[0].status == "ok"
-    assert found.records[0].capture.certificate is None
+    assert found.records[0].certificate is None
 
 
 def test_a_defense_of_several_clients_is_refused(digits):

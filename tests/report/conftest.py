@@ -379,8 +379,8 @@ def captured(folder: Path) -> Path:
             ],
             "notes": ["taken for the weights after training"],
             "explained": {"share": None, "direction": 1.0, "scale": 0.1},
-            "certificate": "this is the input as the model was fed it, up to rounding",
         },
+        certificate="this is the input as the model was fed it, up to rounding",
     )
     plan = {"name": "captured updates", "attacks": [], "public": None, "psnr": 20.0}
     data = {"source": "captured updates", "fingerprint": "67", "examples": 1, "shape": [1, 4, 4]}

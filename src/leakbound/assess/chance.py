@@ -19,6 +19,8 @@ FEWEST = 99
 """Fewer decoys cannot show a p-value of LEVEL for one row."""
 DRAWS, ENOUGH = 9999, 25
 """Most random subsets, and number of at least as good ones after which drawing stops."""
+STRATA, DISTINCT = 3, 20
+"""Numbers as labels, if more than DISTINCT occur, count as equal within one of STRATA quantiles."""
 Score = tuple[float, float, float]
 
 
@@ -48,7 +50,9 @@ def chance(
     meet the criterion, most columns of one row, columns in total), after the same pairing for each
     part. A batch of one is compared with every decoy of its label. Otherwise parts are drawn until
     ENOUGH of them are as good (Besag and Clifford 1991). Labels are kept even if the attacker does
-    not know them, because most updates reveal them: a label alone is no reconstruction.
+    not know them, because most updates reveal them: a label alone is no reconstruction. Labels that
+    are numbers count as the same within a third of all ranks: what the exact number says
+    beyond that about most of a row's columns is taken as nothing.
 
     The p-value is valid only if decoys are drawn like the victims and no attack saw them.
 
@@ -58,9 +62,8 @@ def chance(
     """
     if decoys is None:
         return None
-    labels = [truth.labels, decoys.labels.to(truth.labels.device)]
-    found = torch.unique(torch.cat(labels), return_inverse=True, dim=0)[1].cpu()
-    groups = torch.split(found, [len(own) for own in labels])
+    labels = torch.cat([truth.labels.cpu(), decoys.labels.cpu()])
+    groups = torch.split(_strata(labels), [truth.size, decoys.size])
     usable = torch.isin(groups[1], groups[0])
     pool = int(usable.sum())
     if pool < FEWEST:
@@ -90,3 +93,13 @@ def chance(
         as_good += score(np.concatenate(parts)) >= seen
     p_value = as_good / drawn if as_good >= ENOUGH else (1 + as_good) / (1 + drawn)
     return Chance(p_value=p_value, decoys=pool, level=LEVEL)
+
+
+def _strata(labels: Tensor) -> Tensor:
+    """(N,) the group of each label: equal ones, or near ones if they are many numbers."""
+    values, group = torch.unique(labels, return_inverse=True, dim=0)
+    if labels.is_floating_point() and labels.ndim == 1 and len(values) > DISTINCT:
+        edges = torch.linspace(0, 1, STRATA + 1, dtype=torch.float64)[1:-1]
+        near: Tensor = torch.bucketize(labels.double(), labels.double().quantile(edges))
+        return near
+    return group

@@ -16,7 +16,6 @@ from leakbound.assess.chance import chance
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import (
     Chance,
-    ColumnResult,
     ObjectiveValues,
     ReleaseInfo,
     picture_name,
@@ -60,12 +59,13 @@ def measure(
     more: Sequence[metrics.Metric] = (),
     quick: bool = False,
     decoys: Batch | None = None,
+    proved: bool = False,
 ) -> Measured:
     """Pair a reconstruction with the truth; measure it and the prior-only baseline.
 
     The baseline is the closest of `guesses`; `quick` measures only the criterion's score. Of a
     table, a match counts only if it is no chance: `decoys` are rows drawn like the truth that the
-    attack never saw.
+    attack never saw, or the update proves the answer (`proved`).
     """
     domain = criterion.domain
     paired = pair(truth, answer, domain.costs)
@@ -78,7 +78,8 @@ def measure(
     met, test = criterion.met(truth.inputs, paired.inputs, baseline.inputs), None
     if domain.metric == "columns":
         test = chance(criterion, truth, answer.inputs, decoys)
-        met = tuple(one and test is not None and test.excluded for one in met)
+        by_chance = not proved and (test is None or not test.excluded)
+        met = tuple(one and not by_chance for one in met)
     return Measured(
         paired,
         {name: tuple(short(value) for value in values) for name, values in found.items()},
@@ -135,7 +136,7 @@ def shown(
     `guess` is in the order of the truth, as is `agreement` (N, m); `leaks` is a leak map in [0, 1].
     """
     own = domain.fields(truth, guess, baseline)
-    columns = [msgspec.convert(c, ColumnResult, from_attributes=True) for c in own.columns or ()]
+    columns = [*(own.columns or ())]
     if agreement is not None and columns:
         shares = agreement.T.tolist()
         columns = [

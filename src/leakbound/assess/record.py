@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from leakbound._util import files
+from leakbound.domains import ColumnResult
 
 SCHEMA: Final = 1
 DELTA: Final = 1e-5
@@ -287,24 +288,6 @@ class Features(RecordPart, frozen=True, kw_only=True):
     errors: Values | None = None
 
 
-class ColumnResult(RecordPart, frozen=True, kw_only=True):
-    """One column of a table over all examples, as text in its own units.
-
-    `matched`, `baseline`: by example, whether the reconstruction, and the prior-only baseline, are
-    within the column's tolerance; empty if the truth is not known. `agreement`: the share of the
-    attack's searches that agree with each value; empty if the attack does not count them.
-    """
-
-    name: str
-    unit: str = ""
-    sensitive: bool = False
-    matched: tuple[bool, ...] = ()
-    baseline: tuple[bool, ...] = ()
-    truth: tuple[str, ...] = ()
-    reconstruction: tuple[str, ...] = ()
-    agreement: tuple[Probability, ...] = ()
-
-
 class Chance(RecordPart, frozen=True, kw_only=True):
     """A permutation test of whether matches are chance: the victims against decoys.
 
@@ -350,7 +333,6 @@ class CaptureInfo(RecordPart, frozen=True, kw_only=True):
 
     Attributes:
         truth: whether the true batch was given, so that errors are measured.
-        certificate: why the reconstruction is certainly the input, if the update proves it.
         values: reconstructed values of inputs that are not pictures.
     """
 
@@ -363,7 +345,6 @@ class CaptureInfo(RecordPart, frozen=True, kw_only=True):
     findings: tuple[FindingInfo, ...] = ()
     notes: tuple[str, ...] = ()
     explained: Explained | None = None
-    certificate: str | None = None
     values: tuple[tuple[Number, ...], ...] | None = None
 
 
@@ -377,6 +358,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
             not known, as is `baseline`, the score of the prior-only baseline.
         matched: by example, whether the criterion is met and the baseline is beaten. Of a table
             nothing counts as matched if `chance` explains it.
+        certificate: why the reconstruction is certainly the input, if the update proves it.
         attained: success of a malicious server's best attack, if the noise is known.
         bounds_note: why bounds are missing.
         verdict: None if the attack does not apply.
@@ -409,6 +391,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
     features: Features | None = None
     columns: tuple[ColumnResult, ...] | None = None
     chance: Chance | None = None
+    certificate: str | None = None
     capture: CaptureInfo | None = None
 
     def __post_init__(self) -> None:
@@ -437,11 +420,6 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
     def scores(self) -> Values:
         """The criterion's score of every example; empty if the truth is not known."""
         return self.metrics.get(self.criterion.metric, ())
-
-    @property
-    def certificate(self) -> str | None:
-        """Why the reconstruction is certainly the input; None if nothing proves it."""
-        return None if self.capture is None else self.capture.certificate
 
 
 class Training(RecordPart, frozen=True, kw_only=True):

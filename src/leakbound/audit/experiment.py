@@ -14,9 +14,11 @@ from torch import Tensor
 from leakbound import registry
 from leakbound._util import pictures as html
 from leakbound.assess import record as records
+from leakbound.assess.certificate import certificate
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure, objective_of, release_of, shown, utility_of
 from leakbound.assess.verdict import verdict
+from leakbound.attacks import Attack
 from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.attacks.pace import noted
 from leakbound.audit import plan as plans
@@ -36,6 +38,8 @@ from leakbound.types import Batch, NotApplicable, Reconstruction, Task, ThreatMo
 
 DIED = "its process died (out of memory, or a crash)"
 _PICTURES = {"truth": "true", "reconstruction": "reconstructed", "leak_map": "leak map"}
+_TOLD = frozenset({"batch size", "local steps"})
+"""What attackers in an audit know for certain about a client."""
 NO_MEMORY = "out of memory: use a smaller batch or model, or fewer workers"
 
 
@@ -273,6 +277,7 @@ def _judge(
     return judged(
         record,
         played,
+        plans.build_attack(unit.attack),
         answer,
         released(
             played,
@@ -307,6 +312,7 @@ def _fresh(model: plans.ModelSpec) -> bool:
 def judged(
     record: records.Assessment,
     played: Round,
+    attack: Attack,
     answer: Reconstruction,
     released: Released,
     wanted: tuple[ErrorBoundSpec, RiskSpec],
@@ -323,11 +329,12 @@ def judged(
     """
     criterion, public = released.criterion, released.public
     domain = criterion.domain
+    proof = None
+    if domain.metric == "columns":  # elsewhere no match is by chance
+        proof = certificate(played.observation, attack, answer, None, _TOLD)
     measured = measure(
-        played.truth,
-        answer,
-        criterion,
-        public,
+        *(played.truth, answer, criterion, public),
+        proved=proof is not None,
         distractors=distractors,
         more=more,
         decoys=decoys,
@@ -338,13 +345,8 @@ def judged(
         leaks = leak_map(released, wanted[0])
     found = measured.paired
     truth, guess = found.truth.inputs, found.inputs
-    parts = shown(
-        *(domain, truth, guess),
-        images=images,
-        leaks=leaks,
-        baseline=measured.guess,
-        agreement=measured.agreement,
-    )
+    more_shown = {"baseline": measured.guess, "agreement": measured.agreement}
+    parts = shown(domain, truth, guess, images=images, leaks=leaks, **more_shown)
     parts.fields.pop("values", None)
     features = None
     if answer.features is not None and answer.layer is not None:
@@ -359,7 +361,10 @@ def judged(
         bounds=limits.bounds,
         attained=limits.attained,
         bounds_note=limits.note,
-        verdict=verdict(measured.matched, limits.bounds, attained=limits.attained),
+        verdict=verdict(
+            measured.matched, limits.bounds, certified=proof is not None, attained=limits.attained
+        ),
+        certificate=proof,
         **measured.fields,
         **parts.fields,
     ), parts.files

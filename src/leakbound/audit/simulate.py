@@ -169,9 +169,7 @@ def simulate(
     )
     with one_thread():
         record, files = experiment.judged(
-            header,
-            played,
-            answer,
+            *(header, played, built_attack, answer),
             experiment.released(played, criterion, threat, every, fresh=fresh),
             (ErrorBoundSpec(error_bound), RiskSpec(probability)),
             stream(seed, "bounds", error_bound),

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from leakbound import tensors
 from leakbound.assess import record as records
+from leakbound.assess.certificate import certificate
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import Measured, measure, objective_of, release_of, shown
@@ -23,7 +24,6 @@ from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import defense_info, links_of, model_info, threat_info
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import Understood
-from leakbound.captured.proofs import certificate
 from leakbound.data import SOURCES, load
 from leakbound.data.table import SUFFIXES
 from leakbound.defenses import Chain, chain
@@ -190,7 +190,7 @@ def judged(
         sure = {finding.name for finding in understood.findings if finding.sure}
         proof = certificate(seen, attack, answer, direction, sure)
     limits = limits_of(case)
-    own = _measured(case, answer)
+    own = _measured(case, answer, proof is not None)
     measured, matched = dict[str, Any](), tuple[bool, ...]()
     truth, inputs, baseline, agreement = None, answer.inputs, None, answer.agreement
     if own is not None:
@@ -210,7 +210,7 @@ def judged(
             direction=records.short(share.direction),
             scale=records.short(share.scale),
         )
-    capture = replace(capture, explained=share, certificate=proof, values=values)
+    capture = replace(capture, explained=share, values=values)
     noise = records.short(seen.noise_share) if known and not understood.refuted else None
     return replace(
         before,
@@ -223,13 +223,14 @@ def judged(
         verdict=verdict(
             matched, limits.bounds, certified=proof is not None, attained=limits.attained
         ),
+        certificate=proof,
         capture=capture,
         **measured,
         **parts.fields,
     ), parts.files
 
 
-def _measured(case: Case, answer: Reconstruction) -> Measured | None:
+def _measured(case: Case, answer: Reconstruction, proved: bool) -> Measured | None:
     """The answer compared with the truth; None if that is not known."""
     if case.truth is None:
         return None
@@ -240,6 +241,7 @@ def _measured(case: Case, answer: Reconstruction) -> Measured | None:
         *(case.truth, answer, case.criterion, public),
         distractors=others,
         decoys=decoys,
+        proved=proved,
     )
 
 

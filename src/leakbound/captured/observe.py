@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check, client, tensors
+from leakbound.assess.certificate import outside
 from leakbound.attacks.planted import Front
 from leakbound.captured import findings as reading
 from leakbound.captured import proofs
@@ -165,7 +166,7 @@ def understand(
         observation = replace(observation, task=task)
     labels = _label_finding(observation, spread, proofs.coarsest(capture), found, notes, rate)
     false = None if rate is None else proofs.missing_noise(observation)
-    notes += filter(None, [false, None if chained.links else proofs.outside(observation)])
+    notes += filter(None, [false, None if chained.links else outside(observation)])
     return Understood(
         observation,
         tuple(found),

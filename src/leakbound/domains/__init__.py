@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leakbound.domains.base import (
-    ColumnErrors,
+    ColumnResult,
     Domain,
     Fields,
     ImageDomain,
@@ -16,7 +16,7 @@ from leakbound.domains.table import Column, TableDomain
 
 __all__ = [
     "Column",
-    "ColumnErrors",
+    "ColumnResult",
     "Domain",
     "Fields",
     "ImageDomain",

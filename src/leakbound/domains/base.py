@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -17,12 +18,12 @@ _SHOWN, _VALUES = 8, 100
 """Number of examples whose values are shown, and number of values of each."""
 
 
-@dataclass(frozen=True)
-class ColumnErrors:
-    """One column of a table over all examples, as text in its own units.
+class ColumnResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One column of a table over all examples, as text in its own units; a part of records.
 
     `matched`, `baseline`: by example, whether the reconstruction, and the prior-only baseline, are
-    within the column's tolerance; empty if the truth is not known, as is `truth`.
+    within the column's tolerance; empty if the truth is not known, as is `truth`. `agreement`: the
+    share of the attack's searches that agree with each value; empty if it does not count them.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ColumnErrors:
     baseline: tuple[bool, ...] = ()
     truth: tuple[str, ...] = ()
     reconstruction: tuple[str, ...] = ()
+    agreement: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Fields:
     """
 
     pictures: dict[str, Tensor] | None = None
-    columns: tuple[ColumnErrors, ...] | None = None
+    columns: tuple[ColumnResult, ...] | None = None
     values: tuple[tuple[float, ...], ...] | None = None
 
 
@@ -69,6 +71,9 @@ class Domain(Protocol):
 
     def project(self, x: Tensor) -> Tensor:
         """Project onto valid examples (N, *shape); values that are not finite become the middle."""
+
+    def hard(self, x: Tensor) -> Tensor:
+        """The closest examples that data can hold, where `project` allows what searches need."""
 
     def start(self, n: int, source: torch.Generator) -> Tensor:
         """Starting points of searches: n valid examples (n, *shape)."""
@@ -167,6 +172,10 @@ class NumberDomain:
         """Clip to the box; NaN becomes its middle."""
         low, high = self.input_range
         return torch.nan_to_num(x, nan=(low + high) / 2, posinf=high, neginf=low).clamp(low, high)
+
+    def hard(self, x: Tensor) -> Tensor:
+        """The same as `project`."""
+        return self.project(x)
 
     def start(self, n: int, source: torch.Generator) -> Tensor:
         """Uniform over the box."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.domains.base import ColumnErrors, Fields, Score
+from leakbound.domains.base import ColumnResult, Fields, Score
 from leakbound.random import normal
 
 KINDS = ("continuous", "integer", "categorical")
@@ -380,7 +380,9 @@ class TableDomain:
         if truth is None:
             return Fields(
                 columns=tuple(
-                    ColumnErrors(c.name, unit=c.unit, sensitive=c.sensitive, reconstruction=(*v,))
+                    ColumnResult(
+                        name=c.name, unit=c.unit, sensitive=c.sensitive, reconstruction=(*v,)
+                    )
                     for c, v in zip(self.columns, own, strict=True)
                 )
             )
@@ -390,8 +392,8 @@ class TableDomain:
         blind = None if baseline is None else ~self.misses(held, baseline)
         return Fields(
             columns=tuple(
-                ColumnErrors(
-                    column.name,
+                ColumnResult(
+                    name=column.name,
                     unit=column.unit,
                     sensitive=column.sensitive,
                     matched=tuple(known[:, k].tolist()),

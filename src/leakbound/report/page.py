@@ -273,7 +273,7 @@ def _shown(gallery: Sequence[Card]) -> dict[str, Any]:
     return {
         "gallery": gallery,
         "experiments_shown": len(entries),
-        "certified": [entry for entry in entries if entry.own.certificate],
+        "certified": [e for e in entries if e.own.capture and e.own.certificate],
         "drilled": any(card.table.examples for card in gallery),
         "pictures": any(e.picture or e.truth or e.leak_map for e in entries),
         "valued": any(e.row for e in entries),
