@@ -97,6 +97,7 @@ def chance(
 
 def _strata(labels: Tensor) -> Tensor:
     """(N,) the group of each label: equal ones, or near ones if they are many numbers."""
+    group: Tensor
     values, group = torch.unique(labels, return_inverse=True, dim=0)
     if labels.is_floating_point() and labels.ndim == 1 and len(values) > DISTINCT:
         edges = torch.linspace(0, 1, STRATA + 1, dtype=torch.float64)[1:-1]
