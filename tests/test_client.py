@@ -123,11 +123,15 @@ def test_one_local_step_is_the_gradient_bit_for_bit():
 
 
 @pytest.mark.parametrize(("steps", "batch_size"), [(3, None), (1, 2), (5, 2), (4, 3), (2, 99)])
-def test_local_steps_are_those_of_sgd(steps, batch_size):
-    plan = LocalPlan(steps, 0.3, batch_size)
+@pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
+def test_local_steps_are_those_of_pytorch(steps, batch_size, rule):
+    optimizer, momentum = ("adam", 0.0) if rule == "adam" else ("sgd", 0.8 * (rule != "sgd"))
+    plan = LocalPlan(steps, 0.3, batch_size, optimizer, momentum)
     task, (inputs, labels) = replace(_task("lenet"), plan=plan), _batch(5)
     model = _module(task)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.3)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.3, momentum=momentum)
+    if rule == "adam":
+        sgd = torch.optim.Adam(model.parameters(), lr=0.3)
     size = batch_size or 5
     slices = [slice(a, a + size) for a in range(0, 5, size)]
     for step in range(steps):
@@ -141,6 +145,37 @@ def test_local_steps_are_those_of_sgd(steps, batch_size):
     )
 
 
+def test_the_weight_of_a_plan_is_that_of_equal_gradients():
+    """A linear loss has the same gradient everywhere."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 2).double())
+    task = Task.of(model, loss=lambda outputs, labels: outputs.sum())
+    inputs, labels = _batch(2)
+    for plan in (LocalPlan(1), LocalPlan(4, momentum=0.5), LocalPlan(7, momentum=0.9)):
+        found = local_update(replace(task, plan=plan), inputs, labels)
+        torch.testing.assert_close(found, plan.weight * gradient(task, inputs, labels))
+
+
+def test_adam_can_be_differentiated_where_gradients_are_zero():
+    task = replace(_task("mlp"), plan=LocalPlan(3, 0.01, optimizer="adam"))
+    inputs, labels = _batch(2)
+    inputs = inputs.clone().requires_grad_()
+    local_update(task, inputs * (inputs > 0.5), labels).square().sum().backward()
+    assert bool(inputs.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"optimizer": "lion"}, "optimizer"),
+        ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"momentum": 0.9, "optimizer": "adam"}, "Adam takes none"),
+    ],
+)
+def test_plans_that_nobody_can_follow(told, said):
+    with pytest.raises(ValueError, match=said):
+        LocalPlan(3, 0.1, **told)
+
+
 def test_local_update_computes_one_gradient_a_step():
     calls = []
     task = replace(_task(), plan=LocalPlan(4))
@@ -148,10 +183,12 @@ def test_local_update_computes_one_gradient_a_step():
     assert len(calls) == 4
 
 
-@pytest.mark.parametrize("plan", [LocalPlan(2), LocalPlan(1, batch_size=2)])
+@pytest.mark.parametrize(
+    "plan", [LocalPlan(2), LocalPlan(1, batch_size=2), LocalPlan(optimizer="adam")]
+)
 def test_example_rows_refuse_local_training(plan):
     task = replace(_task(), plan=plan)
-    with pytest.raises(ValueError, match="needs a local plan of 1 step on the full batch"):
+    with pytest.raises(ValueError, match="needs 1 step of SGD on the full batch"):
         rows(task, *_batch(3), Unit.EXAMPLE)
     assert rows(task, *_batch(3), Unit.CLIENT).shape == (1, len(task.parameters))
 

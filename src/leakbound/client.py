@@ -24,6 +24,7 @@ from leakbound.types import (
     Batch,
     ClientContext,
     DefenseProtocol,
+    LocalPlan,
     NotApplicable,
     Observation,
     Statistics,
@@ -331,19 +332,45 @@ def local_update(
 ) -> Tensor:
     """The update (P,) after the task's local plan, in gradient units.
 
-    It is the sum of the gradients along the local steps, (theta_before - theta_after) /
-    learning_rate. One step gives `gradient` itself. Minibatches are consecutive slices, in turn and
+    It is (theta_before - theta_after) / learning_rate: for SGD the sum of the gradients along the
+    local steps, and for one step `gradient` itself. Minibatches are consecutive slices, in turn and
     again from the first, the same for client and attacker. `slope` computes a step's gradient.
     """
     plan = task.plan
     size = plan.batch_size or len(inputs)
     slices = [slice(a, a + size) for a in range(0, len(inputs), size)]
-    total = slope(task, inputs[slices[0]], labels[slices[0]])
+    first = slope(task, inputs[slices[0]], labels[slices[0]])
+    total, state = _change(plan, 1, first, None)
     for step in range(1, plan.steps):
         part = slices[step % len(slices)]
         moved = task.parameters - plan.learning_rate * total
-        total = total + slope(task, inputs[part], labels[part], moved)
+        gradient_there = slope(task, inputs[part], labels[part], moved)
+        change, state = _change(plan, step + 1, gradient_there, state)
+        total = total + change
     return total
+
+
+_ADAM = (0.9, 0.999, 1e-8)
+
+
+def _change(
+    plan: LocalPlan, step: int, slope: Tensor, state: tuple[Tensor, ...] | None
+) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    """What the optimizer's step (1, 2, ...) subtracts over the learning rate; and its state."""
+    if plan.optimizer == "adam":
+        beta, gamma, tiny = _ADAM
+        mean, square = state or (torch.zeros_like(slope), torch.zeros_like(slope))
+        mean, square = (
+            beta * mean + (1 - beta) * slope,
+            gamma * square + (1 - gamma) * slope.square(),
+        )
+        # the root's slope is finite at 0; the addend is far below `tiny`
+        root = (square / (1 - gamma**step) + 1e-30).sqrt()
+        return mean / (1 - beta**step) / (root + tiny), (mean, square)
+    if not plan.momentum:
+        return slope, None
+    change = slope if state is None else plan.momentum * state[0] + slope
+    return change, (change,)
 
 
 Each = Callable[[Task, Tensor, Tensor], Tensor]
@@ -365,10 +392,10 @@ def rows(
             "defense on every example's gradient needs model.eval(), or group norm"
         )
     if unit is Unit.EXAMPLE:
-        if task.plan.steps > 1 or (task.plan.batch_size or len(inputs)) < len(inputs):
+        if not task.plan.is_gradient or (task.plan.batch_size or len(inputs)) < len(inputs):
             raise ValueError(
-                f"steps is {task.plan.steps} and batch_size {task.plan.batch_size}; a defense on "
-                "every example's gradient needs a local plan of 1 step on the full batch"
+                f"the local plan is {task.plan}; a defense on every example's gradient needs 1 "
+                "step of SGD on the full batch"
             )
         return each(task, inputs, labels)
     return local_update(task, inputs, labels)[None]

@@ -7,15 +7,17 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from leakbound import losses
+from leakbound import check, losses
 from leakbound._util.recurrent import step_by_step
 from leakbound.domains import Domain
 from leakbound.domains.arguments import adapt
 
+Optimizer = Literal["sgd", "adam"]
 Loss = Callable[[Tensor, Tensor], Tensor]
 _DROPOUT = nn.modules.dropout._DropoutNd
 _ORDER = "_leakbound_weights"
@@ -58,11 +60,21 @@ class Batch:
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """Local training between two messages: `steps` of SGD; `batch_size` None is the full batch."""
+    """Local training between two messages.
+
+    Args:
+        steps: number of optimizer steps.
+        learning_rate: of these steps.
+        batch_size: of minibatches, taken in turn; None is the full batch.
+        optimizer: "sgd" or "adam", as in PyTorch with default settings; its state starts anew.
+        momentum: of SGD, as in PyTorch.
+    """
 
     steps: int = 1
     learning_rate: float = 1.0
     batch_size: int | None = None
+    optimizer: Optimizer = "sgd"
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -71,6 +83,31 @@ class LocalPlan:
             raise ValueError(f"learning_rate is {self.learning_rate}; give a finite one above 0")
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; give at least 1")
+        check.one_of(get_args(Optimizer), optimizer=self.optimizer)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum}; give a number from 0 to below 1")
+        if self.momentum and self.optimizer == "adam":
+            raise ValueError(f"momentum is {self.momentum}; Adam takes none, leave it out")
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether the update is the gradient of its first batch."""
+        return self.steps == 1 and self.is_sum
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the update is a weighted sum of gradients along the training."""
+        return self.optimizer == "sgd"
+
+    @property
+    def weight(self) -> float:
+        """The sum of the weights of the gradients in the update of SGD: `steps` without momentum.
+
+        Example:
+            >>> LocalPlan(steps=2, momentum=0.5).weight
+            2.5
+        """
+        return float(sum(sum(self.momentum**k for k in range(t + 1)) for t in range(self.steps)))
 
 
 @dataclass(frozen=True, eq=False)

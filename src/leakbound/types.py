@@ -18,7 +18,7 @@ from leakbound._util import pictures
 from leakbound.covariance import Structured
 from leakbound.random import Source
 from leakbound.release import Exact, Gaussian, Laplace, Law, Unit, Unknown, Update
-from leakbound.task import Batch, LocalPlan, Loss, Task
+from leakbound.task import Batch, LocalPlan, Loss, Optimizer, Task
 
 __all__ = [
     "Batch",
@@ -33,6 +33,7 @@ __all__ = [
     "Loss",
     "NotApplicable",
     "Observation",
+    "Optimizer",
     "Reconstruction",
     "Server",
     "Statistics",

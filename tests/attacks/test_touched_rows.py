@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound.attacks import SpanDecoding, TouchedRows
+from leakbound.attacks import LinearInversion, SpanDecoding, TouchedRows
 from leakbound.defenses import GaussianNoise, NoDefense
 from leakbound.domains import Column, TableDomain
 from leakbound.protocol import play
 from leakbound.random import stream
 from leakbound.testing import check_attack
-from leakbound.types import Batch, NotApplicable, Task
+from leakbound.types import Batch, LocalPlan, NotApplicable, Task
 
 LEVELS = (9, 7, 5, 4, 3, 2, 8, 6)
 
@@ -73,10 +73,10 @@ class Offsets(nn.Module):
         return self.head(torch.cat([numbers, self.table(codes + self.starts).flatten(1)], 1))
 
 
-def seen(model, batch, domain=None, defense=None, seed=0):
+def seen(model, batch, domain=None, defense=None, seed=0, plan=None):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        task = Task.of(model(), domain=domain or table(), classes=2)
+        task = Task.of(model(), domain=domain or table(), classes=2, plan=plan)
     sources = [stream(0, "a"), stream(0, "b")]
     return play(task, [Batch(*batch)], defense or NoDefense(), sources).observation
 
@@ -169,12 +169,53 @@ def test_weight_decay_touches_all_rows_and_is_a_problem():
     assert "more touched levels" in TouchedRows()(observation, stream(0)).problem
 
 
+def scaled(width):
+    """Standardized one-hot groups: each level changes every other one's coordinate."""
+    norm = nn.BatchNorm1d(width, affine=False)
+    norm.running_mean.fill_(0.3)
+    return nn.Sequential(norm, nn.Linear(width, 90), nn.ReLU(), nn.Linear(90, 2)).eval()
+
+
+PLANS = (
+    LocalPlan(1, 0.01),
+    LocalPlan(5, 0.01, 3),
+    LocalPlan(6, 0.01, 4, momentum=0.9),
+    LocalPlan(1, 0.01, optimizer="adam"),
+    LocalPlan(7, 0.01, 4, optimizer="adam"),
+)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("size", [1, 8, 40])
+def test_levels_of_one_hot_groups_under_every_optimizer(plan, size):
+    """Of the rows that the local steps train on."""
+    domain = table("onehot")
+    rows, labels = draw(domain, size, 3)
+    build = lambda: nn.Sequential(nn.Linear(46, 90), nn.ReLU(), nn.Linear(90, 2))  # noqa: E731
+    found = TouchedRows().levels(seen(build, (rows, labels), domain, plan=plan))
+    trained = rows[: plan.steps * (plan.batch_size or size)]
+    assert {name: set(own) for name, own in found.items()} == levels_in(domain, trained)
+
+
+def test_one_row_under_adam_has_all_of_its_categories():
+    domain, build = table("onehot"), lambda: nn.Sequential(nn.Linear(46, 90), nn.Linear(90, 2))
+    plan = LocalPlan(3, 0.01, optimizer="adam")
+    for seed in range(4):
+        rows, labels = draw(domain, 1, seed)
+        observation = seen(build, (rows, labels), domain, seed=seed, plan=plan)
+        answer = TouchedRows()(observation, stream(0))
+        assert wrong_categories(domain, rows, answer.inputs) == 0
+        assert "Adam" in answer.problem
+        for closed in (SpanDecoding(), LinearInversion()):
+            with pytest.raises(NotApplicable, match="Adam"):
+                closed(observation, stream(0))
+
+
 def test_where_it_does_not_apply():
     domain = table("onehot")
     batch = draw(domain, 4, 0)
-    plain = lambda: nn.Linear(domain.shape[0], 2)  # noqa: E731
-    with pytest.raises(NotApplicable, match="no trained embedding"):
-        TouchedRows()(seen(plain, batch, domain), stream(0))
+    with pytest.raises(NotApplicable, match="no trained layer takes the levels"):
+        TouchedRows()(seen(lambda: scaled(domain.shape[0]), batch, domain), stream(0))
     with pytest.raises(ValueError, match="prefixes"):
         TouchedRows(prefixes=0)
     zero = seen(Each, draw(table(), 2, 0))

@@ -1,3 +1,4 @@
+import math
 import re
 
 import pytest
@@ -5,7 +6,7 @@ import pytest
 from leakbound import audit, registry
 from leakbound._util.files import MOST_TOML
 from leakbound.audit.plan import DataSpec, Plan, Spec, defense_parameters, refuse_large
-from leakbound.audit.plan_file import row_of
+from leakbound.audit.plan_file import row_of, spec_of
 from leakbound.defenses import DpSgd
 
 
@@ -212,3 +213,21 @@ def test_links_of_one_name_are_told_apart_by_their_place():
 def test_a_defense_is_written_as_the_links_of_its_chain():
     links = row_of("defense", DpSgd(1.0, 0.5))["links"]
     assert [link["name"] for link in links] == ["clip_examples", "mean", "gaussian_mechanism"]
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("optimizer=adam,steps=3", {"optimizer": "adam", "steps": 3}),
+        ("a=true,b=inf,c=nano", {"a": True, "b": math.inf, "c": "nano"}),
+        ('word="x=y,z"', {"word": "x=y,z"}),
+        ("many=[1, 2], last = one_step", {"many": [1, 2], "last": "one_step"}),
+    ],
+)
+def test_words_in_settings_need_no_quotes(text, settings):
+    assert spec_of("attack", f"some,{text}") == {"name": "some", **settings}
+
+
+def test_settings_that_are_no_settings():
+    with pytest.raises(ValueError, match="write settings as in attack NAME"):
+        spec_of("attack", "some,key=one two")

@@ -188,7 +188,7 @@ def utility_of(update: Update, truth: Batch, seen: Observation) -> dict[str, flo
     """
     nothing: dict[str, float | None] = {"first_order": None, "second_order": None}
     plain = len(update.rows) == 1 and len(seen.cohort) == 1
-    if not plain or seen.task.plan.steps > 1:
+    if not plain or not seen.task.plan.is_gradient:
         return nothing
     g = gradient(seen.task, truth.inputs, truth.labels).detach().double()
     total, law = float(g.square().sum()), update.law

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.attacks.base import Attack, boxed, seen_task
+from leakbound.attacks.base import Attack, boxed, summed_task
 from leakbound.client import forward
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
@@ -56,7 +56,7 @@ class LinearInversion(Attack):
         check.non_negative(tolerance=self.tolerance)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        task = seen_task(observation)
+        task = summed_task(observation)
         name = input_layer(task, observation.input_shape)
         weight, bias = _layer(task, observation.update.rows.sum(0), name)
         trust = torch.ones_like(observation.update.rows)

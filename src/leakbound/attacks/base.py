@@ -10,9 +10,16 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.client import example_gradients, simulate
-from leakbound.types import DefenseProtocol, Observation, Reconstruction, Task, Unit
+from leakbound.types import (
+    DefenseProtocol,
+    NotApplicable,
+    Observation,
+    Reconstruction,
+    Task,
+    Unit,
+)
 
-__all__ = ["Attack", "BestOf", "ByNoise", "boxed", "expected_rows", "seen_task"]
+__all__ = ["Attack", "BestOf", "ByNoise", "boxed", "expected_rows", "seen_task", "summed_task"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -176,6 +183,21 @@ def seen_task(observation: Observation) -> Task:
     if observation.defense is None:
         return observation.task
     return observation.defense.infer(observation.task, observation.update)
+
+
+def summed_task(observation: Observation) -> Task:
+    """As `seen_task`, for attacks that need an update which is a sum of gradients.
+
+    Raises:
+        NotApplicable: the client trains by another optimizer than SGD.
+    """
+    task = seen_task(observation)
+    if not task.plan.is_sum:
+        raise NotApplicable(
+            f"the client trains by {task.plan.optimizer.capitalize()}, whose update is no sum of "
+            "gradients"
+        )
+    return task
 
 
 def expected_rows(observation: Observation, task: Task, inputs: Tensor, labels: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.random import permutation
-from leakbound.types import LocalPlan, NotApplicable, Observation, Reconstruction, Unit
+from leakbound.types import NotApplicable, Observation, Reconstruction, Unit
 
 UNLIKE = 1e9
 
@@ -251,8 +251,7 @@ class _Together:
 
 
 def _planned(observation: Observation, steps: int) -> Observation:
-    given = seen_task(observation).plan
-    plan = LocalPlan(steps, given.learning_rate, given.batch_size)
+    plan = replace(seen_task(observation).plan, steps=steps)
     return replace(observation, task=replace(observation.task, plan=plan))
 
 

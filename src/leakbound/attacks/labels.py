@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from leakbound import check
 from leakbound.attacks.analytic import LinearInversion
-from leakbound.attacks.base import seen_task
+from leakbound.attacks.base import summed_task
 from leakbound.client import forward, local_update
 from leakbound.losses import NamedLoss, named
 from leakbound.random import uniform
@@ -167,7 +167,7 @@ def _exact(
     inside = bias @ layer.weight.double() / bias.square().sum()
     output = held[f"{prefix}weight"].double() @ inside + held[f"{prefix}bias"].double()
     found = loss.mean(output) - len(bias) / loss.scale * bias
-    if task.plan.steps > 1:
+    if not task.plan.is_gradient:
         image = LinearInversion()(observation, generator).inputs.double()
         wide = replace(task, loss=replace(loss, coded=False)).to(bias.device, torch.float64)
         row = observation.update.rows.sum(0).double()
@@ -203,9 +203,9 @@ def _solved(task: Task, name: str, row: Tensor, image: Tensor, start: Tensor) ->
 
 
 def last_layer(observation: Observation) -> LastLayer:
-    task = seen_task(observation)
+    task = summed_task(observation)
     name = _last(task)
-    parts = task.unflatten(observation.update.rows.sum(0) / task.plan.steps)
+    parts = task.unflatten(observation.update.rows.sum(0) / task.plan.weight)
     weight = parts.get(f"{name}.weight" if name else "weight")
     bias = parts.get(f"{name}.bias" if name else "bias")
     if weight is None and bias is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from leakbound.attacks.base import seen_task
+from leakbound.attacks.base import summed_task
 from leakbound.attacks.blind import public_images
 from leakbound.types import Exact, NotApplicable, Observation, Server, Task
 
@@ -51,7 +51,7 @@ def planted_task(observation: Observation, kind: str) -> Task:
         raise NotApplicable(
             "the server is honest: it sends the agreed model without a malicious layer"
         )
-    task = seen_task(observation)
+    task = summed_task(observation)
     if not isinstance(task.model, Front) or task.model.kind != kind:
         raise NotApplicable(
             f"the model that was sent holds no {kind}: it has no public images to build one from"
@@ -80,9 +80,9 @@ def caught(observation: Observation, task: Task, *, differences: bool) -> list[C
     update = observation.update
     if not bool(update.rows.isfinite().all()):
         raise NotApplicable("the update is not finite")
-    values = _part(task, update.rows / task.plan.steps).double()
+    values = _part(task, update.rows / task.plan.weight).double()
     known = observation.noise_variance
-    given = None if known is None else _part(task, known) / task.plan.steps**2
+    given = None if known is None else _part(task, known) / task.plan.weight**2
     seen = torch.ones_like(values)
     if update.mask is not None and observation.threat.defense_known:
         seen = _part(task, update.mask).to(values)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.analytic import input_layer
-from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
+from leakbound.attacks.base import Attack, boxed, expected_rows, summed_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.client import example_gradients
 from leakbound.random import uniform
@@ -71,7 +71,7 @@ class SparseRecovery(Attack):
         check.count(samples=self.samples)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        task, count = seen_task(observation), observation.examples
+        task, count = summed_task(observation), observation.examples
         if not bool(observation.update.rows.isfinite().all()):
             raise NotApplicable("the update is not finite")
         if count > MOST:
@@ -117,7 +117,7 @@ class _Layer:
 
     @staticmethod
     def of(task: Task, name: str, observation: Observation) -> _Layer:
-        row = observation.update.rows.sum(0) / task.plan.steps
+        row = observation.update.rows.sum(0) / task.plan.weight
         weights, joint = (_joint(task, flat, name) for flat in (task.parameters, row))
         return _Layer(task, name, weights, joint)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -30,14 +31,19 @@ def load(path: Path) -> plans.Plan:
     return parse(files.read_toml(path, f"plan {str(path)!r}"), name=path.stem)
 
 
+WORD = re.compile(r""""[^"]*"|'[^']*'|=\s*(?!(?:true|false|inf|nan)\b)([a-z_]\w*)(?=\s*(?:,|$))""")
+"""A string, or a value that is a word without quotes and no keyword of TOML."""
+
+
 def spec_of(kind: str, text: str) -> dict[str, Any]:
-    """`name,key=value,...` as a plan's table; values as in TOML."""
+    """`name,key=value,...` as a plan's table; values as in TOML, where words need no quotes."""
     name, _, settings = text.partition(",")
+    settings = WORD.sub(lambda found: f'="{found[1]}"' if found[1] else found[0], settings)
     try:
         table = tomllib.loads(f"settings = {{{settings}}}")["settings"]
     except tomllib.TOMLDecodeError:
         raise ValueError(
-            f'{kind} is {text!r}; write settings as in {kind} NAME,key=1.5,other="text"'
+            f"{kind} is {text!r}; write settings as in {kind} NAME,key=1.5,other=word"
         ) from None
     if len(text) > LIMIT or "name" in table:
         raise ValueError(f"{kind} is {text!r}; write the name first: NAME,key=value")

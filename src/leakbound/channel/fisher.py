@@ -219,7 +219,7 @@ def _mean_moved(channel: Channel, batch: Batch, directions: Tensor) -> Tensor:
 def _is_gradient(channel: Channel) -> bool:
     """Whether the noise-free release is the batch's gradient itself, except for a mask."""
     defense, plan = channel.defense, channel.task.plan
-    if plan.steps > 1 or plan.batch_size is not None:
+    if not plan.is_gradient or plan.batch_size is not None:
         return False
     if defense is None or defense.starts is not Unit.CLIENT:
         return defense is None

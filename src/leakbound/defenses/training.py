@@ -11,16 +11,19 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound.defenses.base import Context, Defense, Sent, State
 from leakbound.random import SecureSource, Source, bernoulli
-from leakbound.types import LocalPlan, Task, Unit, Unknown, Update
+from leakbound.types import LocalPlan, Optimizer, Task, Unit, Unknown, Update
 
 
 @dataclass(frozen=True, repr=False)
 class LocalAggregation(Defense):
-    """Take `steps` local SGD steps on the batch before sending the change of the weights.
+    """Take `steps` local steps on the batch before sending the change of the weights.
 
     Args:
         steps: number of local steps.
         learning_rate: of these steps.
+        batch_size: of minibatches, taken in turn; by default those of the task's plan.
+        optimizer: "sgd" or "adam".
+        momentum: of SGD.
 
     Guarantees: none. An attacker who knows the defense simulates the same steps.
 
@@ -37,13 +40,21 @@ class LocalAggregation(Defense):
 
     steps: int = 3
     learning_rate: float = 0.1
+    batch_size: int | None = None
+    optimizer: Optimizer = "sgd"
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         check.count(steps=self.steps)
         check.positive(learning_rate=self.learning_rate)
+        self._plan(None)
+
+    def _plan(self, size: int | None) -> LocalPlan:
+        size = self.batch_size or size
+        return LocalPlan(self.steps, self.learning_rate, size, self.optimizer, self.momentum)
 
     def prepare(self, task: Task, source: Source) -> Task:
-        return replace(task, plan=LocalPlan(self.steps, self.learning_rate, task.plan.batch_size))
+        return replace(task, plan=self._plan(task.plan.batch_size))
 
     def infer(self, task: Task, update: Update) -> Task:
         return self.prepare(task, SecureSource())

@@ -98,6 +98,17 @@ class ColumnEmbeddingBag(nn.EmbeddingBag):
         return means.sum(1) / (torch.where(count == 0, 1.0, count) if self.mode == "mean" else 1.0)
 
 
+def looked_up(module: nn.Module) -> list[tuple[Tensor, int]]:
+    """For each column that an embedding looks up: its row for each level, and where the column
+    starts in a stored row. Empty for other modules.
+    """
+    if not isinstance(module, ColumnEmbedding | ColumnEmbeddingBag):
+        return []
+    every: Any = module.looks
+    each = (look for call in every for look in call or ())
+    return [(look.levels.cpu(), look.place[0]) for look in each if look.place is not None]
+
+
 _COLUMNS = {nn.Embedding: ColumnEmbedding, nn.EmbeddingBag: ColumnEmbeddingBag}
 
 

@@ -75,6 +75,8 @@ def choose(task: Task, rows: int, shape: Shape, many: bool = False) -> Choice | 
     """
     if kernels() == "autograd":
         return None
+    if not task.plan.is_sum or (task.plan.momentum and task.plan.steps > 1):
+        return None
     if task.plan.steps > 1 or (task.plan.batch_size or shape[0]) < shape[0]:
         plan = single.plan(task, shape, curved=True) if rows == 1 else None
         return None if plan is None else Choice(None, plan, local=True)

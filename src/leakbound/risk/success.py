@@ -289,8 +289,8 @@ def _why_not_known(released: Released) -> str | None:
         return "it is for clipped gradients of examples with Gaussian noise on their mean"
     if len(released.cohort) > 1:
         return "the update sums several clients"
-    if released.task.plan.steps > 1 or released.task.coupled:
-        return "it is for one local step on examples that do not see each other"
+    if not released.task.plan.is_gradient or released.task.coupled:
+        return "it is for one local step of SGD on examples that do not see each other"
     if not released.fresh:
         return "the weights may depend on public or private examples"
     if released.public is None or released.public.size < FEWEST:
@@ -486,10 +486,10 @@ def private_noise(released: Released, spec: RiskSpec) -> tuple[float, Scope, str
             "clipping bounds no example's part"
         )
     plan = released.task.plan
-    if plan.steps > 1 and released.defense.starts is Unit.EXAMPLE:
+    if not plan.is_gradient and released.defense.starts is Unit.EXAMPLE:
         raise NotApplicable(
-            f"the client takes {plan.steps} local steps, and the noise of a mechanism on gradients "
-            "of examples covers one"
+            f"the client takes {plan.steps} local steps of {plan.optimizer}, and the noise of a "
+            "mechanism on gradients of examples covers one of sgd"
         )
     return _multiplier(released.defense), PRIVATE, "probability"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from leakbound.attacks.base import Attack, boxed, seen_task
+from leakbound.attacks.base import Attack, boxed, summed_task
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.separation import (
     NotSeparable,
@@ -99,7 +99,7 @@ def listen(
     layer: str | None = None,
 ) -> Heard:
     """Separate the gradient of the named linear layer, or of the first trained one that runs."""
-    task = seen_task(observation)
+    task = summed_task(observation)
     name, probe, inputs = probed(task, observation, generator, layer)
     image = has_neighbors(observation.input_shape) and torch.equal(inputs, probe.flatten(1))
     small = NEAR * float(inputs.square().mean().sqrt())
@@ -110,7 +110,7 @@ def listen(
     else:
         kind = "nonnegative" if positive and often else "general"
     prefix = f"{name}." if name else ""
-    parts = task.unflatten(observation.update.rows.sum(0) / task.plan.steps)
+    parts = task.unflatten(observation.update.rows.sum(0) / task.plan.weight)
     trust = task.unflatten(_trust(observation))
     weight, bias = parts[f"{prefix}weight"], parts.get(f"{prefix}bias")
     if not bool(weight.isfinite().all()):
@@ -214,7 +214,7 @@ class CocktailPartyImages(Separation, Attack):
     layer: str | None = None
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        task = seen_task(observation)
+        task = summed_task(observation)
         try:
             heard = listen(observation, generator, self, self.layer)
         except NotSeparable as error:

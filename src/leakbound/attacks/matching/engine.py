@@ -152,7 +152,7 @@ def engine_for(observation: Observation, task: Task, many: bool = False) -> Exac
     unit = observation.update.unit if observation.defense is None else observation.defense.starts
     rows = observation.examples if unit is Unit.EXAMPLE else len(cohort)
     shape = (observation.examples // rows, *observation.input_shape)
-    whole = plan.steps == 1 and (plan.batch_size or size) >= size
+    whole = plan.is_gradient and (plan.batch_size or size) >= size
     if unit is Unit.EXAMPLE and not whole:  # no example has several steps
         return None
     choice = choose(task, rows, shape, many)

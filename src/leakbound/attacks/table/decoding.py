@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.attacks.base import Attack, seen_task
+from leakbound.attacks.base import Attack, seen_task, summed_task
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.table.span import Crowded, Plane, decode, plane
 from leakbound.attacks.table.view import LayerView, called, joint, named, silent, table_of, view
@@ -122,6 +122,7 @@ def decoded(
     blind = prior_rows(observation, seen.domain, count)
     if not bool(observation.update.rows[at].any()):
         return blind, float("nan"), VANISHED
+    summed_task(observation)
     span, bias = layer_plane(observation, seen.task, seen.name, at, count)
     seen = seen if bias else seen.unbiased()
     if not span.rank:

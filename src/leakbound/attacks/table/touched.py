@@ -1,7 +1,8 @@
-"""Touched rows: the levels in a batch, from the rows of embeddings that have a gradient."""
+"""Touched rows: the levels in a batch, from the weights of levels that have a gradient."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +14,9 @@ from leakbound import check
 from leakbound.attacks.base import Attack, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.table.decoding import PREFIXES, Answer, decoded, each_row, prior_rows
-from leakbound.attacks.table.view import Block, table_of, view
+from leakbound.attacks.table.view import Block, named, table_of, view
 from leakbound.domains import TableDomain
-from leakbound.domains.arguments import ColumnEmbedding, ColumnEmbeddingBag
+from leakbound.domains.arguments import looked_up
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 CHANCE = 1e-3
@@ -23,22 +24,24 @@ CHANCE = 1e-3
 
 @dataclass(frozen=True)
 class TouchedRows(Attack):
-    """Read the levels in a batch from the rows of embeddings that have a gradient.
+    """Read the levels in a batch from the weights of levels that have a gradient.
 
-    Only a level that occurs in the batch has a gradient in its row of the embedding. With known
-    noise, a row counts if noise alone gives it its length with a chance below 0.1 % over all rows.
-    For one example these are its categories. Its numbers, and for a batch the combination of the
-    levels, come from span decoding of the first linear layer, restricted to these levels. Without
-    such a layer, `problem` says that how they combine is not known.
+    Only a level that occurs in the batch has a gradient in its row of an embedding, or in its
+    column of a linear layer that takes categories as one-hot groups. This holds for SGD and for
+    Adam, after any number of local steps. With known noise, a level counts if noise alone gives its
+    weights their length with a chance below 0.1 % over all levels of the layer. For one example
+    these are its categories. Its numbers, and for a batch the combination of the levels, come from
+    span decoding of the first linear layer, restricted to these levels. Where that does not apply,
+    `problem` says that how they combine is not known.
 
     Args:
         prefixes: the largest number of prefixes that span decoding keeps.
 
-    Assumptions: no weight decay and no momentum of earlier rounds, which change all rows. An
-        example without gradient (all units off) touches no row. Counts of levels are not inferred.
+    Assumptions: no weight decay and no optimizer state of earlier rounds, which change all weights.
+        An example without gradient (all units off) touches none. Counts of levels are not inferred.
 
     Raises:
-        NotApplicable: no table, or no trained embedding that is called with a column's codes.
+        NotApplicable: no table, or no trained layer that takes a column's levels one by one.
 
     Source: this project; Melis et al. 2019 for words.
 
@@ -93,7 +96,7 @@ class TouchedRows(Attack):
         return each_row(observation, one)
 
     def levels(self, observation: Observation) -> dict[str, tuple[str, ...]]:
-        """The touched levels of each column with a trained embedding, in any row of the update."""
+        """The touched levels of each such column, in any row of the update."""
         task = seen_task(observation)
         domain = table_of(task)
         tables = _tables(task, domain)
@@ -106,45 +109,67 @@ class TouchedRows(Attack):
         return found
 
 
-def _tables(task: Task, domain: TableDomain) -> dict[int, list[tuple[str, Tensor, int | None]]]:
-    """By the start of a column in a row, the embeddings that look it up: the name of the weight,
-    its row for each level, and its row without gradient (padding).
+@dataclass(frozen=True, eq=False)
+class _Levels:
+    """Where a weight holds the levels of a column: in its rows `index` (L,), as an embedding, or in
+    its columns (`across`), as a linear layer on one-hot categories. `padding` has no gradient.
     """
-    found: dict[int, list[tuple[str, Tensor, int | None]]] = {}
+
+    weight: str
+    index: Tensor
+    across: bool = False
+    padding: int | None = None
+
+    def of(self, sent: Mapping[str, Tensor]) -> Tensor:
+        """(L, width) their values in a flat vector's parts."""
+        values = sent[self.weight]
+        return (values.T if self.across else values)[self.index].double().cpu()
+
+
+def _tables(task: Task, domain: TableDomain) -> dict[int, list[_Levels]]:
+    """By the start of a column in a row, the weights that hold its levels one by one."""
+    found: dict[int, list[_Levels]] = {}
     for name, own in task.model.named_modules():
         module: Any = own
-        if isinstance(own, ColumnEmbedding | ColumnEmbeddingBag) and f"{name}.weight" in task.names:
-            for index, place in (look for call in module.looks for look in call or ()):
-                if place is not None:
-                    known = (f"{name}.weight", index.cpu(), module.padding_idx)
-                    found.setdefault(place[0], []).append(known)
+        if (weight := f"{name}.weight") in task.names:
+            for index, start in looked_up(own):
+                known = _Levels(weight, index, padding=module.padding_idx)
+                found.setdefault(start, []).append(known)
+    try:
+        seen = view(task, domain)
+        for block in seen.levels:
+            one_hot = len(block.options) == len(block.places) > 1
+            if one_hot and torch.equal(block.seen != 0, torch.eye(len(block.seen)) > 0):
+                known = _Levels(named(seen.name, "weight"), block.places, across=True)
+                found.setdefault(block.start, [known])
+    except NotApplicable:
+        pass
     if not found:
-        raise NotApplicable("no trained embedding looks up a column of the table")
+        raise NotApplicable("no trained layer takes the levels of a column one by one")
     return found
 
 
 def _touched(
-    observation: Observation,
-    task: Task,
-    tables: dict[int, list[tuple[str, Tensor, int | None]]],
-    at: int,
+    observation: Observation, task: Task, tables: Mapping[int, list[_Levels]], at: int
 ) -> dict[int, Tensor]:
-    """By the start of a column, the levels (L,) bool that may be in the batch: in each embedding,
-    their rows have a gradient, or are padding.
+    """By the start of a column, the levels (L,) bool that may be in the batch: everywhere their
+    weights have a gradient, or are padding.
     """
     update, noise = task.unflatten(observation.update.rows[at]), observation.noise_variance
     spread = None if noise is None else task.unflatten(noise[at])
     found: dict[int, Tensor] = {}
-    for start, looks in tables.items():
-        for name, index, padding in looks:
-            values = update[name][index].double().cpu()
+    for start, held in tables.items():
+        for own in held:
+            values = own.of(update)
             if spread is None:
                 touched = values.any(1)
             else:
-                scaled = values.square() / spread[name][index].cpu().clamp_min(1e-300)
-                limit = stats.chi2.isf(CHANCE / len(update[name]), values.shape[1])
+                scaled = values.square() / own.of(spread).clamp_min(1e-300)
+                levels = update[own.weight].shape[int(own.across)]
+                limit = stats.chi2.isf(CHANCE / levels, values.shape[1])
                 touched = scaled.sum(1) > float(limit)
-            touched = touched | (index == padding) if padding is not None else touched
+            if own.padding is not None:
+                touched = touched | (own.index == own.padding)
             found[start] = touched & found.get(start, torch.ones_like(touched))
     return found
 
