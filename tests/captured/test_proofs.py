@@ -1,5 +1,7 @@
 """What an update proves, what it refutes, and what is not concluded from it."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -131,7 +133,8 @@ def certified(model, inputs, labels, after=lambda update: update, optimizer=None
         )  # fmt: skip
     except ValueError:  # the number of examples has to be given
         return None, None
-    error = None if found.best is None else float((found.best.inputs - inputs).abs().max())
+    best = found.best  # None if the attack reports a problem
+    error = math.nan if best is None else float((best.inputs - inputs).abs().max())
     return found.records[0].certificate, error
 
 

@@ -28,7 +28,7 @@ class LinearInversion(Attack):
     Gaussian noise with a known distribution. Withheld coordinates are left out.
 
     For several examples, a row that only one example activates gives that example exactly; the
-    other rows give mixtures. Candidates dW_i / db_i in the input range are ranked by how many rows
+    other rows give mixtures. Candidates dW_i / db_i that are valid inputs are ranked by how many rows
     agree on them, then by |db_i|. The known noise level decides which rows are used and which
     agree. Rows that agree are averaged.
 
@@ -99,7 +99,10 @@ class LinearInversion(Attack):
         images = torch.where(known[rows], weight[rows], 0) / bias[rows, None]
         error, strength = error[rows], bias[rows].abs()
         slack = self.tolerance * width + 4 * error[:, None]
-        inside = ((images >= low - slack) & (images <= high + slack)).all(1)
+        valid = boxed(images.reshape(len(images), *observation.input_shape), task)
+        if task.domain is not None:  # a mixture of categories is no row of a table
+            valid = task.domain.hard(valid)
+        inside = ((images - valid.reshape(images.shape)).abs() <= slack).all(1)
         images, error, strength = images[inside], error[inside], strength[inside]
         same = SAME * width + 1.2 * (error.square()[:, None] + error.square()).sqrt()
         chosen, agreed = _agreed(images, strength, observation.examples, same, bool(error.any()))
@@ -111,6 +114,8 @@ class LinearInversion(Attack):
             problem = f"only {len(chosen)} of {observation.examples} inputs could be separated"
         elif not agreed:
             problem = "no two rows agree on an input: all candidates may be mixtures"
+        elif agreed < len(chosen):
+            problem = f"two rows agree on {agreed} of {len(chosen)} inputs: others may be mixtures"
         inputs = boxed(answer.reshape(observation.batch_shape), task)
         return Reconstruction(inputs, None, float("nan"), (), problem)
 
@@ -181,13 +186,13 @@ def _left_by_noise(shape: torch.Size) -> float:
 
 def _agreed(
     images: Tensor, strength: Tensor, count: int, same: Tensor, noisy: bool
-) -> tuple[Tensor, bool]:
-    """Up to `count` distinct candidates, those with most agreement first, and whether any two rows
-    agree. `same` (n, n) is the largest distance between two rows of one input. Noisy rows are
+) -> tuple[Tensor, int]:
+    """Up to `count` distinct candidates, those with most agreement first, and on how many of them
+    two rows agree. `same` (n, n) is the largest distance between two rows of one input. Noisy rows are
     averaged.
     """
     if len(images) == 0:
-        return images, False
+        return images, 0
     distance = torch.cdist(images.double(), images.double()) / images.shape[1] ** 0.5
     agree = distance < same
     support = agree.sum(1)
@@ -198,7 +203,7 @@ def _agreed(
             chosen.append(i)
         if len(chosen) == count:
             break
-    pairs = bool(support.max() > 1)
+    pairs = int((support[chosen] > 1).sum())
     if not noisy:
         return images[chosen], pairs
     share = agree[chosen] * strength.square()
