@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from leakbound import check
 from leakbound.attacks.base import Attack, boxed, summed_task
+from leakbound.attacks.blind import public_images
 from leakbound.client import forward
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
@@ -28,9 +29,9 @@ class LinearInversion(Attack):
     Gaussian noise with a known distribution. Withheld coordinates are left out.
 
     For several examples, a row that only one example activates gives that example exactly; the
-    other rows give mixtures. Candidates dW_i / db_i that are valid inputs are ranked by how many rows
-    agree on them, then by |db_i|. The known noise level decides which rows are used and which
-    agree. Rows that agree are averaged.
+    other rows give mixtures. Candidates dW_i / db_i that are valid inputs are ranked by how many
+    rows agree on them, then by |db_i|. The known noise level decides which rows are used and which
+    agree. Rows that agree are averaged. Of a table, the prior-only baseline fills the rest.
 
     Args:
         tolerance: how far outside the input range, in units of its width, a candidate may lie.
@@ -108,6 +109,8 @@ class LinearInversion(Attack):
         chosen, agreed = _agreed(images, strength, observation.examples, same, bool(error.any()))
         answer = torch.full((observation.examples, weight.shape[1]), float("nan"))
         answer = answer.to(weight)
+        if task.domain is not None:
+            answer[:] = task.domain.blind(public_images(observation)).flatten().to(answer)
         answer[: len(chosen)] = chosen
         problem = None
         if len(chosen) < observation.examples:
@@ -188,8 +191,8 @@ def _agreed(
     images: Tensor, strength: Tensor, count: int, same: Tensor, noisy: bool
 ) -> tuple[Tensor, int]:
     """Up to `count` distinct candidates, those with most agreement first, and on how many of them
-    two rows agree. `same` (n, n) is the largest distance between two rows of one input. Noisy rows are
-    averaged.
+    two rows agree. `same` (n, n) is the largest distance between two rows of one input. Noisy rows
+    are averaged.
     """
     if len(images) == 0:
         return images, 0

@@ -330,7 +330,8 @@ def judged(
     criterion, public = released.criterion, released.public
     domain = criterion.domain
     proof = None
-    if domain.metric == "columns":  # elsewhere no match is by chance
+    assert isinstance(played.defense, Chain)
+    if domain.metric == "columns" and not played.defense.links:  # elsewhere no match is by chance
         proof = certificate(played.observation, attack, answer, None, _TOLD)
     measured = measure(
         *(played.truth, answer, criterion, public),
@@ -339,6 +340,7 @@ def judged(
         more=more,
         decoys=decoys,
     )
+    proof = proof if any(measured.matched) else None  # a tolerance may be finer than rounding
     limits = of_release(released, *wanted, source)
     leaks = None
     if images and any(bound.on_error for bound in limits.bounds):

@@ -43,7 +43,8 @@ def _check_names(names: Sequence[str], schema: Schema) -> None:
     known = {*wanted, *schema.ignore}
     for name in wanted:
         if name not in names:
-            near = check.closest(name, [own for own in names if own not in known])
+            others = [own for own in names if own not in known]
+            near = check.closest(name, others) if others else "give the schema of this file"
             raise ValueError(f"it has no column {name!r}, which the schema names; {near}")
     for name in names:
         if name not in known:
