@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from leakbound import check
 
-__all__ = ["LOSSES", "NamedLoss", "dice", "named"]
+__all__ = ["LOSSES", "UNSCORED", "NamedLoss", "dice", "named", "next_token", "token_cross_entropy"]
 
 Function = Callable[[Tensor, Tensor], Tensor]
 
@@ -26,6 +26,7 @@ class NamedLoss:
         targets: what a label is. "classes": a number (B,) of int64. "binary": 0 or 1 as a float,
             "real": any number, "count": a number from 0 on; one per output, (B,) for a single one.
             "class map": (B, H, W) of int64. "mask": 0 or 1 as a float, shaped as the output.
+            "tokens": (B, n) of int64, UNSCORED where no output counts.
             "any": of a function that leakbound does not know.
         mean: the label at which an output is right; the derivative in the outputs is then
             scale * (mean(output) - label) / (B * terms). None: it has another form.
@@ -67,7 +68,7 @@ class NamedLoss:
     @property
     def has_classes(self) -> bool:
         """Whether labels are numbers of classes, of examples or of pixels."""
-        return self.by_class or self.targets == "class map"
+        return self.by_class or self.targets in ("class map", "tokens")
 
     def target(self, output: Tensor, labels: Tensor) -> Tensor:
         """The labels as the function takes them; as in `output` where each output has its own."""
@@ -118,12 +119,13 @@ class NamedLoss:
 
     def misfit(self, output: Tensor, count: int) -> str | None:
         """Why a model's output for this many examples does not fit the loss; None if it does."""
-        shapes = {"classes": (2, 2), "any": (2, 5), "class map": (3, 5)}
+        shapes = {"classes": (2, 2), "any": (2, 5), "class map": (3, 5), "tokens": (3, 3)}
         least, most = shapes.get(self.targets, (1, 5))
         form = {
             "class map": "scores of classes for each pixel, (B, K, H, W)",
             "mask": "one number for each pixel, (B, 1, H, W)",
             "classes": "one row of class scores (B, K)",
+            "tokens": "scores of tokens for each place, (B, n, V)",
         }.get(self.targets, "one row of outputs (B, K)")
         if least <= output.ndim <= most and len(output) == count:
             return None
@@ -146,6 +148,14 @@ class NamedLoss:
                     'loss="dense_cross_entropy"'
                 )
             check.labels(labels, classes)
+        elif self.targets == "tokens":
+            scored = labels[labels != UNSCORED]
+            if labels.ndim != 2 or labels.dtype != torch.int64 or not len(scored):
+                raise ValueError(
+                    f"labels has shape {tuple(labels.shape)} and type {labels.dtype}; give tokens "
+                    f"(B, n) of torch.int64, {UNSCORED} where none counts, and some that count"
+                )
+            check.labels(scored, classes)
         elif self.targets == "class map":
             if labels.ndim < 2 or labels.dtype != torch.int64:
                 raise ValueError(
@@ -203,6 +213,28 @@ def dice(output: Tensor, mask: Tensor) -> Tensor:
     return (1 - (2 * (p * y).sum(1) + 1) / (p.sum(1) + y.sum(1) + 1)).mean()
 
 
+UNSCORED = -100
+"""The label of a place whose output does not count, as in PyTorch and transformers."""
+
+
+def next_token(output: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of outputs (B, n, V) for the token after each place, as of causal models.
+
+    The mean runs over all scored tokens of the batch: with unequal lengths it is not the mean of
+    the sequences' losses.
+
+    Example:
+        >>> next_token(torch.zeros(1, 3, 4), torch.tensor([[0, 2, UNSCORED]]))
+        tensor(1.3863)
+    """
+    return token_cross_entropy(output[:, :-1], labels[:, 1:])
+
+
+def token_cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of outputs (B, n, V) for the labels (B, n) of their own places."""
+    return functional.cross_entropy(output.flatten(0, 1), labels.flatten(), ignore_index=UNSCORED)
+
+
 def _softmax(output: Tensor) -> Tensor:
     return output.softmax(1)
 
@@ -226,6 +258,8 @@ LOSSES: dict[str, NamedLoss] = {
         NamedLoss("poisson", functional.poisson_nll_loss, "count", torch.exp, _same),
         NamedLoss("dense_cross_entropy", functional.cross_entropy, "class map", _softmax),
         NamedLoss("dice", dice, "mask"),
+        NamedLoss("next_token", next_token, "tokens"),
+        NamedLoss("token_cross_entropy", token_cross_entropy, "tokens"),
     )
 }
 """Losses by name; "bce" takes logits, "poisson" the logarithm of the rate."""

@@ -27,8 +27,8 @@ class Criterion:
         check.non_negative(within=self.within)
 
     @staticmethod
-    def of(domain: Domain, *, psnr: float = 20.0, columns: float = 0.9) -> Criterion:
-        """The criterion of that domain: a PSNR in dB, or the share of columns within tolerance.
+    def of(domain: Domain, *, psnr: float = 20.0, share: float = 0.9) -> Criterion:
+        """The criterion of that domain: a PSNR in dB, or a `share` of right columns or tokens.
 
         Of a series, `psnr` is 20 log10 of scale over error on its worst channel.
 
@@ -40,7 +40,7 @@ class Criterion:
         check.positive(psnr=psnr)
         if psnr >= EXTREME:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
-        return Criterion(domain, domain.within(psnr=psnr, columns=columns))
+        return Criterion(domain, domain.within(psnr=psnr, share=share))
 
     @property
     def error(self) -> float:

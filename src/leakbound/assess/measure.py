@@ -150,6 +150,8 @@ def shown(
     fields: dict[str, Any] = {"columns": tuple(columns)} if columns else {}
     if not images:
         return Shown(fields)
+    if own.sequences is not None:
+        fields["sequences"] = own.sequences
     files, named = {}, {}
     strips = [(name, part, domain.input_range) for name, part in (own.pictures or {}).items()]
     if leaks is not None and strips:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from leakbound._util import files
-from leakbound.domains import ColumnResult
+from leakbound.domains import ColumnResult, SequenceResult
 
 SCHEMA: Final = 1
 DELTA: Final = 1e-5
@@ -138,10 +138,11 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
     """What counts as reconstructed: a score of at least `value`, a distance of at most `within`.
 
     The distance is that of the domain, in its natural units. The score is "psnr" (dB), "snr" (dB on
-    a series' worst channel) or "columns" (percent of a table's `of` columns within tolerance).
+    a series' worst channel), "columns" (percent of a table's `of` columns within tolerance) or
+    "tokens" (percent of a sequence's `of` tokens).
     """
 
-    metric: Literal["psnr", "snr", "columns"] = "psnr"
+    metric: Literal["psnr", "snr", "columns", "tokens"] = "psnr"
     value: Decibels
     within: Annotated[float, Meta(ge=0, le=1e300)]
     of: Count | None = None
@@ -149,18 +150,19 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
     @property
     def unit(self) -> str:
         """The unit of the score."""
-        return "%" if self.metric == "columns" else "dB"
+        return "dB" if self.of is None else "%"
 
     @property
     def axis(self) -> str:
         """What the score is, for axes and headings."""
-        return {"psnr": "PSNR", "snr": "SNR", "columns": "columns right"}[self.metric]
+        named = {"psnr": "PSNR", "snr": "SNR"}
+        return named.get(self.metric, f"{self.metric} right")
 
     @property
     def goal(self) -> str:
         """What meets it at least, such as "20 dB" or "18 of 20 columns"."""
         if self.of is not None:
-            return f"{self.of - round(self.within)} of {self.of} columns"
+            return f"{self.of - round(self.within)} of {self.of} {self.metric}"
         return f"{self.value:g} {self.unit}"
 
     @property
@@ -171,7 +173,7 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
     def shown(self, score: float) -> str:
         """A score as text, such as "21.3 dB" or "17 of 20 columns"."""
         if self.of is not None:
-            return f"{round(score * self.of / 100)} of {self.of} columns"
+            return f"{round(score * self.of / 100)} of {self.of} {self.metric}"
         return f"{score:.1f} {self.unit}"
 
 
@@ -390,6 +392,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
     pictures: dict[str, Picture] = {}
     features: Features | None = None
     columns: tuple[ColumnResult, ...] | None = None
+    sequences: tuple[SequenceResult, ...] | None = None
     chance: Chance | None = None
     certificate: str | None = None
     capture: CaptureInfo | None = None

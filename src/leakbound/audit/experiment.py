@@ -301,7 +301,7 @@ def _judge(
 
 
 def criterion_of(unit: plans.Experiment, context: PlanContext) -> Criterion:
-    return Criterion.of(context.domain, psnr=unit.psnr, columns=unit.columns)
+    return Criterion.of(context.domain, psnr=unit.psnr, share=unit.share)
 
 
 def _fresh(model: plans.ModelSpec) -> bool:

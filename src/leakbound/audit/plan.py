@@ -92,7 +92,7 @@ class Experiment:
     seed: int
     threat: ThreatModel
     psnr: float
-    columns: float
+    share: float
     error_bound: ErrorBoundSpec
     risk: RiskSpec
     lpips_weights: str | None = None
@@ -129,7 +129,7 @@ class Plan:
 
     A defense is a chain of links; () is no defense. Each seed is a repetition with separate initial
     weights, batch and noise. An example counts as reconstructed from `psnr` in dB on; a row of a
-    table, from a share of `columns` within tolerance on.
+    table or a sequence, from a `share` of right columns or tokens on.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Plan:
     seeds: tuple[int, ...] = (0,)
     threat: ThreatModel = field(default_factory=ThreatModel)
     psnr: float = 20.0
-    columns: float = 0.9
+    share: float = 0.9
     utility: UtilitySpec = field(default_factory=lambda: UtilitySpec(rounds=0))
     error_bound: ErrorBoundSpec = field(default_factory=ErrorBoundSpec)
     risk: RiskSpec = field(default_factory=RiskSpec)
@@ -183,7 +183,7 @@ class Plan:
             if attacks[attack].why_not(defenses[links], size) is None
         } or {*pairs}
         grid = product(self.models, self.batch_sizes, self.defenses, self.attacks, self.seeds)
-        same = (self.threat, self.psnr, self.columns, self.error_bound, self.risk)
+        same = (self.threat, self.psnr, self.share, self.error_bound, self.risk)
         return tuple(
             Experiment(self.data, model, defense, attack, size, seed, *same, self.lpips_weights)
             for model, size, defense, attack, seed in grid

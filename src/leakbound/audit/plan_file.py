@@ -20,7 +20,7 @@ from leakbound.risk import ErrorBoundSpec, RiskSpec
 from leakbound.types import Server, ThreatModel
 
 LIMIT = 1 << 20  # characters of a name with its settings
-NESTED = {"psnr": "criterion", "columns": "criterion", "lpips_weights": "metrics"}
+NESTED = {"psnr": "criterion", "share": "criterion", "lpips_weights": "metrics"}
 """The plan's fields that are tables."""
 KEYS = [NESTED.get(field.name, field.name) for field in fields(plans.Plan)]
 NO_DEFENSE = {"name": "none"}
@@ -86,7 +86,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
     for need in ("models", "attacks"):
         if not table.get(need):
             raise ValueError(f"the plan names no {need}; add [[{need}]] with a name")
-    psnr, columns = _criterion(_section("criterion", table))
+    psnr, share = _criterion(_section("criterion", table))
     models = [_models(row) for row in _rows("models", table["models"])]
     defenses = [_defenses(row) for row in _rows("defenses", table.get("defenses", [NO_DEFENSE]))]
     attacks = [_options("attack", row) for row in _rows("attacks", table["attacks"])]
@@ -111,7 +111,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
         seeds=seeds,
         threat=_threat(_section("threat", table)),
         psnr=psnr,
-        columns=columns,
+        share=share,
         utility=_utility(table),
         error_bound=_dataclass(ErrorBoundSpec, "error_bound", table),
         risk=_risk(table),
@@ -162,14 +162,14 @@ def _threat(table: Mapping[str, Any]) -> ThreatModel:
 
 
 def _criterion(table: Mapping[str, Any]) -> tuple[float, float]:
-    _known_keys("criterion", table, ["psnr", "columns"])
-    value, columns = table.get("psnr", 20.0), table.get("columns", 0.9)
-    check.positive(psnr=value, columns=columns)
+    _known_keys("criterion", table, ["psnr", "share"])
+    value, share = table.get("psnr", 20.0), table.get("share", 0.9)
+    check.positive(psnr=value, share=share)
     if value >= EXTREME:
         raise ValueError(f"psnr is {value:g}; give decibels, such as 20")
-    if columns > 1:
-        raise ValueError(f"columns is {columns:g}; give a share, such as 0.9")
-    return float(value), float(columns)
+    if share > 1:
+        raise ValueError(f"share is {share:g}; give a share, such as 0.9")
+    return float(value), float(share)
 
 
 def _lpips_weights(table: Mapping[str, Any]) -> str | None:

@@ -90,7 +90,7 @@ def simulate(
     seed: int = 0,
     public: Batch | None = None,
     psnr: float = 20.0,
-    columns: float = 0.9,
+    share: float = 0.9,
     threat: ThreatModel | None = None,
     plan: LocalPlan | None = None,
     classes: int | None = None,
@@ -116,7 +116,7 @@ def simulate(
             as independent: give one of each photograph or person. Of a table, a random half is
             kept from the attack: it shows how many columns match by chance.
         psnr: PSNR in dB from which an example counts as reconstructed.
-        columns: share of a table's columns from which a row counts as reconstructed.
+        share: share of right columns or tokens from which a row or sequence does.
         threat: what the attacker knows.
         plan: the client's local training; one step on the whole batch by default.
         classes: labels run from 0 to `classes` - 1; needed if the attacker does not know them.
@@ -154,7 +154,7 @@ def simulate(
             task, clients, built, sources, threat=threat, attack=built_attack, auxiliary=public
         )
         answer = noted(built_attack(played.observation, stream(seed, "attack", about.name)))
-    criterion = Criterion.of(domain, psnr=psnr, columns=columns)
+    criterion = Criterion.of(domain, psnr=psnr, share=share)
     header = records.Assessment(
         experiment=digest([about.hash, repr(built), seed, plain(threat), named(loss).name])[:16],
         attack=about,
@@ -193,7 +193,7 @@ def error_bound(
     probability: float | None = 0.001,
     seed: int = 0,
     psnr: float = 20.0,
-    columns: float = 0.9,
+    share: float = 0.9,
     threat: ThreatModel | None = None,
     classes: int | None = None,
     input_range: tuple[float, float] = (0.0, 1.0),
@@ -235,7 +235,7 @@ def error_bound(
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
         played = play(task, clients, built, sources, threat=threat, auxiliary=public)
-        criterion = Criterion.of(domain, psnr=psnr, columns=columns)
+        criterion = Criterion.of(domain, psnr=psnr, share=share)
         released = experiment.released(played, criterion, threat, public, fresh=fresh)
         found = of_release(released, spec, RiskSpec(probability), stream(seed, "bounds", kind))
         known = leak_map(released, spec) if any(b.on_error for b in found.bounds) else None

@@ -221,7 +221,7 @@ class Settings:
 
     Without `attacks`, all suitable attacks run, from cheap to strong. `defense` is what the client
     is known to have applied, `public` a data source of the same kind. `domain` says what an input
-    is if it is a row of a table; `columns` is the share of its columns that counts. `loss` is what
+    is if it is a row of a table; `share` is the share of its columns that counts. `loss` is what
     the client trained on, as in `Task.of`. `schema` is the file of a table's schema, for `public`
     and the truth. After `seconds`, searches stop and no further attack begins; `search` limits the
     time for one update's number of local steps.
@@ -237,7 +237,7 @@ class Settings:
     seed: int = 0
     seconds: float | None = None
     search: float = SEARCH
-    columns: float = 0.9
+    share: float = 0.9
     domain: Domain | None = None
     loss: str | Loss = "cross_entropy"
     schema: str | None = None
@@ -288,7 +288,7 @@ def attack_update(
     public: str | None = None,
     truth: Batch | Path | str | None = None,
     psnr: float = 20.0,
-    columns: float = 0.9,
+    share: float = 0.9,
     domain: Domain | None = None,
     loss: str | Loss = "cross_entropy",
     seed: int = 0,
@@ -317,7 +317,7 @@ def attack_update(
         raise ValueError(f"input_shape is {shape}, but a row of the table has {domain.shape}")
     settings = Settings(
         *(shape, input_range, classes, specs, defense, public, psnr, seed, seconds, search),
-        *(columns, domain, loss),
+        *(share, domain, loss),
     )
     return attack_all(
         [loaded],
@@ -434,7 +434,7 @@ def _case(
         notes,
         at,
         plans.ModelSpec(title),
-        Criterion.of(form, psnr=settings.psnr, columns=settings.columns),
+        Criterion.of(form, psnr=settings.psnr, share=settings.share),
         as_chain(known.defense),
         context,
         truth,

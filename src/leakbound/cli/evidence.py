@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PAGE, DATA, PLAN = "evidence.html", "report.json", "evidence.toml"
 RECORDS = ("run.json", "records.jsonl", "utility.jsonl")
-LEFT_OUT = ("out", "json", "explain", "columns", "schema")
+LEFT_OUT = ("out", "json", "explain", "share", "schema")
 STATED = [f.name for f in fields(options.BoundOptions) if f.name not in LEFT_OUT]
 STATED += ["clip_norm"]
 """What --training states: options of `leakbound bound`, and the clip norm."""

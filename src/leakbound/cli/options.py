@@ -355,7 +355,7 @@ class BoundOptions(TrainingOptions):
     GROUPS: ClassVar = {
         "Training": "noise_multiplier steps sampling_rate participation",
         "Data": _DATA,
-        "Risk": "psnr columns eta accept prior labels_known",
+        "Risk": "psnr share eta accept prior labels_known",
         "Output": "explain delta out json",
     }
     RARE: ClassVar = "schema dim norm size channels exclude eta delta"
@@ -364,8 +364,8 @@ class BoundOptions(TrainingOptions):
     """Noise standard deviation / clip norm."""
     psnr: Annotated[tuple[float, ...], Option("DB ...")] = (10.0, 15.0, 20.0, 25.0, 30.0)
     """Thresholds in dB."""
-    columns: Annotated[tuple[float, ...], Option("SHARE ...")] = (0.8, 0.85, 0.9, 0.95, 1.0)
-    """Thresholds of a table, in place of dB: shares of the columns that are right."""
+    share: Annotated[tuple[float, ...], Option("SHARE ...")] = (0.8, 0.85, 0.9, 0.95, 1.0)
+    """Thresholds of tables and text, in place of dB: shares of columns or tokens that are right."""
     eta: Annotated[tuple[float, ...], Option("MSE ...")] = ()
     """More thresholds, as mean squared errors."""
     accept: float = 0.001

@@ -209,7 +209,7 @@ def _thresholds(
     if domain is not None:
         if command.eta:
             raise ValueError("eta holds mean squared errors, but the data have another distance")
-        name = "columns" if domain.metric == "columns" else "psnr"
+        name = "psnr" if domain.parts is None else "share"
         found = {Criterion.of(domain, **{name: value}) for value in getattr(command, name)}
         rising = sorted(found, key=lambda one: -one.within)
         return [({"reached": one.info.goal, "within": one.within}, one.within) for one in rising]

@@ -1,4 +1,7 @@
-"""Domains, the form of one example: images, table rows, series. Others use the interface only."""
+"""Domains, the form of one example: images, table rows, series, tokens.
+
+Other packages use the interface only.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from leakbound.domains.base import (
     Fields,
     ImageDomain,
     NumberDomain,
+    SequenceResult,
     SeriesDomain,
 )
 from leakbound.domains.table import Column, TableDomain
+from leakbound.domains.tokens import TokenDomain
 
 __all__ = [
     "Column",
@@ -21,12 +26,15 @@ __all__ = [
     "Fields",
     "ImageDomain",
     "NumberDomain",
+    "SequenceResult",
     "SeriesDomain",
     "TableDomain",
+    "TokenDomain",
     "has_neighbors",
     "of_shape",
-    "table_of",
     "smooth_axes",
+    "table_of",
+    "tokens_of",
 ]
 
 
@@ -49,6 +57,16 @@ def table_of(domain: Domain | None) -> TableDomain | None:
         True
     """
     return domain if isinstance(domain, TableDomain) else None
+
+
+def tokens_of(domain: Domain | None) -> TokenDomain | None:
+    """The domain if it is that of token sequences; None if it is another, or not known.
+
+    Example:
+        >>> tokens_of(TokenDomain(10, 4)).vocabulary
+        10
+    """
+    return domain if isinstance(domain, TokenDomain) else None
 
 
 def has_neighbors(shape: Sequence[int]) -> bool:

@@ -8,6 +8,7 @@ and each embedding returns the mean of its rows, weighted by the shares. This is
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from leakbound.domains.base import Domain
 from leakbound.domains.table import Column, TableDomain
+from leakbound.domains.tokens import TokenDomain
 from leakbound.random import stream
 
 FORMS = ("split", "keywords", "dictionary")
@@ -198,13 +200,36 @@ def arguments(domain: TableDomain, rows: Tensor) -> tuple[Tensor, ...]:
     return found
 
 
+class TakesTokens:
+    """The forward pass of a language model for token numbers (N, n), padded to the right or left.
+
+    A model with an argument `attention_mask` gets 0 there for padding; one with `use_cache` keeps
+    no cache. Other models get the tokens alone.
+    """
+
+    def __init__(self, forward: Callable[..., Any], domain: TokenDomain) -> None:
+        self.forward, self.domain = forward, domain
+        known = inspect.signature(forward).parameters
+        self.masked = "attention_mask" in known and domain.padding is not None
+        self.fixed: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+
+    def __call__(self, tokens: Tensor) -> Any:
+        """The model's output for tokens (N, n)."""
+        more = dict(self.fixed)
+        if self.masked:
+            padding = self.domain.padding
+            assert padding is not None  # `masked` says so
+            more["attention_mask"] = tokens.ne(padding).long()
+        return self.forward(tokens, **more)
+
+
 def takes_codes(column: Column) -> bool:
     """Whether a model takes a column as a code, not as stored."""
     return column.categorical and column.encoding != "onehot"
 
 
 def adapt(model: nn.Module, domain: Domain | None) -> nn.Module:
-    """Let a model take the stored rows of a table, in place; others stay as they are.
+    """Let a model take the rows of a table, or tokens, in place; others stay as they are.
 
     The model is called on trial rows, to find the column behind every input of its embeddings.
 
@@ -212,6 +237,10 @@ def adapt(model: nn.Module, domain: Domain | None) -> nn.Module:
         ValueError: the model cannot be called as the columns say, or uses codes in other ways.
     """
     own = vars(model).get("forward")
+    if isinstance(domain, TokenDomain):
+        forward = own.forward if isinstance(own, TakesTokens) else model.forward
+        vars(model)["forward"] = TakesTokens(forward, domain)
+        return model
     if not isinstance(own, TakesRows):
         if not isinstance(domain, TableDomain) or not any(map(takes_codes, domain.columns)):
             return model

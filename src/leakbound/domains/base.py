@@ -13,7 +13,7 @@ from torch import Tensor
 from leakbound._util.decibels import PSNR_CAP, mse_of_psnr, psnr_of_mse
 from leakbound.random import uniform
 
-Score = Literal["psnr", "snr", "columns"]
+Score = Literal["psnr", "snr", "columns", "tokens"]
 _SHOWN, _VALUES = 8, 100
 """Number of examples whose values are shown, and number of values of each."""
 
@@ -36,17 +36,29 @@ class ColumnResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     agreement: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...] = ()
 
 
+class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One sequence of tokens as texts, and which places are right; a part of records.
+
+    `truth` and `matched` are empty if the truth is not known.
+    """
+
+    reconstruction: tuple[str, ...] = ()
+    truth: tuple[str, ...] = ()
+    matched: tuple[bool, ...] = ()
+
+
 @dataclass(frozen=True)
 class Fields:
     """What a report shows of reconstructed examples; the domain decides which fields it fills.
 
     `pictures` are images (N, C, H, W) by name. `columns` has one entry per column. `values` are the
-    first numbers of the first examples.
+    first numbers of the first examples, `sequences` the first sequences of tokens.
     """
 
     pictures: dict[str, Tensor] | None = None
     columns: tuple[ColumnResult, ...] | None = None
     values: tuple[tuple[float, ...], ...] | None = None
+    sequences: tuple[SequenceResult, ...] | None = None
 
 
 @runtime_checkable
@@ -95,9 +107,9 @@ class Domain(Protocol):
     def score(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) how close paired examples are, higher for closer, in the unit of `metric`."""
 
-    def within(self, *, psnr: float, columns: float) -> float:
+    def within(self, *, psnr: float, share: float) -> float:
         """The distance up to which an example counts as reconstructed: by a score of `psnr` dB, or
-        by a share of `columns`.
+        by a `share` of its parts.
         """
 
     def level(self, within: float) -> float:
@@ -136,6 +148,18 @@ class Domain(Protocol):
         """What to show of paired examples and their prior-only baselines, or of reconstructions
         without a known truth.
         """
+
+
+def most_wrong(parts: int, share: float) -> int:
+    """How many of a number of parts may be wrong if a share of them must be right.
+
+    Example:
+        >>> most_wrong(20, 0.9)
+        2
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share is {share}; give a share above 0 and at most 1")
+    return parts - math.ceil(share * parts - 1e-9)
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -202,7 +226,7 @@ class NumberDomain:
 
     parts = None
 
-    def within(self, *, psnr: float, columns: float) -> float:
+    def within(self, *, psnr: float, share: float) -> float:
         """A root mean squared error of range / 10^(psnr/20)."""
         low, high = self.input_range
         return math.sqrt(mse_of_psnr(psnr, high - low))
@@ -290,7 +314,7 @@ class SeriesDomain(NumberDomain):
         errors: Tensor = (apart.square().mean(-1).sqrt() / known).amax(-1)
         return errors
 
-    def within(self, *, psnr: float, columns: float) -> float:
+    def within(self, *, psnr: float, share: float) -> float:
         """An error of 10^(-psnr/20) scales on the worst channel."""
         return float(10 ** (-psnr / 20))
 

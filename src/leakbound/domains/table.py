@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.domains.base import ColumnResult, Fields, Score
+from leakbound.domains.base import ColumnResult, Fields, Score, most_wrong
 from leakbound.random import normal
 
 KINDS = ("continuous", "integer", "categorical")
@@ -343,11 +343,9 @@ class TableDomain:
         """The number of columns."""
         return len(self.columns)
 
-    def within(self, *, psnr: float, columns: float) -> float:
-        """The most columns that may differ if a share of `columns` must be right."""
-        if not 0 < columns <= 1:
-            raise ValueError(f"columns is {columns}; give a share above 0 and at most 1")
-        return self.parts - math.ceil(columns * self.parts - 1e-9)
+    def within(self, *, psnr: float, share: float) -> float:
+        """The most columns that may differ if this share of them must be right."""
+        return most_wrong(self.parts, share)
 
     def level(self, within: float) -> float:
         """Percent of columns."""

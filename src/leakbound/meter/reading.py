@@ -63,7 +63,7 @@ class Policy:
 
     Args:
         psnr: the PSNR in dB from which an example counts as reconstructed.
-        columns: of a table, the share of columns within tolerance from which a row does. Matches
+        share: of a table, the share of columns within tolerance from which a row does. Matches
             count only if half of the task's public rows, which no attack sees, exclude chance.
         on_leak: what to do if an attack reaches it: "ignore", "warn" or "refuse".
         on_planted: the same if the server's model has the marks of a malicious one.
@@ -91,7 +91,7 @@ class Policy:
     """
 
     psnr: float = 20.0
-    columns: float = 0.9
+    share: float = 0.9
     on_leak: str = "warn"
     on_planted: str = "refuse"
     accepted: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class Policy:
     threat: ThreatModel = BLIND_TO_LABELS
 
     def __post_init__(self) -> None:
-        check.positive(psnr=self.psnr, columns=self.columns)
+        check.positive(psnr=self.psnr, share=self.share)
         actions = {"on_leak": self.on_leak, "on_planted": self.on_planted}
         check.one_of(ACTIONS, **actions, on_undecided=self.on_undecided)
         check.one_of(REFUSALS, on_refuse=self.on_refuse)
@@ -323,7 +323,7 @@ class _Case:
 
     def read(self, findings: tuple[LayerFinding, ...], began: float) -> Reading:
         policy, seen = self.policy, self.view()
-        criterion = Criterion.of(self.domain, psnr=policy.psnr, columns=policy.columns)
+        criterion = Criterion.of(self.domain, psnr=policy.psnr, share=policy.share)
         attacks = (LinearInversion(), PlantedLayer(), *policy.attacks)  # closed forms are cheap
         ran = [self.attacked(attack, seen, criterion) for attack in attacks]
         outcomes = tuple(outcome for outcome, _ in ran)

@@ -282,7 +282,7 @@ def next_command(plan: Mapping[str, Any], criterion: CriterionInfo) -> str:
         source = "YOUR_PUBLIC_DATA"
     level = f"{criterion.value:g}"
     if criterion.of is not None:  # a share, rounded so that as many columns follow from it
-        level = _number(plan.get("columns"), math.floor(100 * criterion.value) / 1e4)
+        level = _number(plan.get("share"), math.floor(100 * criterion.value) / 1e4)
     target = f"{criterion.metric}>={level} with probability<={_number(accepted, 0.01)}"
     return f'leakbound calibrate --target "{target}" --data {shlex.quote(source)}'
 

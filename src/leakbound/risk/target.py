@@ -17,7 +17,7 @@ FORM = (
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)\s*(%?)"
 _LEAST, _MOST = "(?:>=|≥)", "(?:<=|≤)"
 _PATTERN = re.compile(
-    rf"\s*(psnr\s*{_LEAST}|mse\s*{_MOST}|columns\s*{_LEAST})\s*{_NUMBER}\s*(db)?\s+"
+    rf"\s*(psnr\s*{_LEAST}|mse\s*{_MOST}|(?:columns|tokens)\s*{_LEAST})\s*{_NUMBER}\s*(db)?\s+"
     rf"with\s+probability\s*{_MOST}\s*{_NUMBER}\s*",
     re.I,
 )
@@ -82,7 +82,7 @@ class Target:
             raise wrong
         kind, level, percent, decibels, chance, per_cent = found.groups()
         kind = re.split(r"\W", kind.lower())[0]
-        is_psnr, is_share = kind == "psnr", kind == "columns"
+        is_psnr, is_share = kind == "psnr", kind in ("columns", "tokens")
         if (percent and not is_share) or (decibels and not is_psnr):
             raise ValueError(f"target is {text[:200]!r}; {kind} has no {decibels or '%'}")
         try:
@@ -97,16 +97,18 @@ class Target:
                 f"target is {text[:200]!r}; the probability is {gamma:g}; give a number strictly "
                 "between 0 and 1"
             )
-        columns = domain is not None and domain.parts is not None
-        if is_share != columns or (kind == "mse" and domain is not None):
-            what = "" if columns else "not known to be "
-            form = "columns>=0.9 ..." if columns else "psnr>=20 ..."
+        parts = domain is not None and domain.parts is not None
+        fits = kind == domain.metric if parts and domain is not None else not is_share
+        if not fits or (kind == "mse" and domain is not None):
+            what, form = "count by mean squared error", "psnr>=20"
+            if domain is not None and parts:
+                what, form = f"are {domain.noun}s, which count by {domain.metric}", domain.metric
+                form += ">=0.9"
             raise ValueError(
-                f"target is {text[:200]!r}, but the data are {what}rows of a table; write it as "
-                f'"{form}"'
+                f'target is {text[:200]!r}, but the data {what}; write it as "{form} ..."'
             )
         if domain is not None:
-            given = {"columns" if columns else "psnr": threshold}
+            given = {"share" if parts else "psnr": threshold}
             return Target.of_criterion(Criterion.of(domain, **given), gamma)
         if is_psnr:
             return Target.of_psnr(threshold, gamma, input_range=input_range)
@@ -115,8 +117,10 @@ class Target:
     @property
     def harder(self) -> str:
         """What to ask for if no noise meets the target."""
-        counts = self.goal is not None and self.goal.endswith("columns")
-        return "ask for more columns" if counts else "ask for a smaller error"
+        for what in ("columns", "tokens"):
+            if self.goal is not None and self.goal.endswith(what):
+                return f"ask for more {what}"
+        return "ask for a smaller error"
 
     def __str__(self) -> str:
         what = f"MSE <= {self.eta:.6g}" if self.psnr is None else f"PSNR >= {self.psnr:g} dB"

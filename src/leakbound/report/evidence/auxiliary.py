@@ -131,7 +131,7 @@ def thresholds(
     kept = "; it is the default, and the stored plan does not tell a chosen value from the default"
     found = []
     for one in dict.fromkeys(a.criterion for a in assessments):
-        source, key = "the records; the plan names none", "psnr" if one.of is None else "columns"
+        source, key = "the records; the plan names none", "psnr" if one.of is None else "share"
         stored = _number(info.plan.get(key))
         if stored is not None and (one.of is not None or stored == one.value):
             source = f"plan: criterion.{key}" + kept * (stored == CRITERION[key])

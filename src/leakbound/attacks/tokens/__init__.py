@@ -1,0 +1,1 @@
+"""Exact attacks on sequences of tokens."""
