@@ -110,7 +110,7 @@ class Scene:
     def right(self, batch: Batch, found: Tensor) -> tuple[float, float, float]:
         held = self.domain.hard(pair(batch, Reconstruction(found), self.domain.costs).inputs)
         wrong = self.domain.misses(batch.inputs, held)
-        within = Criterion.of(self.domain, columns=0.9).within
+        within = Criterion.of(self.domain, share=0.9).within
         rows = float((wrong.sum(1) <= within).double().mean())
         return float((~wrong).double().mean()), rows, self.loose(batch.inputs, held)
 

@@ -77,6 +77,9 @@ def call(
             it takes several inputs, and the task's domain has no columns.
         WrongOutput: the output is not a tensor and has no logits.
     """
+    domain = task.domain
+    if domain and not domain.dtype.is_floating_point and inputs.is_floating_point():
+        raise NotApplicable(f"the inputs are {domain.name}, and it searches among numbers")
     traced = torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
     try:
         with plain_attention() if twice and traced else nullcontext():

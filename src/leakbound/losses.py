@@ -66,6 +66,11 @@ class NamedLoss:
         return self.targets in ("class map", "mask")
 
     @property
+    def of_inputs(self) -> bool:
+        """Whether labels are the input's own tokens: who knows them knows the input."""
+        return self.targets == "tokens"
+
+    @property
     def has_classes(self) -> bool:
         """Whether labels are numbers of classes, of examples or of pixels."""
         return self.by_class or self.targets in ("class map", "tokens")
@@ -98,9 +103,15 @@ class NamedLoss:
         what, fitting = "numbers", "mse, l1, poisson"
         if labels.ndim > 1:
             what, fitting = "class maps", "dense_cross_entropy, dice, bce"
-            if self.name == "cross_entropy":
+            if labels.ndim == 2:
+                what, fitting = "tokens", "next_token, token_cross_entropy"
+                fits = self.targets == "tokens"
+                if self.name == "cross_entropy":
+                    return LOSSES["next_token"]
+            elif self.name == "cross_entropy":
                 return LOSSES["dense_cross_entropy"]
-            fits = self.dense or self.targets == "binary"
+            else:
+                fits = self.dense or self.targets == "binary"
         elif labels.is_floating_point():
             fits = elements
         else:
@@ -193,7 +204,12 @@ class NamedLoss:
         return found.round() if self.targets in ("binary", "mask") else found
 
     def hits(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Whether outputs (B, K, ...) say the classes (B, ...), or the mask."""
+        """Whether outputs (B, K, ...) say the classes (B, ...), or the mask; of scored tokens."""
+        if self.targets == "tokens":
+            if self.name == "next_token":
+                output, labels = output[:, :-1], labels[:, 1:]
+            scored = labels != UNSCORED
+            return output.argmax(-1)[scored] == labels[scored]
         one = output[0].numel() == labels[0].numel()
         return (output.reshape(labels.shape) > 0 if one else output.argmax(1)) == labels
 

@@ -90,8 +90,8 @@ def play(
 
     `clients` holds one batch per client, as many as the defense's cohort needs. `sources` holds one
     source of randomness per client, and one more for the cohort's links. `threat` is what attackers
-    know, by default labels and defense. A malicious server's `attack` may change the model.
-    `auxiliary` is public data that the attacker has.
+    know, by default labels (if they are not the input's own tokens) and defense. A malicious
+    server's `attack` may change the model. `auxiliary` is public data that the attacker has.
 
     Example:
         >>> from leakbound.defenses import SecureAggregation
@@ -103,7 +103,13 @@ def play(
         >>> seen.update.rows.shape, seen.cohort
         (torch.Size([1, 10]), (2, 2, 2))
     """
-    defense, threat = _as_chain(defense), threat or ThreatModel()
+    hidden = named(task.loss).of_inputs
+    defense, threat = _as_chain(defense), threat or ThreatModel(labels_known=not hidden)
+    if hidden and threat.labels_known:
+        raise ValueError(
+            f"labels_known is True, but labels of the loss {named(task.loss).name!r} are the "
+            "input's own tokens; give labels_known=False"
+        )
     if len(clients) != defense.cohort_size:
         raise ValueError(
             f"clients holds {len(clients)} batches, but {defense!r} runs on {defense.cohort_size}"

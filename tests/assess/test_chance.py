@@ -107,7 +107,7 @@ def test_guesses_without_an_update_are_seldom_called_exposed(name, size):
     domain = table.domain.fitted(table.inputs[public])
     blind = domain.blind(table.inputs[public])
     for share in (0.5, 0.9):
-        criterion = Criterion.of(domain, columns=share)
+        criterion = Criterion.of(domain, share=share)
         alarms = count_only = 0
         for trial in range(trials):
             drawn = private[torch.from_numpy(source.permutation(len(private)))]
@@ -133,7 +133,7 @@ def test_guesses_by_a_label_that_is_a_number_are_seldom_called_exposed(size):
     public, private = order[:110], order[110:]
     domain = table.domain.fitted(table.inputs[public])
     for share in (0.3, 0.5):
-        criterion, alarms = Criterion.of(domain, columns=share), 0
+        criterion, alarms = Criterion.of(domain, share=share), 0
         for _ in range(trials):
             drawn = private[torch.from_numpy(source.permutation(len(private)))]
             own = drawn[:size], drawn[size:]
@@ -147,7 +147,7 @@ def test_guesses_by_a_label_that_is_a_number_are_seldom_called_exposed(size):
 
 def test_exact_rows_with_numbers_as_labels_are_no_chance():
     table, numbers = data.load("diabetes"), torch.from_numpy(load_diabetes().target)
-    criterion = Criterion.of(table.domain.fitted(table.inputs[:100]), columns=0.9)
+    criterion = Criterion.of(table.domain.fitted(table.inputs[:100]), share=0.9)
     truth, decoys = Batch(table.inputs[:8], numbers[:8]), Batch(table.inputs[8:], numbers[8:])
     assert chance(criterion, truth, truth.inputs, decoys).p_value == 1e-4
 

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from leakbound.domains import Column, ImageDomain, NumberDomain, SeriesDomain, TableDomain
+from leakbound.domains import (
+    Column,
+    ImageDomain,
+    NumberDomain,
+    SeriesDomain,
+    TableDomain,
+    TokenDomain,
+)
 from leakbound.random import stream
 
 COLUMNS = (
@@ -19,6 +26,8 @@ DOMAINS = [
     ImageDomain((3, 6, 5), (-2.0, 2.0)),
     SeriesDomain((2, 7), (-1.0, 1.0), scales=(0.5, 2.0)),
     TableDomain(COLUMNS),
+    TokenDomain(11, 6),
+    TokenDomain(50, 9, padding=0),
 ]
 
 
@@ -77,7 +86,7 @@ def test_scores_and_costs_follow_the_distance(domain):
     apart = torch.stack([domain.distance(x[k : k + 1].expand_as(y), y) for k in range(12)])
     if domain.distance_is_rmse:
         assert torch.allclose(costs, apart.square())
-    elif domain.metric == "columns":
+    elif domain.parts is not None:
         assert torch.equal(costs.floor(), apart)
 
 
@@ -90,4 +99,5 @@ def test_a_domain_that_says_so_measures_root_mean_squares(domain):
 def test_fields_are_of_all_examples(domain):
     x, y = drawn(domain, 0, 3), drawn(domain, 1, 3)
     shown = domain.fields(x, y)
-    assert any(part is not None for part in (shown.pictures, shown.columns, shown.values))
+    every = shown.pictures, shown.columns, shown.values, shown.sequences
+    assert any(part is not None for part in every)

@@ -407,7 +407,7 @@ def clinic(folder: Path) -> Path:
     own += [table(wrong, defense=noise, problem="no descent", **kept)]
     trainings = [training(own[0].defense, 0, 0.9), training(noise, 0, 0.8)]
     data = {"source": "clinic", "fingerprint": "ab", "examples": 400, "shape": [3], "classes": 2}
-    plan = {"name": "clinic", "columns": 0.9, "data": {"source": "clinic"}}
+    plan = {"name": "clinic", "share": 0.9, "data": {"source": "clinic"}}
     return save(folder, own, trainings, data=data, plan=plan, plan_hash=digest(plan))
 
 

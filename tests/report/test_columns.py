@@ -214,12 +214,12 @@ def test_scores_are_counts_of_columns_and_charts_run_to_100(run):
 
 
 @pytest.mark.parametrize(
-    ("plan", "level"), [({"columns": 0.85}, "0.85"), ({}, "0.9231"), ({"columns": "x"}, "0.9231")]
+    ("plan", "level"), [({"share": 0.85}, "0.85"), ({}, "0.9231"), ({"share": "x"}, "0.9231")]
 )
 def test_the_next_command_names_a_share_of_columns(plan, level):
     info = CriterionInfo(metric="columns", value=92.3076923, within=2.0, of=26)
     command = overview.next_command(plan, info)
-    shown = level if plan.get("columns") == 0.85 else "0.923"
+    shown = level if plan.get("share") == 0.85 else "0.923"
     assert f'"columns>={shown} with probability<=0.01"' in command
     assert -(-float(shown) * 26 // 1) <= 24  # no more columns than the criterion asks for
 
@@ -270,7 +270,7 @@ def test_the_evidence_of_a_table_has_rates_and_no_values(run):
     assert row.status == "in part"
     (limit,) = [one for one in subject.thresholds if one.name == "reconstructed"]
     assert (limit.value, limit.unit) == (3, "of 3 columns")
-    assert limit.origin.startswith("plan: criterion.columns; it is the default")
+    assert limit.origin.startswith("plan: criterion.share; it is the default")
 
 
 def test_two_runs_on_a_table_compare_shares_of_columns(tmp_path, run, make_assessment, make_run):

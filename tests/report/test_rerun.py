@@ -110,7 +110,7 @@ def test_what_no_command_can_name_comes_as_a_plan(made):
         {"error_bound": {"kind": "full", "images": 4}},
         {"risk": {"prior": "gaussian"}},
         {"criterion": {"psnr": 25}},
-        {"criterion": {"columns": 0.8}},
+        {"criterion": {"share": 0.8}},
         {"data": {"channels": 3}},
     ],
     ids=str,

@@ -66,12 +66,12 @@ def test_targets_of_series():
 @pytest.mark.parametrize(
     ("text", "domain", "words"),
     [
-        ("columns>=0.9 with probability<=0.01", None, 'not known to be rows .* "psnr>=20'),
-        ("psnr>=20 with probability<=0.01", "german", 'rows of a table; .* "columns>=0.9'),
-        ("mse<=0.1 with probability<=0.01", "german", "rows of a table"),
+        ("columns>=0.9 with probability<=0.01", None, 'count by mean squared error; .* "psnr>=20'),
+        ("psnr>=20 with probability<=0.01", "german", 'rows, which count by columns; .* "columns>=0.9'),
+        ("mse<=0.1 with probability<=0.01", "german", "rows, which"),
         ("mse<=0.1 with probability<=0.01", "series", "mse<=0.1"),
-        ("columns>=18 with probability<=0.01", "german", "columns is 18"),
-        ("columns>=0 with probability<=0.01", "german", "columns is 0"),
+        ("columns>=18 with probability<=0.01", "german", "share is 18"),
+        ("columns>=0 with probability<=0.01", "german", "share is 0"),
         ("columns>=0.9 dB with probability<=0.01", "german", "columns has no dB"),
         ("columns<=0.9 with probability<=0.01", "german", "write it as"),
     ],
@@ -228,7 +228,7 @@ def test_matches_of_rows():
 
 
 def test_bound_shows_columns_and_names_rare_rows(capsys, tmp_path):
-    arguments = ("bound", "--noise-multiplier", 1, "--data", "german", "--columns", 1, 0.9, 0.8)
+    arguments = ("bound", "--noise-multiplier", 1, "--data", "german", "--share", 1, 0.9, 0.8)
     assert call(*arguments, "--accept", 0.05, "--out", tmp_path) == 0
     text = " ".join(capsys.readouterr().out.split())
     for words in (
@@ -263,8 +263,8 @@ def test_calibrate_shows_columns(capsys):
     ("arguments", "words"),
     [
         (("bound", "--noise-multiplier", 1, "--eta", 0.01), "eta holds mean squared errors"),
-        (("bound", "--noise-multiplier", 1, "--columns", 1.5), "columns is 1.5"),
-        (("calibrate", "--target", "psnr>=20 with probability<=0.1"), "rows of a table"),
+        (("bound", "--noise-multiplier", 1, "--share", 1.5), "share is 1.5"),
+        (("calibrate", "--target", "psnr>=20 with probability<=0.1"), "data are rows"),
         (("calibrate", "--target", TARGET, "--prior", "gallery"), "another distance"),
         (("evidence", "--training", "noise_multiplier=1", "data=german", "--out", "x"), "bound"),
     ],
@@ -287,7 +287,7 @@ def test_an_audit_of_a_table_is_protected_by_the_count():
         "defenses": [{"name": "dp_sgd", "noise_multiplier": [0.1, 2.0]}],
         "threat": {"server": "malicious", "labels_known": False},
         "risk": {"probability": 0.1, "prior": "mixture", "these": True},
-        "criterion": {"columns": 0.8},
+        "criterion": {"share": 0.8},
         "utility": {"rounds": 0},
     }
     loud, quiet = (one.record for one in audit.run(audit.parse(plan), pictures=False))
@@ -303,7 +303,7 @@ def test_an_audit_of_a_table_is_protected_by_the_count():
     assert any("reaches 16 of 20 columns" in words for words in of_assessment(loud))
     own = data.load("german")
     domain = own.domain.fitted(own.inputs)
-    level = Criterion.of(domain, columns=0.8).within
+    level = Criterion.of(domain, share=0.8).within
     sample = PublicSample(own.inputs.double().numpy(), distance=distance_of(domain))
     assert level == 4
     wanted = count_limit(sample.largest(4), 1000, confidence=0.975)

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -26,7 +27,7 @@ from leakbound.lpips import Lpips
 from leakbound.models.custom import load_user_model, load_weights
 from leakbound.random import permutation, stream
 from leakbound.task import trained
-from leakbound.types import Batch, NotApplicable, Task
+from leakbound.types import Batch, NotApplicable, Task, ThreatModel
 
 SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
 DISTRACTORS = 100
@@ -80,6 +81,10 @@ class PlanContext:
     def loss(self) -> NamedLoss:
         """What clients train on, for the data's labels."""
         return named(self.spec.loss).of_data(self.dataset.labels)
+
+    def threat(self, given: ThreatModel) -> ThreatModel:
+        """What attackers know; labels that are the input's own tokens are never known."""
+        return replace(given, labels_known=given.labels_known and not self.loss.of_inputs)
 
     @cached_property
     def domain(self) -> Domain:
@@ -210,7 +215,8 @@ class PlanContext:
             raise ValueError(f"model {spec.name!r}: {error}") from None
         image = self.dataset.inputs[: 2 if task.coupled else 1].to(self.device)
         try:
-            client.refuse_codes(task, self.input_shape)
+            if self.domain.dtype.is_floating_point:
+                client.refuse_codes(task, self.input_shape)
             with torch.no_grad():
                 output = client.forward(task, image)
         except (NotApplicable, client.WrongOutput) as error:
@@ -222,7 +228,7 @@ class PlanContext:
             ) from None
         shape, wanted = tuple(output.shape), loss.outputs(classes)
         more = loss.name in ("cross_entropy", "dense_cross_entropy")
-        width = output.shape[1] if output.ndim > 1 else 1
+        width = output.shape[2 if loss.of_inputs else 1] if output.ndim > 1 else 1
         if loss.misfit(output, len(image)) or width < wanted or (width > wanted and not more):
             raise ValueError(
                 f"model {spec.name!r} returns {shape} for one example; give a model that returns "

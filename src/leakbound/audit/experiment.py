@@ -159,7 +159,7 @@ def play_round(unit: plans.Experiment, context: PlanContext) -> Round:
         clients,
         defense,
         sources,
-        threat=unit.threat,
+        threat=context.threat(unit.threat),
         attack=plans.build_attack(unit.attack),
         auxiliary=context.public,
     )
@@ -245,7 +245,7 @@ def _header(unit: plans.Experiment, context: PlanContext) -> records.Assessment:
         batch_size=unit.batch_size,
         clients=built.cohort_size,
         seed=unit.seed,
-        threat=threat_info(unit.threat),
+        threat=threat_info(context.threat(unit.threat)),
         criterion=criterion_of(unit, context).info,
     )
 
@@ -282,7 +282,7 @@ def _judge(
         released(
             played,
             criterion,
-            unit.threat,
+            context.threat(unit.threat),
             context.counted,
             origins=context.origins,
             same_law=context.same_law,

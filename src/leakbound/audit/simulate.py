@@ -143,7 +143,8 @@ def simulate(
     clients = clients_of(batch)
     built, defense_info = defense_of(defense)
     built_attack, about = _attack(attack)
-    shape, threat = tuple(clients[0].inputs.shape[1:]), threat or ThreatModel()
+    shape = tuple(clients[0].inputs.shape[1:])
+    threat = threat or ThreatModel(labels_known=not named(loss).of_inputs)
     domain = domain or of_shape(shape, input_range)
     every = public
     public, decoys = halves(domain, public)

@@ -34,12 +34,14 @@ class Distance(ABC):
     Attributes:
         noun, axis: what one example, and the level, are called.
         squared: whether it is the mean squared error.
-        columns: the number of columns, if the distance counts those that differ.
+        columns: the number of columns or tokens, if the distance counts those that differ.
+        parts: what these are called.
     """
 
     noun, axis = "example", "distance"
     squared = False
     columns: int | None = None
+    parts: str = ""
 
     def levels(self, eta: ArrayLike) -> Array:
         """Checked levels up to which a candidate matches."""
@@ -129,12 +131,13 @@ class SquaredError(Distance):
 
 @dataclass(frozen=True, eq=False)
 class ColumnMisses(Distance):
-    """The number of columns of a table that differ by more than their tolerance.
+    """The number of columns of a row, or of tokens of a sequence, that differ.
 
     Args:
         coded: from rows (n, N) to codes (n, columns): a column differs at a tolerance of s if its
             codes are farther apart than s.
         columns: their number.
+        noun, parts: what one example is called, and its columns.
 
     Example:
         >>> distance = ColumnMisses(lambda rows: rows / 0.5, 2)
@@ -144,8 +147,13 @@ class ColumnMisses(Distance):
 
     coded: Callable[[Array], Array]  # type: ignore[assignment]
     columns: int
+    noun: str = "row"
+    parts: str = "columns"
 
-    noun, axis = "row", "columns that may differ"
+    @property
+    def axis(self) -> str:  # type: ignore[override]
+        """The level: how many may differ."""
+        return f"{self.parts} that may differ"
 
     def paired(self, a: Array, b: Array) -> Array:
         return np.asarray((~(np.abs(self.coded(a) - self.coded(b)) <= 1)).sum(1))

@@ -299,22 +299,24 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
 
 
 def show_row(record: Assessment) -> None:
-    """Of a table, the row that was reconstructed best, sensitive columns first."""
+    """The row or sequence that was reconstructed best; of a table, sensitive columns first."""
     from leakbound.report.columns import row_of
 
     row = row_of(record)
     if row is None:
         return
-    heads = ("column", "true", "reconstructed", "right") if row.known else ("column", "value")
+    name = "column" if row.part == "column" else "place"
+    heads = (name, "true", "reconstructed", "right") if row.known else (name, "value")
     found = table(*heads)
     for cell in row.cells:
         name = f"{brief(cell.name)}{' (sensitive)' * cell.sensitive}"
         right = ("yes" if cell.right else "no",) * row.known
         found.add_row(name, *(brief(cell.truth),) * row.known, brief(cell.reconstruction), *right)
-    console.print(f"row {row.place} by {brief(record.attack.name)}, the best reconstructed one:")
+    noun = "row" if row.part == "column" else "sequence"
+    console.print(f"{noun} {row.place} by {brief(record.attack.name)}, the best reconstructed one:")
     console.print(found)
     if row.more:
-        console.print(f"and {row.more} more columns: --json prints all")
+        console.print(f"and {row.more} more {row.part}s: --json prints all")
 
 
 def _results(records: Sequence[Assessment]) -> Table:

@@ -39,8 +39,9 @@ class Options:
 class Raw:
     """Images (N, C, H, W), uint8 or float in [0, 1], with labels (N,) and the class names.
 
-    Of a table `inputs` are rows (N, n) of its `columns`. If requested, `writers` (N,) are indices
-    into `writer_names`. Image files have their names in `files`, in that order.
+    Of a table `inputs` are rows (N, n) of its `columns`, of a text tokens (N, n) of its `words`. If
+    requested, `writers` (N,) are indices into `writer_names`. Image files have their names in
+    `files`, in that order.
     """
 
     inputs: Tensor
@@ -50,6 +51,7 @@ class Raw:
     writers: Tensor | None = None
     writer_names: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
 
 def expect(fits: bool, name: str, value: Tensor, wanted: str) -> None:

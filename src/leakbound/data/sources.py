@@ -24,7 +24,8 @@ from leakbound.data.raw import Options, Raw, expect, fit, shape_after, unsized, 
 from leakbound.data.schema import Schema
 from leakbound.data.series import ecg
 from leakbound.data.table import SUFFIXES, read_table
-from leakbound.domains import Column, Domain, TableDomain, of_shape
+from leakbound.data.text import read_text, topics
+from leakbound.domains import Column, Domain, TableDomain, TokenDomain, of_shape
 from leakbound.types import Batch
 
 SOURCES: dict[str, str] = {
@@ -33,11 +34,13 @@ SOURCES: dict[str, str] = {
     "photos": "tiles of any size of eight color photographs (scikit-image, scikit-learn)",
     "photo_masks": "the same tiles, with masks of their bright pixels (Otsu's threshold)",
     "ecg": "1,000 synthetic one-lead ECG series, half of them abnormal",
+    "topics": "2,500 sentences of Python's help texts, as sequences of words",
     **TABLES,
     "folder:PATH": "image files in a folder, one folder per class",
     "idx:PATH": "IDX files of MNIST and similar sets, plain or .gz",
     "cifar:PATH": "CIFAR-10 or CIFAR-100 batches, binary or Python",
     "zip:PATH": "image files in a zip archive, read in place",
+    "text:PATH": "lines of a UTF-8 text, as sequences of words",
     "npz:PATH": "arrays inputs and labels of a NumPy archive",
     "table:PATH": "rows of a CSV, Parquet or .npz file with a schema (leakbound schema)",
 }
@@ -49,6 +52,7 @@ _NAMED: dict[str, Callable[[Options], Raw]] = {
     "photos": photos,
     "photo_masks": photo_masks,
     "ecg": ecg,
+    "topics": topics,
     **{name: partial(table, name) for name in TABLES if name != "german"},
     "german": german,
 }
@@ -74,17 +78,18 @@ _AT_PATH: dict[str, Callable[[Path, Options], Raw]] = {
     "zip": read_zip,
     "npz": read_npz,
     "table": _table,
+    "text": read_text,
 }
 _CHUNK = 512
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images, series or rows of a table, with their labels.
+    """Images, series, rows of a table or sequences of tokens, with their labels.
 
     Shapes: inputs (N, C, H, W) float32, of series (N, C, T), of a table (N, n) for n numbers that
-    store a row; labels (N,) int64, or float32 if they are numbers, or (N, H, W) int64 for masks;
-    writers (N,) int64 or None.
+    store a row, of a text (N, n) int64; labels (N,) int64, or float32 if they are numbers, or
+    (N, H, W) int64 for masks, (N, n) for tokens; writers (N,) int64 or None.
     Units: images and series lie in [0, 1], rows in the box of their domain. All names are untrusted
     text; escape them for display.
 
@@ -92,7 +97,8 @@ class Dataset:
         name: the source as it was given.
         classes: the number of classes; labels lie in 0..classes-1. 0: labels are numbers.
         class_names: as found in the source.
-        columns: the columns of a table; () for images.
+        columns: the columns of a table; () for others.
+        words: the vocabulary of a text, the first for padding; () for others.
         writers: who made each image, as an index into `writer_names`; None if not known.
         writer_names: as found in the source. A subset keeps all.
         files: the file of each image; () if examples have no files.
@@ -112,8 +118,12 @@ class Dataset:
     writers: Tensor | None = None
     writer_names: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.words:
+            self._check_tokens()
+            return
         table = TableDomain(self.columns) if self.columns else None
         fits = self.inputs.ndim in (3, 4) if table is None else self.inputs.shape[1:] == table.shape
         wanted = "(N, C, H, W) or (N, C, T)" if table is None else f"(N, {table.shape[0]})"
@@ -132,6 +142,13 @@ class Dataset:
                 f"values in {box}"
             )
         self._check_writers()
+
+    def _check_tokens(self) -> None:
+        for name, value in (("inputs", self.inputs), ("labels", self.labels)):
+            fits = value.ndim == 2 and value.dtype == torch.int64 and len(value) > 0
+            expect(fits, name, value, "(N, n) of int64")
+        if not 0 <= int(self.inputs.min()) <= int(self.inputs.max()) < len(self.words):
+            raise ValueError(f"inputs hold no tokens from 0 to {len(self.words) - 1}")
 
     def _check_labels(self) -> None:
         if not self.classes:
@@ -174,10 +191,11 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of shape, columns, inputs, labels and writers, in hex: data without its name."""
-        facts = (tuple(self.inputs.shape), *([self.columns] if self.columns else []))
+        facts = (tuple(self.inputs.shape), *(own for own in (self.columns, self.words) if own))
         digest = hashlib.sha256("".join(map(repr, facts)).encode())
         labels = "<i8" if self.classes else "<f4"
-        for value, kind in ((self.inputs, "<f4"), (self.labels, labels), (self.writers, "<i8")):
+        held = "<i8" if self.words else "<f4"
+        for value, kind in ((self.inputs, held), (self.labels, labels), (self.writers, "<i8")):
             if value is not None:
                 digest.update(value.cpu().contiguous().numpy().astype(kind, copy=False).data)
         return digest.hexdigest()
@@ -185,6 +203,8 @@ class Dataset:
     @property
     def domain(self) -> Domain:
         """What one example is."""
+        if self.words:
+            return TokenDomain(len(self.words), self.inputs.shape[1], 0, self.words)
         return TableDomain(self.columns) if self.columns else of_shape(self.inputs.shape[1:])
 
     @property
@@ -292,7 +312,7 @@ def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
     taken, labels = raw.inputs[: options.limit], raw.labels[: options.limit]
     return Dataset(
         source,
-        taken if raw.columns or taken.ndim < 4 else _fitted(taken, options),
+        taken if raw.columns or raw.words or taken.ndim < 4 else _fitted(taken, options),
         labels,
         len(raw.names),
         raw.names,
@@ -300,6 +320,7 @@ def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
         None if raw.writers is None else raw.writers[: options.limit],
         raw.writer_names,
         raw.files[: options.limit],
+        raw.words,
     )
 
 

@@ -1,11 +1,13 @@
 """Models to audit: every name exported here builds one, with weights drawn from a generator.
 
-All take `input_shape` of one example, such as (C, H, W) of an image or (C, T) of a series,
-`classes` (the number of outputs) and `generator` (the source of the initial weights) by keyword.
+All take `input_shape` of one example, such as (C, H, W) of an image, (C, T) of a series or (n,) of
+a sequence of tokens, `classes` (the number of outputs) and `generator` (the source of the initial
+weights) by keyword.
 All are in eval mode, free of in-place operations and safe under `torch.func`.
 """
 
 from leakbound.models.custom import adapted
+from leakbound.models.language import decoder, encoder
 from leakbound.models.networks import (
     conv,
     convnet64,
@@ -25,6 +27,8 @@ __all__ = [
     "conv",
     "conv1d",
     "convnet64",
+    "decoder",
+    "encoder",
     "gru",
     "headed",
     "lenet",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from leakbound import check
 from leakbound._util.recurrent import step_by_step
-from leakbound.random import uniform
+from leakbound.random import normal, uniform
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -24,7 +24,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 NORMS = ("batch", "batch_training", "group", "none")
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.RNNBase)
-_WITH_RESET = (nn.GroupNorm, nn.BatchNorm2d)
+_WITH_RESET = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d)
 
 
 IMAGE, SERIES = ("channels", "height", "width"), ("channels", "times")
@@ -76,13 +76,17 @@ def new_norm(name: str, channels: int) -> nn.Module:
     return nn.GroupNorm(groups, channels) if name == "group" else nn.Identity()
 
 
+EMBEDDED = 0.02
+
+
 def initialized(
     build: Callable[[], nn.Module], generator: torch.Generator, *, bound: float | None = None
 ) -> nn.Module:
     """The module from `build`, in eval mode, with weights drawn from `generator`.
 
     Weights and biases of linear layers, convolutions and recurrent layers are uniform in +-`bound`,
-    by default PyTorch's 1/sqrt(fan_in), or 1/sqrt(hidden units). Norms start as the identity.
+    by default PyTorch's 1/sqrt(fan_in), or 1/sqrt(hidden units). Norms start as the identity,
+    embeddings normal with standard deviation EMBEDDED, as in GPT-2.
     Global random state is neither read nor written.
     """
     with torch.device("meta"):
@@ -96,6 +100,8 @@ def initialized(
             limit = inputs**-0.5 if bound is None else bound
             for parameter in module.parameters():
                 _fill(parameter, limit, generator)
+        elif isinstance(module, nn.Embedding):
+            module.weight.data.copy_(EMBEDDED * normal(module.weight.shape, generator))
         elif isinstance(module, _WITH_RESET):
             module.reset_parameters()
         elif any(True for _ in chain(module.parameters(recurse=False), module.buffers(False))):

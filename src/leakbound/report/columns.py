@@ -11,6 +11,7 @@ from scipy.special import bdtrc
 
 from leakbound._util.shares import holm, wilson
 from leakbound.assess.record import Assessment
+from leakbound.domains import SequenceResult
 from leakbound.report import tables
 from leakbound.report.tables import Configuration, Names, ReportPart, ShareInterval, grouped
 
@@ -75,11 +76,15 @@ class RowCell:
 
 @dataclass(frozen=True)
 class RowTable:
-    """The row at `place` of a batch; `more` columns are left out."""
+    """The row or sequence at `place` of a batch; `more` columns or tokens are left out.
+
+    `part`: "column", or "token", whose cells have the names of their places from 1 on.
+    """
 
     place: int
     cells: tuple[RowCell, ...]
     more: int
+    part: str = "column"
 
     @property
     def known(self) -> bool:
@@ -91,8 +96,11 @@ class RowTable:
 
     def first(self, most: int) -> RowTable:
         """Sensitive columns, then those that are right: `most` of them."""
-        cells = sorted(self.cells, key=lambda cell: (not cell.sensitive, not cell.right))
-        return RowTable(self.place, tuple(cells[:most]), self.more + max(0, len(cells) - most))
+        cells = [*self.cells]
+        if self.part == "column":
+            cells.sort(key=lambda cell: (not cell.sensitive, not cell.right))
+        more = self.more + max(0, len(cells) - most)
+        return RowTable(self.place, tuple(cells[:most]), more, self.part)
 
 
 def column_tables(
@@ -144,9 +152,11 @@ def paired(pairs: Sequence[tuple[bool, bool]]) -> float:
 
 
 def row_of(own: Assessment) -> RowTable | None:
-    """The best reconstructed row; None if the record holds no values."""
-    scores = own.scores
+    """The best reconstructed row or sequence; None if the record holds no values."""
+    scores = own.scores if own.sequences is None else own.scores[: len(own.sequences)]
     place = max(range(len(scores)), key=lambda i: scores[i] or 0.0) if scores else 0
+    if own.sequences:
+        return _sequence(own.sequences[place], place)
     shown = own.columns or ()
     cells = [
         RowCell(
@@ -161,6 +171,16 @@ def row_of(own: Assessment) -> RowTable | None:
         if place < len(column.reconstruction)
     ]
     return RowTable(place, tuple(cells[:MOST]), max(0, len(cells) - MOST)) if cells else None
+
+
+def _sequence(own: SequenceResult, place: int) -> RowTable:
+    count = len(own.reconstruction)
+    truth, right = own.truth or (None,) * count, own.matched or (None,) * count
+    cells = tuple(
+        RowCell(str(k), False, *values)
+        for k, values in enumerate(zip(truth, own.reconstruction, right, strict=True), 1)
+    )
+    return RowTable(place, cells[:MOST], max(0, count - MOST), "token")
 
 
 def _share(hits: Sequence[bool]) -> ShareInterval:

@@ -357,7 +357,7 @@ def around(
     levels, distance = np.atleast_1d(eta), _distance(prior)
     if (columns := distance.columns) is not None:
         right = np.arange(max(1, columns - levels.max() - AROUND), columns + 1)
-        return right.tolist(), columns - right, f"right columns of {columns}"
+        return right.tolist(), columns - right, f"right {distance.parts} of {columns}"
     squares, width = (levels, width) if distance.squared else (levels**2, 1.0)
     ends = psnr_of_mse(squares, width)
     places = np.linspace(ends.min() - AROUND, ends.max() + AROUND, count)
@@ -413,9 +413,9 @@ def scope_notes(edges: Corridor) -> str:
 
 def examples_words(edges: Corridor) -> str:
     """What one example is, such as "784 values per example, least norm 9.2"."""
-    columns = _distance(edges.prior).columns
-    if columns is not None:
-        return f"rows of {columns} columns"
+    distance = _distance(edges.prior)
+    if distance.columns is not None:
+        return f"{distance.noun}s of {distance.columns} {distance.parts}"
     return f"{edges.setting.dim} values per example, least norm {edges.setting.norm:.4g}"
 
 

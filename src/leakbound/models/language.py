@@ -1,0 +1,192 @@
+"""Built-in language models for sequences of tokens (n,): decoders and encoders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from leakbound import check
+from leakbound.models.blocks import initialized
+
+TURNS = 10_000.0
+"""The base of the wavelengths of rotary positions."""
+
+
+class _Block(nn.Module):
+    """Attention and a perceptron, each behind a layer norm and beside a shortcut (pre-norm)."""
+
+    def __init__(self, width: int, heads: int, causal: bool, rotary: bool) -> None:
+        super().__init__()
+        self.heads, self.causal, self.rotary = heads, causal, rotary
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        seen = self.before(x)
+        parts = (layer(seen) for layer in (self.query, self.key, self.value))
+        query, key, value = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
+        if self.rotary:
+            query, key = _turned(query), _turned(key)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+        hidden = mask[:, None, None, :].logical_not()
+        if self.causal:
+            places = torch.arange(x.shape[1], device=x.device)
+            hidden = hidden | (places > places[:, None])
+        mixed = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1) @ value
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        found: Tensor = x + self.narrow(nn.functional.gelu(self.wide(self.after(x))))
+        return found
+
+
+class _Transformer(nn.Module):
+    """Token and position embeddings, blocks, a last norm and a linear layer."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        places: int,
+        outputs: int,
+        *,
+        width: int,
+        layers: int,
+        heads: int,
+        causal: bool,
+        rotary: bool = False,
+        tied: bool = False,
+        pooled: bool = False,
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.places = None if rotary else nn.Embedding(places, width)
+        self.blocks = nn.ModuleList(_Block(width, heads, causal, rotary) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, outputs, bias=not tied)
+        self.pooled = pooled
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        mask = torch.ones_like(tokens) if attention_mask is None else attention_mask
+        x = self.tokens(tokens)
+        if self.places is not None:
+            x = x + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x, mask > 0)
+        x = self.norm(x)
+        if self.pooled:
+            share = mask[..., None].to(x) / mask.sum(1).clamp_min(1)[:, None, None]
+            x = (share * x).sum(1)
+        scores: Tensor = self.head(x)
+        return scores
+
+
+def _turned(x: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021) for (B, heads, n, width)."""
+    half = x.shape[-1] // 2
+    rates = TURNS ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
+    angles = torch.arange(x.shape[-2], device=x.device, dtype=x.dtype)[:, None] * rates
+    one, two = x[..., :half], x[..., half:]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([one * cos - two * sin, one * sin + two * cos], -1)
+
+
+def decoder(
+    *,
+    input_shape: Sequence[int],
+    classes: int,
+    generator: torch.Generator,
+    vocabulary: int | None = None,
+    width: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    positions: str = "learned",
+    tied: bool = False,
+) -> nn.Module:
+    """A causal transformer (pre-norm) that scores the next token at every place.
+
+    Args:
+        input_shape: (n,), the length of a sequence.
+        classes: the number of outputs of each place, as a rule the vocabulary.
+        generator: the source of the initial weights.
+        vocabulary: number of tokens; `classes` by default.
+        width: of embeddings and layers.
+        layers: number of blocks.
+        heads: attention heads in each; they divide the width into even parts.
+        positions: "learned" (one vector per place) or "rotary".
+        tied: the output layer is the token table.
+
+    Source: Radford et al. 2019 (GPT-2), without dropout; Su et al. 2021 for "rotary".
+
+    Example:
+        >>> model = decoder(input_shape=(8,), classes=50, generator=torch.Generator())
+        >>> model(torch.zeros(2, 8, dtype=torch.long)).shape
+        torch.Size([2, 8, 50])
+    """
+    check.one_of(("learned", "rotary"), positions=positions)
+    places = _checked(input_shape, classes, width, layers, heads)
+
+    def build() -> nn.Module:
+        return _Transformer(
+            *(vocabulary or classes, places, classes),
+            width=width,
+            layers=layers,
+            heads=heads,
+            causal=True,
+            rotary=positions == "rotary",
+            tied=tied,
+        )
+
+    model = initialized(build, generator)
+    if tied:  # drawing weights separates what is shared
+        model.get_submodule("head").weight = model.get_submodule("tokens").weight
+    return model
+
+
+def encoder(
+    *,
+    input_shape: Sequence[int],
+    classes: int,
+    generator: torch.Generator,
+    vocabulary: int | None = None,
+    width: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+) -> nn.Module:
+    """A transformer (pre-norm) whose places see each other; it classifies their mean.
+
+    If `vocabulary` is None it scores a token at every place instead, as masked models do. The other
+    arguments are those of `decoder`.
+
+    Source: Devlin et al. 2019 (BERT), with norms before the layers and without token types.
+
+    Example:
+        >>> given = dict(input_shape=(8,), generator=torch.Generator(), vocabulary=50)
+        >>> encoder(classes=2, **given)(torch.zeros(3, 8, dtype=torch.long)).shape
+        torch.Size([3, 2])
+    """
+    places = _checked(input_shape, classes, width, layers, heads)
+
+    def build() -> nn.Module:
+        return _Transformer(
+            *(vocabulary or classes, places, classes),
+            width=width,
+            layers=layers,
+            heads=heads,
+            causal=False,
+            pooled=vocabulary is not None,
+        )
+
+    return initialized(build, generator)
+
+
+def _checked(shape: Sequence[int], classes: int, width: int, layers: int, heads: int) -> int:
+    """The number of places."""
+    check.count(classes=classes, width=width, layers=layers, heads=heads)
+    if len(shape) != 1:
+        raise ValueError(f"input_shape is {tuple(shape)}; give (n,), the length of a sequence")
+    if width % (2 * heads):
+        raise ValueError(f"width is {width} and heads {heads}; give a width that 2 * heads divides")
+    return int(shape[0])
