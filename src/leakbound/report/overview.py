@@ -50,10 +50,14 @@ COLUMNS = 6
 NOUNS = {
     "images": ("image", "images"),
     "table": ("row", "rows of a table"),
+    "tokens": ("sequence", "sequences of tokens"),
     "series": ("series", "series"),
 }
 MEAN = "the mean of public examples, that of its class, and constants"
-BASELINES = {"table": "the medians and most frequent levels of public rows, and those of its class"}
+BASELINES = {
+    "table": "the medians and most frequent levels of public rows, and those of its class",
+    "tokens": "the most frequent token of each place in public sequences",
+}
 """By domain what the prior-only baseline is the closest of."""
 _NUMBERED = 7  # colors of lines on the page
 
