@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leakbound.domains.base import (
-    ColumnResult,
     Domain,
     Fields,
     ImageDomain,
@@ -16,7 +15,6 @@ from leakbound.domains.table import Column, TableDomain
 
 __all__ = [
     "Column",
-    "ColumnResult",
     "Domain",
     "Fields",
     "ImageDomain",
