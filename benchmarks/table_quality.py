@@ -36,7 +36,7 @@ PLANS = {
     "3 epochs, Adam 0.001": LocalPlan(3, 0.001, 8, "adam"),
 }
 ATTACKS = ("linear_inversion", "touched_rows", "span_decoding", "tab_leak")
-PEER = "## Beside TabLeak's own code"
+KEPT = "What these numbers say:"
 
 
 class Scene:
@@ -151,7 +151,7 @@ def main() -> None:
         "",
         "A perceptron with 100 and 100 units at initial weights. 30 % of the rows are public, "
         "labels are known, and numbers are standardized by public rows. Every line has six "
-        "batches, each with its own weights. A cell has the share of columns that are right, in "
+        "batches, each with its own weights. An entry has the share of columns that are right, in "
         "percent with its 95 % t interval over batches; and the share of rows with at least 90 % "
         "of their columns right. Numbers are right within 0.05 standard deviations, whole numbers "
         "if they are equal. *0.319 sd* is TabLeak's tolerance: "
@@ -177,7 +177,7 @@ def main() -> None:
     if "--print" not in sys.argv:
         page = Path(__file__).parent.parent / "docs" / "table_quality.md"
         before = page.read_text(encoding="utf-8") if page.exists() else ""
-        _, heading, peer = before.partition(f"\n{PEER}")
+        _, heading, peer = before.partition(f"\n{KEPT}")
         page.write_text("\n".join([*lines, ""]) + heading + peer, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""TabLeak's own code beside ours, on the same gradients: a table of docs/attack_quality.md.
+"""TabLeak's own code beside ours, on the same gradients: a table of docs/table_quality.md.
 
 `python benchmarks/tableak_peer.py CLONE [ROUNDS]`, with a clone of github.com/eth-sri/tableak. The
 data are those of the clone, the model is its perceptron with 100 and 100 units at initial weights.

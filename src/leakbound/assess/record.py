@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from leakbound._util import files
-from leakbound.domains import ColumnResult, SequenceResult
+from leakbound._util.results import ColumnResult, SequenceResult
 
 SCHEMA: Final = 1
 DELTA: Final = 1e-5

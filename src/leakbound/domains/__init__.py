@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leakbound.domains.base import (
-    ColumnResult,
     Domain,
     Fields,
     ImageDomain,
     NumberDomain,
-    SequenceResult,
     SeriesDomain,
 )
 from leakbound.domains.table import Column, TableDomain
@@ -21,12 +19,10 @@ from leakbound.domains.tokens import TokenDomain
 
 __all__ = [
     "Column",
-    "ColumnResult",
     "Domain",
     "Fields",
     "ImageDomain",
     "NumberDomain",
-    "SequenceResult",
     "SeriesDomain",
     "TableDomain",
     "TokenDomain",

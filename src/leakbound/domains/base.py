@@ -4,47 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
-import msgspec
 import torch
 from torch import Tensor
 
 from leakbound._util.decibels import PSNR_CAP, mse_of_psnr, psnr_of_mse
+from leakbound._util.results import ColumnResult, SequenceResult
 from leakbound.random import uniform
 
 Score = Literal["psnr", "snr", "columns", "tokens"]
 _SHOWN, _VALUES = 8, 100
 """Number of examples whose values are shown, and number of values of each."""
-
-
-class ColumnResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One column of a table over all examples, as text in its own units; a part of records.
-
-    `matched`, `baseline`: by example, whether the reconstruction, and the prior-only baseline, are
-    within the column's tolerance; empty if the truth is not known, as is `truth`. `agreement`: the
-    share of the attack's searches that agree with each value; empty if it does not count them.
-    """
-
-    name: str
-    unit: str = ""
-    sensitive: bool = False
-    matched: tuple[bool, ...] = ()
-    baseline: tuple[bool, ...] = ()
-    truth: tuple[str, ...] = ()
-    reconstruction: tuple[str, ...] = ()
-    agreement: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...] = ()
-
-
-class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One sequence of tokens as texts, and which places are right; a part of records.
-
-    `truth` and `matched` are empty if the truth is not known.
-    """
-
-    reconstruction: tuple[str, ...] = ()
-    truth: tuple[str, ...] = ()
-    matched: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.domains.base import ColumnResult, Fields, Score, most_wrong
+from leakbound._util.results import ColumnResult
+from leakbound.domains.base import Fields, Score, most_wrong
 from leakbound.random import normal
 
 KINDS = ("continuous", "integer", "categorical")

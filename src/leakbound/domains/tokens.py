@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.domains.base import Fields, Score, SequenceResult, most_wrong
+from leakbound._util.results import SequenceResult
+from leakbound.domains.base import Fields, Score, most_wrong
 from leakbound.random import uniform
 
 _SHOWN = 8

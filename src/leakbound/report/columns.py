@@ -9,9 +9,9 @@ from typing import Final
 
 from scipy.special import bdtrc
 
+from leakbound._util.results import SequenceResult
 from leakbound._util.shares import holm, wilson
 from leakbound.assess.record import Assessment
-from leakbound.domains import SequenceResult
 from leakbound.report import tables
 from leakbound.report.tables import Configuration, Names, ReportPart, ShareInterval, grouped
 
