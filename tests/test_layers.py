@@ -270,6 +270,7 @@ MOST_METHODS = {
     "Domain": 12,
     "NumberDomain": 12,
     "Survivors": 10,  # of one search: each is a test that a row has to pass
+    "TokenDomain": 13,
     "TableDomain": 16,  # docs/decisions/0018-rows-of-a-table.md
 }
 

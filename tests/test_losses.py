@@ -26,6 +26,8 @@ WRITTEN = {
     "dice": lambda o, y: (
         1 - ((2 * (o.sigmoid() * y).sum() + 1) / (o.sigmoid().sum() + y.sum() + 1))
     ),
+    "next_token": lambda o, y: -o[:, :-1].log_softmax(2).gather(2, y[:, 1:, None]).mean(),
+    "token_cross_entropy": lambda o, y: -o.log_softmax(2).gather(2, y[:, :, None]).mean(),
 }
 """Each loss written out, on labels for each output."""
 ELEMENTWISE = ("bce", "mse", "poisson")
@@ -36,6 +38,10 @@ def drawn(name, count=1, outputs=4, seed=0):
     torch.manual_seed(seed)
     shape = (count, outputs, 3, 3) if LOSSES[name].dense else (count, outputs)
     output = torch.randn(shape, dtype=torch.float64)
+    if LOSSES[name].of_inputs:
+        return torch.randn(count, 5, outputs, dtype=torch.float64), torch.randint(
+            outputs, (count, 5)
+        )
     if "cross_entropy" in name:
         return output, torch.randn(shape, dtype=torch.float64).softmax(1)
     return output, {

@@ -414,7 +414,7 @@ def scope_notes(edges: Corridor) -> str:
 def examples_words(edges: Corridor) -> str:
     """What one example is, such as "784 values per example, least norm 9.2"."""
     distance = _distance(edges.prior)
-    if distance.columns is not None:
+    if distance.columns:
         return f"{distance.noun}s of {distance.columns} {distance.parts}"
     return f"{edges.setting.dim} values per example, least norm {edges.setting.norm:.4g}"
 
