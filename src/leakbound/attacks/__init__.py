@@ -45,6 +45,9 @@ from leakbound.attacks.sparse_inversion import (
 )
 from leakbound.attacks.table.decoding import SpanDecoding
 from leakbound.attacks.table.touched import TouchedRows
+from leakbound.attacks.tokens.adapters import AdapterPursuit
+from leakbound.attacks.tokens.rows import TokenRows
+from leakbound.attacks.tokens.span import TokenSpan
 from leakbound.attacks.trap import LinearTrap
 from leakbound.attacks.trap_weights import TrapWeights
 from leakbound.attacks.variance import LawEvolution, LawMatching, VarianceReadout
@@ -52,6 +55,7 @@ from leakbound.attacks.variance import LawEvolution, LawMatching, VarianceReadou
 __all__ = [
     "LABEL_RULES",
     "AcrossRounds",
+    "AdapterPursuit",
     "Attack",
     "BestOf",
     "ByNoise",
@@ -74,6 +78,8 @@ __all__ = [
     "SpanDecoding",
     "SparseRecovery",
     "TabLeak",
+    "TokenRows",
+    "TokenSpan",
     "TouchedRows",
     "TrapWeights",
     "VarianceReadout",

@@ -267,10 +267,8 @@ def _rows_an_example(task: Task, input_shape: tuple[int, ...]) -> dict[str, int]
     """Linear layers whose gradient is sent, and how many rows each has per example."""
     linear = [n for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
     names = [n for n in linear if (f"{n}.weight" if n else "weight") in task.names]
-    low, high = task.input_range
     count = 2 if task.coupled else 1
-    probe = torch.linspace(low, high, count * math.prod(input_shape))
-    probe = probe.reshape(count, *input_shape).to(task.parameters)
+    probe = probes(task, count, input_shape)
     found = {}
     for name in names:
         try:
@@ -280,6 +278,16 @@ def _rows_an_example(task: Task, input_shape: tuple[int, ...]) -> dict[str, int]
             continue
         found[name] = max(1, inside.numel() // inside.shape[-1] // count)
     return found
+
+
+def probes(task: Task, count: int, input_shape: tuple[int, ...]) -> Tensor:
+    """Valid inputs (count, *S) that have nothing to do with the client's: a ramp, random tokens."""
+    domain = task.domain
+    if domain is not None and not domain.dtype.is_floating_point:
+        return domain.start(count, stream(0, "captured", "probe")).to(task.parameters.device)
+    low, high = task.input_range
+    ramp = torch.linspace(low, high, count * math.prod(input_shape))
+    return ramp.reshape(count, *input_shape).to(task.parameters)
 
 
 def _listed(values: Sequence[int]) -> str:

@@ -137,7 +137,7 @@ def understand(
         raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
     spread = proofs.spread(capture, task, rate)
     chained, size = as_chain(told.defense), reading.Size(1, None, "", 1)
-    if not chained.links:
+    if not chained.links and not named(task.loss).of_inputs:  # ranks of tokens count otherwise
         one = 1 if capture.kind == "gradient" else known
         size = reading.batch_size(task, row, input_shape=input_shape, steps=one, spread=spread)
     count = _examples(capture, told, size, found, notes)
@@ -395,8 +395,12 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
     low, high = task.input_range
     shape = (2 if task.coupled else 1, *input_shape)
     image = torch.full(shape, (low + high) / 2).to(task.parameters)
+    tokens = task.domain is not None and not task.domain.dtype.is_floating_point
     try:
-        client.refuse_codes(task, input_shape)
+        if tokens:
+            image = reading.probes(task, shape[0], input_shape)
+        else:
+            client.refuse_codes(task, input_shape)
         with torch.no_grad():
             output = client.forward(task, image)
     except (NotApplicable, client.WrongOutput) as error:
@@ -412,12 +416,13 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
         raise ValueError(f"for inputs of shape {shape} {wrong}")
     if not own.has_classes:
         return task
-    if task.label_range is not None and own.outputs(task.label_range) > output.shape[1]:
+    width = output.shape[2 if own.of_inputs else 1]
+    if task.label_range is not None and own.outputs(task.label_range) > width:
         raise ValueError(
-            f"classes is {task.label_range}, but the model has {output.shape[1]} outputs; leave "
-            "classes out, or build the model with this many"
+            f"classes is {task.label_range}, but the model has {width} outputs; leave classes out, "
+            "or build the model with this many"
         )
-    return replace(task, label_range=task.label_range or max(2, output.shape[1]))
+    return replace(task, label_range=task.label_range or max(2, width))
 
 
 def _of_one(capture: Capture, defense: Chain) -> Chain:
@@ -452,7 +457,12 @@ def _with_law(
     shape = (count, *input_shape)
     images = low + (high - low) * uniform(shape, source, like=task.parameters)
     labels = (uniform((count,), source) * (task.label_range or 1)).long()
-    if not (loss := named(task.loss)).by_class:
+    loss = named(task.loss)
+    if task.domain is not None and not task.domain.dtype.is_floating_point:
+        images = reading.probes(task, count, input_shape)
+    if loss.of_inputs:
+        labels = images
+    elif not loss.by_class:
         with torch.no_grad():
             labels = loss.searched(torch.zeros_like(client.forward(task, images)))
     stand_in, _ = respond(task, Batch(images, labels.to(images.device)), defense, source)

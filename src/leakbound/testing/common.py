@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from leakbound.client import forward
+from leakbound.losses import named
 from leakbound.models import mlp
 from leakbound.random import stream, uniform
 from leakbound.types import Batch, Task
@@ -51,8 +52,13 @@ def given_or_small(task: Task | None, batch: Batch | None) -> tuple[Task, Batch]
 
 
 def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batch:
-    """Random images in the task's range, shaped as `like` (otherwise two of 6x6), with labels."""
+    """Random inputs of the task, shaped as `like` (otherwise two images of 6x6), with labels."""
     low, high = task.input_range
+    if task.domain is not None and not task.domain.dtype.is_floating_point:
+        inputs = task.domain.start(2 if like is None else like.size, stream(seed, "contract"))
+        inputs = inputs.to(task.parameters.device)
+        same = like is None or named(task.loss).of_inputs
+        return Batch(inputs, inputs if same else like.labels.clone())
     shape = (2, 1, 6, 6) if like is None else tuple(like.inputs.shape)
     draw = uniform(shape, stream(seed, "contract", "batch"), like=task.parameters)
     labels = torch.arange(shape[0]) % CLASSES if like is None else like.labels.clone()

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.client import call
 from leakbound.domains import TokenDomain, tokens_of
-from leakbound.types import NotApplicable, Task
+from leakbound.losses import named
+from leakbound.random import permutation, stream
+from leakbound.types import NotApplicable, Observation, Reconstruction, Task, Unit
 
 NUMBERS = 1 << 24
 """Most activations (tokens times width) that one call of the model computes per layer."""
+SAME, OWN = 1e-4, 0.5
+"""Relative change of a layer's input that counts as none, for rounding; share of the largest weight
+of a place's own token, relative to others, from which a layer is tested.
+"""
+UNIQUE = 0.2
+"""How far a coefficient that is 0 or 1 may be from it."""
 
 
 class _Reached(Exception):
@@ -69,3 +80,387 @@ def dictionary(
     width = inputs_of(task, name, every[:1, None].expand(1, places).to(device)).shape[-1]
     for part in torch.split(every, max(1, NUMBERS // (places * width))):
         yield part, inputs_of(task, name, part[:, None].expand(-1, places).to(device))
+
+
+Answer = tuple[Tensor, float, str | None]
+"""Sequences (count, n), the objective, and what is wrong with them."""
+
+
+def each_row(observation: Observation, one: Callable[[int, int], Answer]) -> Reconstruction:
+    """The answers for every row of the update, by its position and number of examples, together."""
+    update = observation.update
+    if not bool(update.rows.isfinite().all()):
+        raise NotApplicable("the update is not finite")
+    counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
+    inputs, left, said = zip(*(one(at, count) for at, count in enumerate(counts)), strict=True)
+    problem = "; ".join(dict.fromkeys(text for text in said if text))
+    labels = observation.labels
+    if observation.examples > 1 or (labels is not None and labels.ndim > 1):
+        labels = None  # their order is another one; labels of places are tokens themselves
+    found = torch.cat(inputs).to(observation.task.parameters.device)
+    return Reconstruction(found, labels, max(left), (), problem or None)
+
+
+def labels_of(observation: Observation, at: int) -> Tensor | None:
+    """The labels (count, n) of the examples behind row `at`, if they are known and are tokens."""
+    labels, update = observation.labels, observation.update
+    if labels is None or labels.ndim != 2:
+        return None
+    if update.unit is Unit.COHORT:
+        return labels.cpu()
+    start = sum(update.examples[:at])
+    return labels[start : start + update.examples[at]].cpu()
+
+
+def shifted(task: Task) -> bool:
+    """Whether each place's output is scored by the next token, so the last place by none."""
+    return named(task.loss).name == "next_token"
+
+
+def filled(observation: Observation, domain: TokenDomain, found: Sequence[int], n: int) -> Tensor:
+    """(n, length) sequences of the tokens found, in turn; without any, the prior-only baseline."""
+    if not found:
+        return domain.blind(public_images(observation)).cpu().repeat(n, 1)
+    turn = torch.arange(n * domain.length) % len(found)
+    return torch.tensor(found, dtype=domain.dtype)[turn].reshape(n, domain.length)
+
+
+def extended(domain: TokenDomain, prefixes: Tensor) -> Tensor:
+    """(N, n) sequences that begin with prefixes (N, L); then padding, or the last token again."""
+    missing = domain.length - prefixes.shape[1]
+    rest = prefixes[:, -1:].repeat(1, missing)
+    if domain.padding is not None:
+        rest = torch.full_like(rest, domain.padding)
+    return torch.cat([prefixes, rest], 1)
+
+
+def is_zero(observation: Observation, at: int) -> str | None:
+    """What is wrong with row `at` of the update if it is zero."""
+    return None if bool(observation.update.rows[at].any()) else VANISHED
+
+
+def whole(observation: Observation, task: Task, names: Sequence[str]) -> bool:
+    """Whether the update has every entry of these parameters: no mask withholds some."""
+    mask = observation.update.mask
+    if mask is None:
+        return True
+    sent = [task.unflatten(row) for row in mask]
+    return all(bool(own[name].all()) for own in sent for name in names)
+
+
+# --- word and position tables ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class WordTable:
+    """A trained embedding of the tokens: its parameter, the module, and whether outputs share it.
+
+    `padding` has no gradient.
+    """
+
+    weight: str
+    module: str
+    tied: bool
+    padding: int | None
+
+
+def probe(domain: TokenDomain, seed: int = 0) -> Tensor:
+    """(1, n) random public tokens, all different if there are enough, and none is padding."""
+    order = permutation(domain.vocabulary, stream(0, "probe", seed))
+    order = order[order != (-1 if domain.padding is None else domain.padding)]
+    return order[torch.arange(domain.length) % len(order)][None]
+
+
+def word_table(task: Task) -> WordTable:
+    """The trained embedding that the model calls with the tokens.
+
+    Raises:
+        NotApplicable: there is none, or it is frozen.
+    """
+    ids = probe(domain_of(task)).to(task.parameters.device)
+    calls = _calls(task, ids, (nn.Embedding,))
+    names = {id(p): name for name, p in task.model.named_parameters()}
+    read = [name for name, seen in calls.items() if seen is not None and torch.equal(seen, ids)]
+    for name in read:
+        own: Any = task.model.get_submodule(name)
+        if id(own.weight) in names and not own.scale_grad_by_freq:
+            others = (m for m in task.model.modules() if m is not own)
+            tied = any(getattr(other, "weight", None) is own.weight for other in others)
+            return WordTable(names[id(own.weight)], name, tied, own.padding_idx)
+    if read:
+        raise NotApplicable(
+            f"the word embedding {read[0]!r} is frozen, so the client sends no gradient of it"
+        )
+    raise NotApplicable("the model calls no nn.Embedding with the tokens")
+
+
+def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, float] | None:
+    """The parameter of learned positions, its row (n,) of every place, and a row's slope over that
+    of a word row; None if there is none.
+
+    Found by an experiment: for distinct tokens, a row of positions and the row of the token there
+    have one slope, up to a factor, in whatever the module `reader` gets.
+    """
+    domain = domain_of(task)
+    ids = probe(domain)
+    if len(set(ids[0].tolist())) < domain.length:
+        return None
+    slopes = _slopes(task, reader, ids.to(task.parameters.device))
+    if table.weight not in slopes:
+        return None
+    words = slopes.pop(table.weight)[ids[0]].double()
+    for name, slope in slopes.items():
+        wide = slope.reshape(-1, slope.shape[-1]).double() if slope.ndim > 1 else slope[None]
+        if wide.shape[1] != words.shape[1] or len(wide) < domain.length:
+            continue
+        sizes = wide.norm(dim=1) * words.norm(dim=1)[:, None]
+        angles = (words @ wide.T) / sizes.clamp_min(1e-300)
+        near, rows = angles.max(1)
+        if bool((near > 1 - SAME).all()) and len(set(rows.tolist())) == domain.length:
+            factors = wide[rows].norm(dim=1) / words.norm(dim=1)
+            if float(factors.max()) <= (1 + SAME) * float(factors.min()):
+                return name, rows, float(factors.mean())
+    return None
+
+
+def first_linear(task: Task) -> str | None:
+    """The first linear module, trained or not, that gets a tensor (N, n, d)."""
+    ids = probe(domain_of(task))
+    for name, seen in _calls(task, ids.to(task.parameters.device), (nn.Module,)).items():
+        module = task.model.get_submodule(name)
+        if seen is not None and seen.ndim == 3 and _matrix(module) is not None:
+            return name if seen.shape[:2] == ids.shape else None
+    return None
+
+
+def _slopes(task: Task, reader: str, ids: Tensor) -> dict[str, Tensor]:
+    """The slopes of a random mixture of what the module `reader` gets, by parameters that matter"""
+    found: list[Tensor] = []
+
+    def stop(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(args[0] if args else next(iter(kwargs.values())))
+        raise _Reached
+
+    hook = task.model.get_submodule(reader).register_forward_pre_hook(stop, with_kwargs=True)
+    leaves = {
+        k: p.detach().clone().requires_grad_() for k, p in task.unflatten(task.parameters).items()
+    }
+    try:
+        with torch.enable_grad():
+            call(task, {**task.buffers, **leaves}, ids, twice=False)
+    except _Reached:
+        pass
+    finally:
+        hook.remove()
+    mixture = torch.randn(found[0].shape, generator=stream(0, "mixture")).to(found[0])
+    with torch.enable_grad():
+        parts = torch.autograd.grad(
+            (found[0] * mixture).sum(), list(leaves.values()), allow_unused=True
+        )
+    return {name: part.cpu() for name, part in zip(leaves, parts, strict=True) if part is not None}
+
+
+# --- linear layers and what they get -----------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Readers:
+    """Linear modules that get the same tensor (N, n, d), with the trained weights that multiply it.
+
+    Attributes:
+        names: the modules.
+        weights: of each weight, its parameter, and whether it is stored (d, outputs).
+        mixes: its input at a place depends on tokens of other places.
+        causal: only of places before.
+        own: change of the last place's input by its own token over that by the first token.
+    """
+
+    names: tuple[str, ...]
+    weights: tuple[tuple[str, bool], ...]
+    mixes: bool
+    causal: bool
+    own: float
+
+    def gradient(self, task: Task, flat: Tensor) -> Tensor:
+        """(outputs, d) the stacked part of a flat vector (P,), float64 on the CPU."""
+        sent = task.unflatten(flat)
+        parts = (sent[name].T if flip else sent[name] for name, flip in self.weights)
+        return torch.cat([part.double().cpu() for part in parts])
+
+
+def readers(task: Task) -> list[Readers]:
+    """The groups of linear modules by the tensor that they get, in the order of their calls.
+
+    Found by an experiment with public tokens: one changed token shows which inputs mix places, and
+    whether they depend on later ones.
+    """
+    domain, names = domain_of(task), {id(p): k for k, p in task.model.named_parameters()}
+    device = task.parameters.device
+    base, other = probe(domain), probe(domain, 1)
+    first, last = base.clone(), base.clone()
+    first[:, 0], last[:, -1] = _another(base, other, domain, 0), _another(base, other, domain, -1)
+    seen = [_calls(task, ids.to(device), (nn.Module,)) for ids in (base, first, last)]
+    groups: list[tuple[list[str], list[tuple[str, bool]], Tensor]] = []
+    for name, value in seen[0].items():
+        weights = _weights(task.model.get_submodule(name), names)
+        fits = value is not None and value.ndim == 3 and value.shape[:2] == base.shape
+        if not fits or not weights or not value.is_floating_point():
+            continue
+        if groups and groups[-1][2].shape == value.shape and torch.equal(groups[-1][2], value):
+            groups[-1][0].append(name)
+            groups[-1][1].extend(weights)
+        else:
+            groups.append(([name], weights, value))
+    found = []
+    for members, weights, value in groups:
+        size = float(value.norm(dim=-1).mean()) * SAME
+        ahead = (seen[1][members[0]] - value).norm(dim=-1)[0, 1:]
+        back = (seen[2][members[0]] - value).norm(dim=-1)[0]
+        behind = bool((back[:-1] > size).any())
+        mixes = behind or bool((ahead > size).any())
+        own = float(back[-1]) / max(float(ahead[-1]) if len(ahead) else 0.0, size, 1e-300)
+        found.append(Readers(tuple(members), tuple(weights), mixes, mixes and not behind, own))
+    return found
+
+
+def chosen(groups: Sequence[Readers]) -> tuple[Readers, tuple[Readers, ...]]:
+    """The first group whose input mixes no places; and those that mix them, from the first that
+    depends most on the token of its own place.
+
+    The projection behind attention gets sums over places, in which tokens of several prefixes can
+    cancel. A layer behind the shortcut gets the token of its place as well.
+
+    Raises:
+        NotApplicable: the first does not exist.
+    """
+    plain = [group for group in groups if not group.mixes]
+    if not plain:
+        raise NotApplicable("no trained linear layer gets each token alone, before places mix")
+    mixed = [group for group in groups if group.mixes]
+    most = max((group.own for group in mixed), default=0.0)
+    start = next((k for k, group in enumerate(mixed) if group.own >= OWN * most), 0)
+    return plain[0], tuple(mixed[start:])
+
+
+def _another(base: Tensor, other: Tensor, domain: TokenDomain, place: int) -> int:
+    """A token other than that of the probe at a place."""
+    free = [k for k in (*other[0].tolist(), *base[0].tolist()) if k != int(base[0, place])]
+    return int(free[0]) if free else int(base[0, place])
+
+
+def _matrix(module: nn.Module) -> tuple[Any, bool] | None:
+    """The matrix of a linear module, and whether it is stored (d, outputs); None for others."""
+    own: Any = module
+    if isinstance(module, nn.MultiheadAttention):
+        return own.in_proj_weight, False
+    if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+        return own.weight, not isinstance(module, nn.Linear)
+    return None
+
+
+def _weights(module: nn.Module, names: dict[int, str]) -> list[tuple[str, bool]]:
+    """The trained weights of a linear module, and whether each is stored (d, outputs)."""
+    held = _matrix(module)
+    return [] if held is None or id(held[0]) not in names else [(names[id(held[0])], held[1])]
+
+
+@torch.no_grad()
+def _calls(task: Task, ids: Tensor, kinds: tuple[type[nn.Module], ...]) -> dict[str, Any]:
+    """The first inputs of modules of these kinds, by name, in the order of their calls; None for a
+    module that is called several times.
+    """
+    found: dict[str, Any] = {}
+
+    def watch(name: str) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = args[0] if args else next(iter(kwargs.values()), None)
+            once = isinstance(given, Tensor) and name not in found
+            found[name] = given.clone() if isinstance(given, Tensor) and once else None
+
+        return note
+
+    with ExitStack() as hooks:
+        for name, module in task.model.named_modules():
+            if name and isinstance(module, kinds):
+                hook = module.register_forward_pre_hook(watch(name), with_kwargs=True)
+                hooks.enter_context(hook)
+        call(task, task.tensors(), ids, twice=False)
+    return found
+
+
+# --- the last token of causal models -----------------------------------------------------------
+
+
+def completed(
+    observation: Observation, task: Task, at: int, prefixes: Sequence[Tensor], count: int
+) -> tuple[list[Tensor], str | None]:
+    """Sequences that extend prefixes (L,) by their last token, and what is not known of these.
+
+    A causal model that is scored by the next token has no gradient through its last token: it is a
+    label. Known labels give it. Otherwise the gradient of the output layer does: its rows are
+    sum_t (p_t - y_t) h_t, where only the last y_t of each sequence is not known. If the layer
+    shares the word embedding, this holds for tokens that occur nowhere else.
+    """
+    labels, longest = labels_of(observation, at), domain_of(task).length
+    open_ones = [row for row in prefixes if len(row) < longest]
+    whole_ones = [row for row in prefixes if len(row) == longest]
+    if not open_ones:
+        return whole_ones, None
+    if labels is not None:
+        found = [
+            torch.cat([prefix, row[len(prefix) : len(prefix) + 1]])
+            for prefix in open_ones
+            for row in labels
+            if torch.equal(row[1 : len(prefix)], prefix[1:]) and int(row[len(prefix)]) >= 0
+        ]
+        if len({tuple(row[:-1].tolist()) for row in found}) == len(open_ones):
+            return whole_ones + found, None
+        return [*prefixes], "the last token has no gradient, and no known label fits"
+    said = "no gradient shows the last token"
+    if whole_ones or len(prefixes) != count or not task.plan.is_gradient or not shifted(task):
+        return [*prefixes], said
+    last, sure = _last_labels(observation, task, at, prefixes)
+    rows = [torch.cat([row, last[k : k + 1]]) if sure[k] else row for k, row in enumerate(prefixes)]
+    missing = len(prefixes) - sum(sure)
+    return rows, f"{said} of {missing} sequences" if missing else None
+
+
+@torch.no_grad()
+def _last_labels(
+    observation: Observation, task: Task, at: int, prefixes: Sequence[Tensor]
+) -> tuple[Tensor, list[bool]]:
+    """The labels (N,) of the last places of prefixes (L,), if these are the whole batch, and which
+    of them are known.
+    """
+    vocabulary, device = domain_of(task).vocabulary, task.parameters.device
+    none = torch.zeros(len(prefixes), dtype=torch.int64), [False] * len(prefixes)
+    heads = [g for g in readers(task) if g.gradient(task, task.parameters).shape[0] == vocabulary]
+    names = [name for name, _ in heads[-1].weights] if heads else []
+    if not names or not whole(observation, task, names):
+        return none
+    gradient = heads[-1].gradient(task, observation.update.rows[at])
+    left, ends = torch.zeros_like(gradient), []
+    for prefix in prefixes:
+        ids = prefix[None].to(device)
+        inside = inputs_of(task, heads[-1].names[0], ids)[0].double().cpu()
+        errors = call(task, task.tensors(), ids, twice=False)[0].double().cpu().softmax(-1)
+        if errors.shape[-1] != vocabulary:
+            return none
+        errors[:-1] -= nn.functional.one_hot(prefix[1:], vocabulary)
+        left += errors.T @ inside
+        ends.append(inside[-1])
+    left -= gradient * sum(map(len, prefixes))
+    shares = left @ torch.linalg.pinv(torch.stack(ends))
+    if word_table_shared(task, names[0]):
+        shares[torch.cat([*prefixes])] = 0.0
+    most, last = shares.max(0)
+    rest = shares.scatter(0, last[None], 0.0).abs().amax(0)
+    return last, (((most - 1).abs() < UNIQUE) & (rest < UNIQUE)).tolist()
+
+
+def word_table_shared(task: Task, weight: str) -> bool:
+    """Whether a parameter is the word embedding."""
+    try:
+        return word_table(task).weight == weight
+    except NotApplicable:
+        return False

@@ -1,0 +1,595 @@
+"""Tokens from low-rank adapters, by pursuit over the dictionary of the first layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from leakbound import check
+from leakbound.attacks.base import Attack, summed_task
+from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.tokens.layers import dictionary, domain_of, inputs_of
+from leakbound.attacks.tokens.pursuit import (
+    CHANCE,
+    EDGE,
+    Atoms,
+    certified,
+    edge,
+    pursue,
+)
+from leakbound.client import call
+from leakbound.random import permutation, stream, uniform
+from leakbound.types import NotApplicable, Observation, Reconstruction, Task, Unit
+
+MOST_ATOMS = 400_000_000
+"""Most numbers of a dictionary that is kept in memory (1.6 GB as float32)."""
+WIDE = 150_000_000
+"""Most weights of a model that is copied in double precision to measure its positions."""
+ROUNDING = 6.5
+"""Rounding of one entry of a gradient, in units of its type's step times the row's mean size."""
+LAYER_ONE = 1e-3
+"""Largest relative difference of two inputs that count as equal when layers are compared."""
+
+
+@dataclass(frozen=True)
+class FoundTokens:
+    """The tokens in one row of an update.
+
+    Attributes:
+        tokens: the tokens, sorted, each once.
+        places: (token, place) pairs, if the places are known; None otherwise.
+        residual: the share of the adapters' gradient that these tokens do not explain.
+        certain: whether no other set of as few tokens explains the gradient: all of these tokens
+            are in the batch. Tokens whose part is below its rounding may be missing.
+        why: the reason for `certain`, or why it is not.
+    """
+
+    tokens: tuple[int, ...]
+    places: tuple[tuple[int, int], ...] | None
+    residual: float
+    certain: bool
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A low-rank adapter: y = W x + s B A x, with A (r, d) and B (o, r) by name.
+
+    `hook` is the module that gets x. `a_across` and `b_across`: stored as (d, r) and (r, o).
+    """
+
+    a: str
+    b: str
+    hook: str
+    a_across: bool = False
+    b_across: bool = False
+
+    def down(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A (r, d), or what a flat vector's parts hold for it, float64."""
+        value = tensors[self.a].double().cpu()
+        return value.T if self.a_across else value
+
+    def up(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """B (o, r), or what a flat vector's parts hold for it, float64."""
+        value = tensors[self.b].double().cpu()
+        return value.T if self.b_across else value
+
+
+def pairs_of(task: Task) -> tuple[Pair, ...]:
+    """The adapters of a model: by name (`lora_A`, `lora_B`), else by an experiment with its layers.
+
+    In the experiment, a layer holds weights A and B and a matrix W that B A fits. It is called on
+    random vectors, with and without B, and the difference must be s B A x.
+
+    Example:
+        >>> pairs_of(Task.of(nn.Linear(2, 2)))
+        ()
+    """
+    tensors = {k: v for k, v in task.tensors().items() if v.ndim == 2 and v.is_floating_point()}
+    found: list[Pair] = []
+    for name in tensors:
+        other = name.replace("lora_A", "lora_B")
+        if other != name and other in tensors and "lora_A" in name.split("."):
+            down, up = tensors[name].shape, tensors[other].shape
+            if down[0] == up[1] and {name, other} & task.names:
+                found.append(Pair(name, other, name.rpartition(".")[0]))
+    used = {name for pair in found for name in (pair.a, pair.b)}
+    for prefix, module in sorted(task.model.named_modules(), key=lambda kind: -len(kind[0])):
+        inside = [k for k in tensors if k.startswith(f"{prefix}.") and k not in used]
+        if 3 <= len(inside) <= 6 and prefix:
+            new = _by_experiment(task, prefix, module, {k: tensors[k] for k in inside})
+            found += new
+            used |= {name for pair in new for name in (pair.a, pair.b)}
+    return tuple(found)
+
+
+def _by_experiment(
+    task: Task, prefix: str, module: nn.Module, tensors: Mapping[str, Tensor]
+) -> list[Pair]:
+    """The adapter within one module, if it has one."""
+    for a, b, w in permutations(tensors, 3):
+        if b not in task.names or w in task.names:
+            continue
+        down, up, whole = tensors[a], tensors[b], tensors[w]
+        for across in ((False, False), (True, True)):
+            left = down.T if across[0] else down
+            right = up.T if across[1] else up
+            shape = (right.shape[0], left.shape[1])
+            if left.shape[0] != right.shape[1] or left.shape[0] >= min(shape):
+                continue
+            if tuple(whole.shape) in (shape, shape[::-1]):
+                pair = Pair(a, b, prefix, *across)
+                if _adds(task, prefix, module, pair):
+                    return [pair]
+    return []
+
+
+@torch.no_grad()
+def _adds(task: Task, prefix: str, module: nn.Module, pair: Pair) -> bool:
+    """Whether the module adds a multiple of B A x to what it computes without B."""
+    every, source = task.tensors(), stream(0, "adapter", "experiment")
+    own = {k: v for k, v in every.items() if k.startswith(f"{prefix}.")}
+    shape = own[pair.b].shape
+    drawn = uniform(shape, source, like=own[pair.b]) - 0.5
+    width = pair.down(every).shape[1]
+    x = uniform((1, 4, width), source, like=own[pair.b]) - 0.5
+    changes = []
+    for up in (drawn, torch.zeros_like(drawn)):
+        given = {k.removeprefix(f"{prefix}."): v for k, v in {**own, pair.b: up}.items()}
+        try:
+            output = functional_call(module, given, (x,))
+        except (TypeError, RuntimeError, ValueError, IndexError):
+            return False
+        if not isinstance(output, Tensor) or output.shape[:2] != x.shape[:2]:
+            return False
+        changes.append(output[0].double().cpu())
+    change = changes[0] - changes[1]
+    wanted = x[0].double().cpu() @ pair.down(every).T @ pair.up({pair.b: drawn}).T
+    if change.shape != wanted.shape or not bool(change.any()):
+        return False
+    scale = (change * wanted).sum() / wanted.square().sum().clamp_min(1e-300)
+    return float((change - scale * wanted).norm()) <= LAYER_ONE * float(change.norm())
+
+
+@dataclass(frozen=True, eq=False)
+class FirstLayer:
+    """The adapters that get the first attention layer's inputs, which mix no places.
+
+    `hook` is a module that gets these inputs. `by_place`: they depend on the place, too.
+    """
+
+    pairs: tuple[Pair, ...]
+    hook: str
+    by_place: bool
+
+    @staticmethod
+    def of(task: Task) -> FirstLayer:
+        """Find them by an experiment: each place of a random sequence must give what the place
+        gives if its token fills the whole sequence.
+
+        Raises:
+            NotApplicable: the model has no adapter, or none there.
+        """
+        pairs, domain = pairs_of(task), domain_of(task)
+        if not pairs:
+            raise NotApplicable("the model has no low-rank adapter (a pair of weights A, B)")
+        draw = uniform((2, domain.length), stream(0, "adapter", "layer"))
+        drawn = (draw * domain.vocabulary).long().clamp_max(domain.vocabulary - 1)
+        drawn = drawn.to(task.parameters.device)
+        every = drawn.flatten()[:, None].expand(-1, domain.length)
+        place = torch.arange(domain.length).repeat(2)
+        kept: list[Pair] = []
+        first, hook, by_place = None, "", False
+        for pair in pairs:
+            try:
+                seen = inputs_of(task, pair.hook, drawn).double().cpu()
+            except NotApplicable:
+                continue
+            if first is None:
+                alone = inputs_of(task, pair.hook, every).double().cpu()
+                if _differ(seen.flatten(0, 1), alone[torch.arange(len(place)), place]):
+                    continue
+                first, hook, by_place = seen, pair.hook, _differ(alone, alone[:, :1])
+            if first.shape == seen.shape and not _differ(first, seen):
+                kept.append(pair)
+        if not kept:
+            raise NotApplicable(
+                "no adapter gets the first attention layer's inputs: those of the others mix places"
+            )
+        return FirstLayer(tuple(kept), hook, by_place)
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    return float((a - b).abs().max()) > LAYER_ONE * float(a.abs().max())
+
+
+@dataclass(frozen=True, eq=False)
+class WeightRows:
+    """Rows (m, w) of one weight's gradient, and the standard deviation of each row's rounding."""
+
+    rows: Tensor
+    spread: Tensor
+
+    @property
+    def scaled(self) -> Tensor:
+        """The rows in units of their rounding; rows of zeros are left out."""
+        seen = self.rows.any(1)
+        return self.rows[seen] / self.spread[seen, None]
+
+
+def block_of(
+    observation: Observation, task: Task, at: int, pair: Pair, *, down: bool
+) -> WeightRows:
+    """The gradient of A (`down`) or B in one row of the update, with its rounding.
+
+    Noise that the attacker knows counts as rounding. If the update is a difference of rounded
+    weights, so does their spacing. Rows that a mask cuts are left out.
+    """
+
+    def part(values: Tensor) -> Tensor:
+        named = task.unflatten(values)
+        return pair.down(named) if down else pair.up(named)
+
+    update, weights = observation.update, task.tensors()
+    rows, before = part(update.rows[at]), pair.down(weights) if down else pair.up(weights)
+    kinds = (update.rows.dtype, task.parameters.dtype)
+    size = rows.norm(dim=1) / math.sqrt(rows.shape[1])
+    size = torch.maximum(size, LAYER_ONE * size.max())
+    variance = (ROUNDING * max(torch.finfo(kind).eps for kind in kinds) * size).square()
+    if (kind := _narrow(rows)) is not None:
+        variance += (torch.finfo(kind).eps * size).square() / 12
+    sent = None if observation.sent is None else part(observation.sent[at])
+    spacing = _spacing(rows * task.plan.learning_rate, before, sent)
+    if spacing is not None:
+        each = (spacing / task.plan.learning_rate).square() / 12
+        variance += task.plan.steps * each.mean(1)
+    if (noise := observation.noise_variance) is not None:
+        variance += part(noise[at]).mean(1)
+    if update.mask is not None:
+        mask = update.mask if update.mask.ndim == 1 else update.mask[at]
+        rows = rows * (part(mask.double()) > 0).all(1)[:, None]
+    return WeightRows(rows, variance.sqrt().clamp_min(1e-300))
+
+
+_NARROW = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _narrow(values: Tensor) -> torch.dtype | None:
+    """The narrowest type that holds all values exactly; None if only float64 does."""
+    return next((kind for kind in _NARROW if torch.equal(values.to(kind).double(), values)), None)
+
+
+def _spacing(change: Tensor, before: Tensor, sent: Tensor | None) -> Tensor | None:
+    """The spacing of the weights if `change` is a difference to rounded weights, else None.
+
+    Then the weights after are whole multiples of it, and those that changed did so by one or more.
+    """
+    after = before - change if sent is None else sent
+    base = torch.exp2(torch.floor(torch.log2(after.abs().clamp_min(1e-30))))
+    if sent is not None:
+        kind = _narrow(sent)
+        return None if kind is None else torch.finfo(kind).eps * base
+    held = _narrow(before)
+    for kind in _NARROW:
+        unit = torch.finfo(kind).eps * base
+        off = (after / unit - (after / unit).round()).abs()
+        if held is not None and torch.finfo(held).eps >= torch.finfo(kind).eps:
+            off = torch.where((change != 0) & (change.abs() < unit / 4), 0.5, off)
+        if bool(change.any()) and float(off.mean()) < 0.1:
+            return unit
+    return None
+
+
+def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
+    """(d, c) orthonormal: the space of what the places add to the layer's inputs; outside of it,
+    all places of a token have one direction. None if the inputs have another form.
+
+    It is the common part of what several groups of tokens span over all places.
+    """
+    domain, weights = domain_of(task), sum(v.numel() for v in task.tensors().values())
+    wide = task.to("cpu", torch.float64) if weights <= WIDE else task
+    source = stream(0, "adapter", "places")
+    groups = min(6, domain.vocabulary // 4 - 1)
+    if groups < 2:
+        return None
+    drawn = permutation(domain.vocabulary, source)[: 4 * (groups + 1)]
+    seen = inputs_of(wide, layer.hook, drawn[:, None].expand(-1, places).to(wide.parameters.device))
+    seen = seen.double().cpu()
+    tolerance = 1e3 * torch.finfo(wide.parameters.dtype).eps
+    total = torch.zeros(seen.shape[-1], seen.shape[-1], dtype=torch.float64)
+    for own in seen[: 4 * groups].view(groups, 4 * places, -1):
+        _, s, v = torch.linalg.svd(own, full_matrices=False)
+        basis = v[s > tolerance * s[0]]
+        total += basis.T @ basis / groups
+    values, vectors = torch.linalg.eigh(total)
+    space = vectors[:, values > 1 - math.sqrt(tolerance)]
+    if not 0 < space.shape[1] < seen.shape[-1] - 1:
+        return None
+    left = seen[4 * groups :]
+    left = left - (left @ space) @ space.T
+    s = torch.linalg.svdvals(left)
+    bad = bool((s[:, 1] > math.sqrt(tolerance) * s[:, 0]).any()) if places > 1 else False
+    return None if bad else space
+
+
+@torch.no_grad()
+def touched(observation: Observation, task: Task, at: int) -> Tensor | None:
+    """The tokens whose rows of a trained word table have a gradient; None if no such table is
+    trained, or all rows have one (as of tied weights, or noise).
+    """
+    domain = domain_of(task)
+    named = task.unflatten(observation.update.rows[at])
+    found: list[Tensor] = []
+
+    def note(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        given.append(args[0])
+
+    for name, module in task.model.named_modules():
+        if not isinstance(module, nn.Embedding) or f"{name}.weight" not in named:
+            continue
+        given: list[Tensor] = []
+        handle = module.register_forward_pre_hook(note)
+        drawn = permutation(domain.vocabulary, stream(0, "adapter", "words"))
+        drawn = drawn[torch.arange(domain.length) % len(drawn)][None].to(task.parameters.device)
+        try:
+            call(task, task.tensors(), drawn, twice=False)
+        finally:
+            handle.remove()
+        if given and torch.equal(given[0].reshape(-1), drawn.reshape(-1)):
+            rows = named[f"{name}.weight"][: domain.vocabulary].any(1).cpu()
+            if module.padding_idx is not None:
+                rows[module.padding_idx] = True
+            found.append(rows)
+    rows = torch.stack(found).all(0) if found else torch.ones(1, dtype=torch.bool)
+    return None if bool(rows.all()) else rows.nonzero()[:, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class Spanned:
+    """The rows of a gradient of B as a space: `inside` (r, k) with singular values `s`, `outside`
+    (r, r - k).
+    """
+
+    down: Tensor
+    inside: Tensor
+    outside: Tensor
+    s: Tensor
+
+    @staticmethod
+    def of(observation: Observation, task: Task, at: int, pair: Pair) -> Spanned | None:
+        """The space of one adapter; None without a gradient, or if it is all of R^r."""
+        rows = block_of(observation, task, at, pair, down=False).scaled
+        if not len(rows):
+            return None
+        _, s, v = torch.linalg.svd(rows, full_matrices=True)
+        keep = int((s > edge(*rows.shape)).sum())
+        if not 0 < keep < rows.shape[1]:
+            return None
+        return Spanned(pair.down(task.tensors()), v[:keep].T, v[keep:].T, s[:keep])
+
+    def fit(self, inputs: Tensor, eps: float) -> tuple[Tensor, float]:
+        """Which inputs (K, d) A maps into the space, and how many of them would by chance."""
+        seen = inputs.double().cpu() @ self.down.T
+        rank, free = self.inside.shape[1], self.outside.shape[1]
+        spread = ((seen @ self.inside) / self.s).norm(dim=1)
+        size = seen.norm(dim=1)
+        limit = EDGE * spread * (math.sqrt(free) + 3) + 64 * eps * size
+        fits = (seen @ self.outside).norm(dim=1) <= limit
+        share = (limit / size.clamp_min(1e-300)).square().clamp_max(1)
+        return fits, float(stats.beta.cdf(share.numpy(), free / 2, rank / 2).sum())
+
+
+@dataclass(frozen=True)
+class AdapterPursuit(Attack):
+    """The set of tokens, from updates of low-rank adapters (LoRA) at the first attention layer.
+
+    The gradient of A is a sum of the layer's inputs, one for each token. As the attacker knows the
+    input of every token, rank-aware matching pursuit finds the few that explain it, also if there
+    are far more than the rank. At a first step B is 0 and the gradient of A, too. Then the gradient
+    of B shows A x for each input x: tokens are tested against its row space, as long as their
+    number is below the rank. All adapters that get these inputs count together, such as those of
+    queries and values. If the word table is trained, only tokens with a gradient there count.
+
+    Layers show no order of tokens. If positions are learned, outside of what they add each token
+    has one direction, which is searched for; for one sequence the places follow.
+
+    Args:
+        spare: how many atoms the pursuit may choose, relative to the number of places in the batch;
+            what is not needed is dropped at the end.
+
+    Assumptions: the client trains by SGD, in any number of local steps, and what precedes the layer
+        is frozen. A token whose output is not scored, and that no other token attends to, has no
+        gradient: the last one of each sequence in a causal model. A certain answer assumes that
+        inputs of different tokens are in general position.
+
+    Raises:
+        NotApplicable: no tokens, no adapter at the first layer, another optimizer than SGD (whose
+            updates leave the span; this is undecided, not protected), or B is 0 and there are as
+            many tokens as the rank.
+
+    Source: this project; rank-aware pursuit by Davies and Eldar 2012, span test by Petrov et al.
+        2024 (DAGER).
+
+    Example:
+        >>> import leakbound as lb
+        >>> from leakbound.domains import TokenDomain
+        >>> class Adapted(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         torch.manual_seed(0)
+        ...         self.words = torch.nn.Embedding(20, 8).requires_grad_(False)
+        ...         self.base = torch.nn.Linear(8, 8).requires_grad_(False)
+        ...         self.lora_A = torch.nn.Linear(8, 2, bias=False)
+        ...         self.lora_B = torch.nn.Linear(2, 8, bias=False)
+        ...         self.head = torch.nn.Linear(8, 3).requires_grad_(False)
+        ...     def forward(self, ids):
+        ...         x = self.words(ids)
+        ...         return self.head((self.base(x) + self.lora_B(self.lora_A(x))).tanh().mean(1))
+        >>> batch = torch.tensor([[3, 14, 15]]), torch.tensor([0])
+        >>> found = lb.simulate(
+        ...     Adapted(), batch, attack=AdapterPursuit(), domain=TokenDomain(20, 3))
+        >>> sorted(found.reconstruction[0].tolist())
+        [3, 14, 15]
+    """
+
+    spare: float = 2.0
+
+    def __post_init__(self) -> None:
+        check.positive(spare=self.spare)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        inputs, left, said = [], [], []
+        domain = domain_of(observation.task)
+        for at, count in enumerate(_counts(observation)):
+            found = self._of_row(observation, at, count)
+            rows, problem = _filled(found, count, domain.length)
+            inputs.append(rows)
+            left.append(found.residual)
+            said.append(problem)
+        problem = "; ".join(dict.fromkeys(text for text in said if text)) or None
+        whole = torch.cat(inputs).to(observation.task.parameters.device)
+        return Reconstruction(whole, None, max(left), (), problem)
+
+    def tokens(self, observation: Observation) -> tuple[int, ...]:
+        """The tokens in any row of the update, sorted."""
+        each = (self.found(observation, at).tokens for at in range(len(observation.update.rows)))
+        return tuple(sorted(set().union(*each)))
+
+    def found(self, observation: Observation, row: int = 0) -> FoundTokens:
+        """The tokens in one row of the update, and whether they are certain."""
+        return self._of_row(observation, row, _counts(observation)[row])
+
+    @torch.no_grad()
+    def _of_row(self, observation: Observation, at: int, count: int) -> FoundTokens:
+        task = summed_task(observation)
+        if not bool(observation.update.rows[at].isfinite().all()):
+            raise NotApplicable("the update is not finite")
+        layer, some = FirstLayer.of(task), touched(observation, task, at)
+        if not bool(observation.update.rows[at].any()):
+            return FoundTokens((), None, float("nan"), False, VANISHED)
+        blocks = [
+            block_of(observation, task, at, pair, down=True).scaled
+            for pair in layer.pairs
+            if pair.a in task.names
+        ]
+        rows = torch.cat(blocks) if blocks else torch.zeros(0, 1, dtype=torch.float64)
+        first: FoundTokens | None = None
+        if len(rows):
+            first = self._pursued(task, layer, rows, count, some)
+            if first.certain:
+                return first
+        try:
+            second = spanned_tokens(observation, task, layer, at, count, some)
+        except NotApplicable:
+            if first is None:
+                raise
+            return first
+        return second if first is None or second.certain else first
+
+    def _pursued(
+        self, task: Task, layer: FirstLayer, rows: Tensor, count: int, some: Tensor | None
+    ) -> FoundTokens:
+        """By pursuit, from gradients of A in units of their rounding."""
+        domain, width = domain_of(task), rows.shape[1]
+        space = shared_space(task, layer, domain.length) if layer.by_place else None
+        pairs = layer.by_place and space is None
+        total = domain.vocabulary if some is None else len(some)
+        if pairs and total * domain.length * width > MOST_ATOMS:
+            raise NotApplicable(
+                f"the layer's inputs depend on the place in no additive way, and {total} tokens at "
+                f"{domain.length} places do not fit in memory"
+            )
+        inside = torch.zeros(width, 0, dtype=torch.float64) if space is None else space
+        most = int(self.spare * count * domain.length) + 8
+        atoms = Atoms(dictionary(task, layer.hook, domain.length if pairs else 1, some), pairs)
+        chosen = pursue(atoms, rows, inside, most)
+        certain, why = certified(atoms, chosen, rows, inside, atoms.room(inside))
+        if chosen.done and len(chosen.where) > count * domain.length:
+            certain, why = False, f"{len(chosen.where)} tokens explain the update, more than places"
+        share = float(chosen.residual.norm() / rows.norm())
+        tokens = tuple(sorted({atoms.named(one)[0] for one in chosen.where}))
+        places = tuple(sorted(atoms.named(one) for one in chosen.where)) if pairs else None
+        if space is not None and count == 1 and chosen.done and tokens:
+            own = Atoms(dictionary(task, layer.hook, domain.length, torch.tensor(tokens)), True)
+            again = pursue(own, rows, inside[:, :0], most)
+            if again.done:
+                places = tuple(sorted(own.named(one) for one in again.where))
+        return FoundTokens(tokens, places, share, certain, why)
+
+
+def spanned_tokens(
+    observation: Observation,
+    task: Task,
+    layer: FirstLayer,
+    at: int,
+    count: int,
+    some: Tensor | None,
+) -> FoundTokens:
+    """The tokens that A maps into the row space of B's gradient, for any adapter of the layer.
+
+    Raises:
+        NotApplicable: the space is all of R^r, or A changes during several local steps.
+    """
+    domain = domain_of(task)
+    moved = task.plan.steps > 1 and any(pair.a in task.names for pair in layer.pairs)
+    if moved:
+        raise NotApplicable("A changes in the local steps, so B's gradient has no fixed row space")
+    each = [Spanned.of(observation, task, at, pair) for pair in layer.pairs if pair.b in task.names]
+    spaces = [one for one in each if one is not None]
+    if not spaces:
+        rank = max(pair.down(task.tensors()).shape[0] for pair in layer.pairs)
+        raise NotApplicable(
+            f"A has no gradient, as B is 0 or A is frozen, and B's fills all {rank} dimensions: "
+            "there are as many tokens as the rank, or more; this does not protect later rounds"
+        )
+    eps, chance = torch.finfo(task.parameters.dtype).eps, 0.0
+    found: list[tuple[int, int]] = []
+    for tokens, inputs in dictionary(
+        task, layer.hook, domain.length if layer.by_place else 1, some
+    ):
+        flat, places = inputs.flatten(0, 1), inputs.shape[1]
+        fits = torch.zeros(len(flat), dtype=torch.bool)
+        for space in spaces:
+            own, odds = space.fit(flat, eps)
+            fits, chance = fits | own, chance + odds
+        found += [(int(tokens[k // places]), k % places) for k in fits.nonzero()[:, 0].tolist()]
+    held = tuple(sorted({token for token, _ in found}))
+    once = len({place for _, place in found}) == len(found)
+    known = tuple(sorted(found)) if layer.by_place and count == 1 and once else None
+    rank = max(space.inside.shape[1] for space in spaces)
+    why = f"{len(held)} tokens in a space of {rank} dimensions; {chance:.2g} would be by chance"
+    many = len(held) > sum(space.inside.shape[1] for space in spaces) and not layer.by_place
+    return FoundTokens(held, known, 0.0, bool(held) and chance < CHANCE and not many, why)
+
+
+def _counts(observation: Observation) -> Sequence[int]:
+    cohort = observation.update.unit is Unit.COHORT
+    return (observation.examples,) if cohort else observation.update.examples
+
+
+def _filled(found: FoundTokens, count: int, length: int) -> tuple[Tensor, str | None]:
+    """Sequences (count, n) with the tokens found, and what is not known of them."""
+    if not found.tokens:
+        return torch.zeros(count, length, dtype=torch.int64), f"no token was found: {found.why}"
+    held = torch.tensor(found.tokens)
+    rows = held[torch.arange(count * length) % len(held)].view(count, length)
+    said = [] if found.certain else [f"the tokens are likely, not certain: {found.why}"]
+    open_places = set(range(length))
+    if count == 1 and found.places is not None:
+        at = [place for _, place in found.places]
+        if len(set(at)) == len(at):
+            open_places -= set(at)
+            for token, place in found.places:
+                rows[0, place] = token
+    if count > 1 or len(open_places) == length:
+        said.append("the set of tokens is found; their order and sequences are not known")
+    elif open_places:
+        said.append(f"the tokens of {len(open_places)} places have no gradient or are not known")
+    return rows, "; ".join(said) or None

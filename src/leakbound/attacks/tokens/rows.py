@@ -1,0 +1,323 @@
+"""Token rows: the tokens in a batch, from the rows of the word embedding that have a gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from leakbound.attacks.base import Attack, seen_task
+from leakbound.attacks.tokens.layers import (
+    UNIQUE,
+    Answer,
+    WordTable,
+    completed,
+    domain_of,
+    each_row,
+    extended,
+    filled,
+    first_linear,
+    is_zero,
+    labels_of,
+    place_rows,
+    shifted,
+    whole,
+    word_table,
+)
+from leakbound.types import Laplace, NotApplicable, Observation, Reconstruction, Task, Unit
+
+CHANCE, EDGE, GAP, SMALLEST, SIGMAS = 1e-3, 8.0, 5.0, 4096, 5.0
+"""Chance that noise alone touches any row; multiple of the edge of rounding errors from which a
+singular value counts; smallest ratio of a touched row to any other where rows are dense; number of
+rows of which the output's span is made; standard errors that a coefficient of 0 or 1 must resolve.
+"""
+
+
+@dataclass(frozen=True)
+class TokenRows(Attack):
+    """Find the tokens in a batch by the rows of the word embedding that have a gradient.
+
+    Only a token that occurs in the batch has a gradient in its row of the word embedding. This
+    holds for SGD and for Adam, after any number of local steps. With known noise, a row counts if
+    noise alone gives it its size with a chance below 0.1 % over the whole vocabulary.
+
+    If the output layer shares the table, its gradient adds a vector to every row. These vectors lie
+    in the span of the N output states. The attack estimates this span from the smallest rows and
+    projects it out, which works while N is below the width. Weight decay adds a multiple of the
+    weights to every row, and the attack removes it.
+
+    For one sequence with learned positions, it finds the order, too: the rows of words are sums of
+    the rows of positions, by a matrix of 0 and 1 that says which token is where.
+
+    `problem` is None only for one sequence whose places are all known. Otherwise the answer holds
+    the tokens in turn, and `problem` says what is not known. The padding token does not count.
+
+    The last token of a sequence has no gradient in a causal model that is scored by the next token.
+    It is taken from the labels if they are known. For one sequence in order, the gradient of an
+    output layer gives it, too.
+
+    Assumptions: no optimizer state of earlier rounds, which moves old rows. Counts of tokens are
+        not inferred. Order needs a single step of SGD.
+
+    Raises:
+        NotApplicable: no tokens, a frozen word embedding, an update that changes all rows in
+            another way, or a shared table with more outputs than the table is wide.
+
+    Source: Melis et al. 2019 for rows. The span of a shared table, the order by positions and the
+        levels for noise are this project's.
+
+    Example:
+        >>> import leakbound as lb
+        >>> from leakbound.domains import TokenDomain
+        >>> layers = torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(12, 2)
+        >>> batch = lb.Batch(torch.tensor([[7, 2, 7]]), torch.tensor([1]))
+        >>> task = lb.Task.of(torch.nn.Sequential(*layers), domain=TokenDomain(9, 3))
+        >>> sources = [lb.stream(0, "client"), lb.stream(0, "cohort")]
+        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
+        >>> TokenRows().tokens(seen)
+        (2, 7)
+    """
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        task = seen_task(observation)
+        domain, table = domain_of(task), word_table(task)
+
+        def one(at: int, count: int) -> Answer:
+            if (nothing := is_zero(observation, at)) is not None:
+                return filled(observation, domain, (), count), float("nan"), nothing
+            rows = _Rows.of(observation, task, table, at, count)
+            held = rows.seen.nonzero()[:, 0].tolist()
+            unsure = [rows.problem] if rows.problem else []
+            said = "their order is not known"
+            if count > 1:
+                said = "their order, and which sequence holds which, are not known"
+            elif held:
+                found, left, reason = _ordered(observation, task, table, rows, at)
+                if found is not None:
+                    problem = "; ".join([*unsure, *([reason] if reason else [])])
+                    return found, left, problem or None
+                said = f"{said} ({reason})"
+            some = f"{len(held)} tokens are found; {said}" if held else "no token is found"
+            return (
+                filled(observation, domain, held, count),
+                float("nan"),
+                "; ".join([*unsure, some]),
+            )
+
+        return each_row(observation, one)
+
+    def tokens(self, observation: Observation) -> tuple[int, ...]:
+        """The tokens in any row of the update, in increasing order.
+
+        In a causal model that is scored by the next token, the last tokens are among them only if
+        labels are known.
+        """
+        task = seen_task(observation)
+        table, update = word_table(task), observation.update
+        counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
+        found = set[int]()
+        for at, count in enumerate(counts):
+            if is_zero(observation, at) is None:
+                seen = _Rows.of(observation, task, table, at, count).seen
+                found |= set(seen.nonzero()[:, 0].tolist())
+            if (labels := labels_of(observation, at)) is not None and shifted(task):
+                ends = (row[row >= 0] for row in labels)
+                found |= {int(row[-1]) for row in ends if len(row)}
+        return tuple(sorted(found - {domain_of(task).padding}))
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The gradient's rows (V, k) of tokens as they are tested, which of them are touched, and the
+    basis (d, k) on which an output layer's part is zero; None: the whole space.
+    """
+
+    values: Tensor
+    seen: Tensor
+    basis: Tensor | None
+    noise: float
+    problem: str | None = None
+
+    @staticmethod
+    def of(observation: Observation, task: Task, table: WordTable, at: int, count: int) -> _Rows:
+        domain = domain_of(task)
+        if observation.correlation is not None:
+            raise NotApplicable("the noise is correlated, and levels for rows assume it is not")
+        values = _part(task, table.weight, observation.update.rows[at])[: domain.vocabulary]
+        noise = None if observation.noise_variance is None else observation.noise_variance[at]
+        spread = None if noise is None else _part(task, table.weight, noise)[: len(values)]
+        most = count * domain.length
+        complete = whole(observation, task, [table.weight])
+        if table.tied:
+            if not task.plan.is_sum or not complete:
+                raise NotApplicable(
+                    "the output layer shares the word embedding, and the update is no sum of "
+                    "gradients, or withholds entries of it: its part cannot be removed"
+                )
+            rows = _untied(observation, values, spread, most)
+        elif spread is not None and bool((spread > 0).any()):
+            rows = _Rows(values, _above(observation, values, spread), None, _level(spread))
+        else:
+            rows = _Rows(values, values.any(1), None, 0.0)
+            if int(rows.seen.sum()) > most:
+                rows = _decayed(_part(task, table.weight, task.parameters), values, most)
+        kept = rows.seen.clone()
+        for pad in (table.padding, domain.padding):
+            if pad is not None and pad < len(kept):
+                kept[pad] = False
+        said = None if complete else "entries of the word embedding are withheld: tokens may lack"
+        return _Rows(rows.values, kept, rows.basis, rows.noise, said)
+
+
+def _part(task: Task, name: str, flat: Tensor) -> Tensor:
+    """(rows, d) a parameter's part of a flat vector (P,), float64 on the CPU."""
+    part = task.unflatten(flat)[name]
+    return part.reshape(-1, part.shape[-1]).double().cpu()
+
+
+def _level(spread: Tensor) -> float:
+    return float(spread.mean().sqrt())
+
+
+def _above(observation: Observation, values: Tensor, spread: Tensor) -> Tensor:
+    """Which rows noise of these variances alone would hardly give, at CHANCE over all rows.
+
+    Gaussian noise: |row|^2 / variance is chi-square; Laplace noise: |row|_1 / scale is Gamma.
+    """
+    level, sent = CHANCE / len(values), spread > 0
+    free, tiny = sent.sum(1).double().clamp_min(1), 1e-300
+    if isinstance(observation.update.law, Laplace):
+        size = (values.abs() / (spread / 2).sqrt().clamp_min(tiny) * sent).sum(1)
+        limit = stats.gamma.isf(level, free.numpy())
+    else:
+        size = (values.square() / spread.clamp_min(tiny) * sent).sum(1)
+        limit = stats.chi2.isf(level, free.numpy())
+    bare = (values * ~sent).any(1)  # a gradient where no noise is
+    return (size > torch.from_numpy(limit)) | bare
+
+
+def _untied(observation: Observation, values: Tensor, spread: Tensor | None, most: int) -> _Rows:
+    """The rows without the part in the span of at most `most` output states.
+
+    The span is that of the smallest rows, which no token of the batch has. A row in it is off by
+    noise^2 (1 + sum_k (u_k . row)^2 / s_k^2) in each direction outside, to first order.
+    """
+    count, width = values.shape
+    if isinstance(observation.update.law, Laplace):
+        raise NotApplicable("Laplace noise covers the output layer's part of the word embedding")
+    sizes = values.norm(dim=1)
+    some = values[sizes.argsort()[: min(SMALLEST, count // 2)]]
+    rounding = EDGE * float(torch.finfo(observation.update.rows.dtype).eps)
+    noise = rounding * float(some.square().mean().sqrt())
+    known = 0.0 if spread is None else _level(spread)
+    _, s, v = torch.linalg.svd(some, full_matrices=True)
+    rank = int((s > max(noise, known) * (len(some) ** 0.5 + width**0.5)).sum())
+    if not known:
+        rank = min(rank, most)
+    if rank >= min(width - 1, len(some)):
+        raise NotApplicable(
+            f"the output layer shares the word embedding, and its outputs span all {width} "
+            "directions of it: the tokens' own part cannot be separated"
+        )
+    rest = values @ v[rank:].T
+    away = rest.square().sum(1)
+    if known:
+        part = (values @ v[:rank].T / s[:rank]).square().sum(1)
+        limit = float(stats.chi2.isf(CHANCE / count, width - rank))
+        return _Rows(rest, away > known**2 * (1 + part) * limit, v[rank:].T, known)
+    seen = _apart(away.sqrt(), most)
+    return _Rows(rest, seen, v[rank:].T, 0.0)
+
+
+def _decayed(weights: Tensor, values: Tensor, most: int) -> _Rows:
+    """The rows without a multiple of the weights, as weight decay adds it."""
+    own = weights[: len(values)]
+    size = own.square().sum(1)
+    shares = (values * own).sum(1)[size > 0] / size[size > 0]
+    if not len(shares):
+        raise NotApplicable("all rows of the word embedding changed")
+    rest = values - shares.median() * own
+    return _Rows(rest, _apart(rest.norm(dim=1), most), None, 0.0)
+
+
+def _apart(sizes: Tensor, most: int) -> Tensor:
+    """Which of the rows with these sizes stand out, at most `most`.
+
+    Raises:
+        NotApplicable: no gap separates them from the others.
+    """
+    ordered = sizes.sort(descending=True).values
+    head = ordered[: min(most, len(sizes) - 1) + 1].clamp_min(1e-300)
+    if float(ordered[0]) == 0.0:
+        return torch.zeros(len(sizes), dtype=torch.bool)
+    ratios = head[:-1] / head[1:]
+    at = int(ratios.argmax()) if len(ratios) else 0
+    if not len(ratios) or float(ratios[at]) < GAP:
+        raise NotApplicable(
+            "all rows of the word embedding changed, and no gap separates the rows of tokens in "
+            "the batch: noise, or optimizer state of earlier rounds"
+        )
+    return sizes > head[at + 1]
+
+
+def _ordered(
+    observation: Observation, task: Task, table: WordTable, rows: _Rows, at: int
+) -> tuple[Tensor | None, float, str | None]:
+    """The sequence (1, n) of one example, the largest distance of a coefficient from 0 or 1, and
+    what is not known of it; None and the reason if its order is not known.
+    """
+    reader, nan = first_linear(task), float("nan")
+    if not task.plan.is_gradient:
+        return None, nan, "several local steps, or an optimizer, mix the places"
+    known = None if reader is None else place_rows(task, table, reader)
+    if known is None:
+        return None, nan, "the model has no trained positions"
+    name, at_rows, factor = known
+    if not whole(observation, task, [name]):
+        return None, nan, "entries of the position embedding are withheld"
+    places = _part(task, name, observation.update.rows[at])[at_rows]
+    used = places.any(1)
+    if rows.noise and observation.noise_variance is not None:
+        used = _above(
+            observation, places, _part(task, name, observation.noise_variance[at])[at_rows]
+        )
+    length = int(used.sum())
+    if not length or not bool(used[:length].all()):
+        return None, nan, "places without a gradient lie between others"
+    if rows.basis is not None:
+        places = places @ rows.basis
+    if length > places.shape[1]:
+        return None, nan, f"{length} places are more than the {places.shape[1]} free directions"
+    held = rows.seen.nonzero()[:, 0]
+    turn, left, sure = _placed(rows.values[held], places[:length] / factor, rows.noise)
+    if not sure:
+        return None, left, "the rows of words are no sums of rows of positions"
+    found, said = _full(observation, task, held[turn], at)
+    return found, left, said
+
+
+def _placed(words: Tensor, places: Tensor, noise: float) -> tuple[Tensor, float, bool]:
+    """The word (L,) at each place; how far the coefficients are from 0 and 1; whether it is sure"""
+    back = torch.linalg.pinv(places)
+    shares = words @ back  # (U, L)
+    turn = shares.argmax(0)
+    whole_numbers = torch.zeros_like(shares).scatter(0, turn[None], 1.0)
+    left = float((shares - whole_numbers).abs().max())
+    error = noise * 2**0.5 * float(back.norm(dim=0).max())
+    sure = left < UNIQUE and SIGMAS * error < 1 / 2 and bool(whole_numbers.any(1).all())
+    return turn, left, sure
+
+
+def _full(
+    observation: Observation, task: Task, prefix: Tensor, at: int
+) -> tuple[Tensor, str | None]:
+    """The sequence (1, n) that begins with a prefix (L,), and what is not known of it."""
+    domain, longer, said = domain_of(task), prefix, None
+    if shifted(task):
+        found, said = completed(observation, task, at, [prefix], 1)
+        longer = found[0]
+    if len(longer) < domain.length and domain.padding is None and said is None:
+        said = f"only {len(longer)} of {domain.length} places have a gradient"
+    return extended(domain, longer[None]), said

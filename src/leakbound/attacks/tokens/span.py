@@ -1,0 +1,547 @@
+"""Token span: sequences of tokens from the spans of two layers' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from leakbound import check
+from leakbound.attacks.base import Attack, summed_task
+from leakbound.attacks.tokens.layers import (
+    SAME,
+    Answer,
+    Readers,
+    chosen,
+    completed,
+    dictionary,
+    domain_of,
+    each_row,
+    extended,
+    filled,
+    inputs_of,
+    is_zero,
+    readers,
+    shifted,
+    whole,
+)
+from leakbound.attacks.tokens.rows import TokenRows
+from leakbound.domains import TokenDomain
+from leakbound.random import permutation, uniform
+from leakbound.types import NotApplicable, Observation, Reconstruction, Task, Unit
+
+PREFIXES, RESTARTS, SWEEPS, AT_ONCE, CONFIRM = 4096, 8, 8, 2048, 3
+LEAST, MOST, NEAR, CHANCE, EDGE, GAP, SLACK = 2e-5, 0.02, 0.1, 1e-3, 8.0, 3.0, 3.0
+"""Relative distance from a span that rounding allows; largest one that noise may; that which a
+second test in float64 looks at. Chance that noise alone moves a point farther than allowed, and
+that other points pass. Multiple of the edge of rounding errors from which a singular value counts;
+smallest ratio of singular values around noise that is not known; factor for errors of rounding, as
+they depend on each other.
+"""
+
+
+@dataclass(frozen=True)
+class TokenSpan(Attack):
+    """Find sequences of tokens whose layer inputs lie in the spans of the layers' gradients.
+
+    The gradient of a linear layer is a sum over tokens, so its rows span the layer's inputs. The
+    inputs of the first attention layer depend on one token and its place. The attack tests all of
+    them, which gives candidates for every place. A place has all tokens as candidates that share a
+    component of the token-place graph of the batch with it: this test finds the set of tokens.
+
+    The inputs of a later layer depend on several tokens. In a causal model these are the tokens
+    before. The attack extends prefixes by the candidates, and keeps those whose newest input lies
+    in the span. In an encoder with one example, each place has one candidate. With several, the
+    attack changes one token at a time, while the mean distance from the span falls. This finds few
+    sequences if the batch is larger than 2.
+
+    Singular values above the edge of the known noise, or of rounding, are the span's rank. With
+    noise, a point may be as far from the span as its weights and the noise say (chi-square).
+
+    `problem` is None only if every place of every sequence passes, as many sequences are found as
+    the batch has, and a span has as many directions as they have distinct points. The last token of
+    a sequence has no gradient in a causal model that is scored by the next token: it is taken from
+    known labels, or from the gradient of the output layer.
+
+    Args:
+        prefixes: the largest number of prefixes that the search keeps.
+        restarts: for encoders, the number of searches for each example.
+
+    Assumptions: fewer distinct prefixes than the layer is wide, no dropout before the layer, and
+        padding on the right. After several local steps, layers get other inputs, and the answer is
+        not certain.
+
+    Raises:
+        NotApplicable: no tokens, an optimizer other than SGD, no trained linear layer before tokens
+            are mixed, or withheld entries in it.
+
+    Source: Petrov et al. 2024 (DAGER) for the span test and the search by prefixes. The rank law,
+        the levels for noise, the layer that is tested, the output layer's last token and the test
+        of chance are this project's.
+
+    Example:
+        >>> import leakbound as lb
+        >>> from leakbound.domains import TokenDomain
+        >>> class Small(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.words, self.places = torch.nn.Embedding(9, 8), torch.nn.Embedding(3, 8)
+        ...         self.layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        ...         self.head = torch.nn.Linear(8, 2)
+        ...     def forward(self, ids):
+        ...         held = self.words(ids) + self.places(torch.arange(3))
+        ...         return self.head(self.layer(held).mean(1))
+        >>> batch = lb.Batch(torch.tensor([[7, 2, 7]]), torch.tensor([1]))
+        >>> task = lb.Task.of(Small().eval(), domain=TokenDomain(9, 3))
+        >>> sources = [lb.stream(0, "client"), lb.stream(0, "cohort")]
+        >>> seen = lb.play(task, [batch], lb.defenses.NoDefense(), sources).observation
+        >>> TokenSpan()(seen, lb.stream(0)).inputs
+        tensor([[7, 2, 7]])
+    """
+
+    prefixes: int = PREFIXES
+    restarts: int = RESTARTS
+
+    def __post_init__(self) -> None:
+        check.count(prefixes=self.prefixes, restarts=self.restarts)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        scene = _Scene.of(observation)
+
+        def one(at: int, count: int) -> Answer:
+            domain, nan = scene.domain, float("nan")
+            if (nothing := is_zero(observation, at)) is not None:
+                return filled(observation, domain, (), count), nan, nothing
+            listed = scene.listed(at)
+            held = sorted({token for options in listed.options for token in options.tolist()})
+            if not held:
+                said = "no token passes the span test: noise, dropout, or more tokens than width"
+                return filled(observation, domain, scene.known(at), count), nan, said
+            search = _Search(scene, at, count, listed, self.prefixes, self.restarts, generator)
+            found, left, problem = search.found()
+            rows = filled(observation, domain, held, count)
+            if len(found):
+                rows = found[torch.arange(count) % len(found)]
+            said = "; ".join(dict.fromkeys(filter(None, [scene.problem, problem])))
+            if problem and not len(found):
+                said = f"{len(held)} tokens are found, but not their order; {said}"
+            return rows, left, said or None
+
+        return each_row(observation, one)
+
+    def tokens(self, observation: Observation) -> tuple[int, ...]:
+        """The tokens in any row of the update that pass the first layer's test, in order."""
+        scene, update = _Scene.of(observation), observation.update
+        rows = 1 if update.unit is Unit.COHORT else len(update.rows)
+        each = (scene.listed(at).options for at in range(rows) if is_zero(observation, at) is None)
+        return tuple(sorted({k for options in each for own in options for k in own.tolist()}))
+
+
+# --- the span of a gradient --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The row space of a gradient: basis (d, k), singular values (k,), and the noise of an entry.
+
+    Example:
+        >>> span = Span.of(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]]), None, 1e-7)
+        >>> span.rank, span.far(torch.eye(3))[0].tolist()
+        (2, [0.0, 0.0, 1.0])
+    """
+
+    basis: Tensor
+    sizes: Tensor
+    noise: float
+
+    @staticmethod
+    def of(gradient: Tensor, noise: float | None, rounding: float) -> Span:
+        """The span of singular values above the edge of noise, or of relative rounding errors.
+
+        If all of them are, there is noise that is not known: those before the largest gap count.
+        """
+        outputs, width = gradient.shape
+        wide = gradient.double()
+        _, s, v = torch.linalg.svd(wide, full_matrices=False)
+        edge = outputs**0.5 + width**0.5
+        least = EDGE * rounding * float(wide.square().mean().sqrt())
+        level = max(noise or 0.0, least)
+        rank = int((s > level * edge).sum())
+        if not noise and rank == len(s) > 2:
+            ratios = s[:-1] / s[1:].clamp_min(1e-300)
+            rank = int(ratios.argmax()) + 1 if float(ratios.max()) > GAP else len(s)
+        rest = (outputs - rank) * (width - rank)
+        left = float(s[rank:].square().sum() / rest) ** 0.5 if rest else 0.0
+        noise = max(noise or 0.0, left if (noise or 0.0) > least else SLACK * left)
+        return Span(v[:rank].T.contiguous(), s[:rank], noise)
+
+    @property
+    def rank(self) -> int:
+        """The number of directions."""
+        return len(self.sizes)
+
+    @property
+    def free(self) -> int:
+        """The number of directions outside."""
+        return len(self.basis) - self.rank
+
+    def far(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """(...,) distance of points (..., d) relative to their norm, and over the allowed one."""
+        inside = points.double() @ self.basis
+        square = points.double().square().sum(-1).clamp_min(1e-300)
+        away = (1 - inside.square().sum(-1) / square).clamp_min(0).sqrt()
+        weights = (inside / self.sizes).square().sum(-1) / square
+        limit = float(stats.chi2.isf(CHANCE, self.free)) if self.free else 0.0
+        allowed = (self.noise * (weights * limit).sqrt()).clamp(LEAST, MOST)
+        return away, away / allowed
+
+    def luck(self, tests: int) -> float:
+        """The expected number of random points that pass, of so many, at the level of rounding.
+
+        One direction outside is left out: a norm takes it from all points.
+        """
+        if self.free < 2:
+            return float(tests)
+        worst = LEAST if self.noise == 0 else self._typical()
+        chance = stats.beta.cdf(worst**2, (self.free - 1) / 2, max(self.rank, 1) / 2)
+        return float(tests * chance)
+
+    def _typical(self) -> float:
+        """The allowed distance of a point with equal weights in all directions."""
+        weights = float(self.sizes.pow(-2).mean()) if self.rank else 0.0
+        limit = float(stats.chi2.isf(CHANCE, self.free))
+        allowed: float = self.noise * (weights * limit) ** 0.5
+        return min(MOST, max(LEAST, allowed))
+
+
+# --- what is known of a model and its update ---------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Listed:
+    """The candidates (K,) of every place, and whether places differ at the first layer."""
+
+    options: tuple[Tensor, ...]
+    placed: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Scene:
+    """The layers to test, and what holds for every row of the update."""
+
+    observation: Observation
+    task: Task
+    domain: TokenDomain
+    first: Readers
+    later: tuple[Readers, ...]
+    problem: str | None
+
+    @staticmethod
+    def of(observation: Observation) -> _Scene:
+        task = summed_task(observation)
+        domain = domain_of(task)
+        first, later = chosen(readers(task))
+        later = later[: 1 + CONFIRM]
+        for group in (first, *later):
+            weights = [name for name, _ in group.weights]
+            if not whole(observation, task, weights):
+                raise NotApplicable(f"the update withholds entries of the layer {weights[0]!r}")
+        problem = None
+        if not task.plan.is_gradient:
+            problem = "several local steps change what layers get, so their spans are not exact"
+        return _Scene(observation, task, domain, first, later, problem)
+
+    def span(self, group: Readers, at: int) -> Span:
+        """The span of a group's gradient in row `at`."""
+        rows, noise = self.observation.update.rows, self.observation.noise_variance
+        known = None
+        if noise is not None:
+            known = float(group.gradient(self.task, noise[at]).mean().sqrt())
+        rounding = float(torch.finfo(rows.dtype).eps)
+        return Span.of(group.gradient(self.task, rows[at]), known, rounding)
+
+    def known(self, at: int) -> list[int]:
+        """The tokens whose rows of the word embedding have a gradient; empty if it is frozen."""
+        try:
+            return [*TokenRows().tokens(self.observation)]
+        except NotApplicable:
+            return []
+
+    def listed(self, at: int) -> _Listed:
+        """The candidates of every place that the first layer's test leaves.
+
+        If points pass it by chance, they are the tokens that the word embedding shows.
+        """
+        domain, span, known = self.domain, self.span(self.first, at), self.known(at)
+        tokens = [k for k in known or range(domain.vocabulary) if k != domain.padding]
+        name, length = self.first.names[0], domain.length
+        _, some = next(dictionary(self.task, name, length, tokens[:1]))
+        moved = (some[0, 0] - some[0]).norm(dim=-1).max()
+        placed = length > 1 and float(moved) > SAME * float(some.norm(dim=-1).mean())
+        places = length if placed else 1
+        if span.luck(len(tokens) * places) > CHANCE:
+            options = torch.tensor(known, dtype=torch.int64)
+            return _Listed((options,) * length, placed)
+        found: list[list[Tensor]] = [[] for _ in range(places)]
+        for part, points in dictionary(self.task, name, places, tokens):
+            passed = _inside(span, points.cpu())
+            for place, own in enumerate(passed.T):
+                found[place].append(part[own])
+        each = tuple(torch.cat(own) for own in found)
+        return _Listed(each if placed else each * length, placed)
+
+
+def _inside(span: Span, points: Tensor) -> Tensor:
+    """(...,) whether points (..., d) lie in a span; far ones are sorted out in their own type."""
+    basis = span.basis.to(points)
+    square = points.square().sum(-1)
+    near = square - (points @ basis).square().sum(-1) <= NEAR**2 * square
+    passed = torch.zeros(near.shape, dtype=torch.bool)
+    if bool(near.any()):
+        passed[near] = span.far(points[near])[1] <= 1
+    return passed
+
+
+# --- the search for sequences ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """The search for the `count` sequences behind row `at` of the update."""
+
+    scene: _Scene
+    at: int
+    count: int
+    listed: _Listed
+    cap: int
+    restarts: int
+    generator: torch.Generator
+
+    def found(self) -> tuple[Tensor, float, str | None]:
+        """Sequences (K, n), the largest distance of their places, and what is not known."""
+        scene, tests = self.scene, self.tests
+        single = all(len(options) <= 1 for options in self.listed.options)
+        if self.count == 1 and single and self.listed.placed:
+            return self._alone()
+        if not tests:
+            return self._none("the gradients of later layers span all directions, or none")
+        if scene.later[0].causal:
+            return self._prefixes()
+        if scene.domain.padding is not None:
+            return self._none("order undecided: the lengths of the sequences are not known")
+        return self._descend()
+
+    @cached_property
+    def tests(self) -> list[tuple[str, Span]]:
+        """The modules behind mixed places whose spans are tested, in the order of their calls.
+
+        All but the first confirm what passed it. If the gradient does not reach all places, as in
+        the last block of a classifier, a layer's span has fewer directions, and it is left out.
+        """
+        found: list[tuple[str, Span]] = []
+        for group in self.scene.later:
+            span = self.scene.span(group, self.at)
+            least = found[0][1].rank if found else 1
+            if span.free >= 2 and span.rank >= least:
+                found.append((group.names[0], span))
+        return found
+
+    def _tested(self, sequences: Tensor, *, newest: bool = False) -> tuple[Tensor, Tensor]:
+        """(N,) whether sequences (N, n) pass every test, and their largest distance at the first.
+
+        `newest`: only their newest places are looked at.
+        """
+        passed, worst = torch.ones(len(sequences), dtype=torch.bool), torch.zeros(len(sequences))
+        for k, (name, span) in enumerate(self.tests):
+            left = passed.nonzero()[:, 0]
+            if not len(left):
+                break
+            away, over = span.far(self._points(name, sequences[left], newest=newest))
+            if not newest:
+                away, over = away.amax(1), over.amax(1)
+            passed[left] = over <= 1
+            if not k:
+                worst = away
+        return passed, worst
+
+    def _lucky(self, tests: int) -> list[str]:
+        """What is wrong if so many random points could pass all tests."""
+        chance = float(tests)
+        for _, span in self.tests:
+            chance *= span.luck(1)
+        return [] if chance <= CHANCE else ["other sequences may pass the spans' tests by chance"]
+
+    def _none(self, said: str) -> tuple[Tensor, float, str]:
+        return torch.zeros(0, self.scene.domain.length, dtype=torch.int64), float("nan"), said
+
+    def _points(self, name: str, sequences: Tensor, *, newest: bool = False) -> Tensor:
+        """(N, n, d) what the module gets for sequences (N, n), or (N, d) for the newest places."""
+        parts = []
+        device = self.scene.task.parameters.device
+        size = max(1, AT_ONCE // max(1, sequences.shape[1]))
+        for part in torch.split(sequences, size):
+            seen = inputs_of(self.scene.task, name, part.to(device)).cpu()
+            parts.append(seen[:, -1] if newest else seen)
+        return torch.cat(parts)
+
+    def _alone(self) -> tuple[Tensor, float, str | None]:
+        """One example, whose places have one candidate each."""
+        domain, options = self.scene.domain, self.listed.options
+        length = sum(len(own) > 0 for own in options)
+        if not all(len(own) for own in options[:length]):
+            return self._none("places without a candidate lie between others")
+        prefix = torch.cat(options[:length])
+        (found,), said = self._completed([prefix])
+        left = float("nan")
+        if self.tests:
+            passed, away = self._tested(prefix[None])
+            left = float(away)
+            said += [] if bool(passed) else ["a later layer does not confirm the order"]
+        if length + shifted(self.scene.task) < domain.length and domain.padding is None:
+            said.append(f"only {length} of {domain.length} places have a candidate")
+        return found[None], left, "; ".join(said) or None
+
+    def _prefixes(self) -> tuple[Tensor, float, str | None]:
+        """Sequences of a causal model, by prefixes."""
+        domain, alive = self.scene.domain, torch.zeros(1, 0, dtype=torch.int64)
+        ended: list[Tensor] = []
+        worst, tests = 0.0, 0
+        last = domain.length - shifted(self.scene.task)
+        for options in self.listed.options[:last]:
+            longer = torch.cat(
+                [alive.repeat_interleave(len(options), 0), options.repeat(len(alive))[:, None]], 1
+            )
+            if not len(longer):
+                break
+            kept, away = self._tested(longer, newest=True)
+            tests += len(longer)
+            goes_on = kept.reshape(len(alive), -1).any(1)
+            ended += [*alive[~goes_on]]
+            if bool(kept.any()):
+                worst = max(worst, float(away[kept].max()))
+            alive = longer[kept]
+            if len(alive) > self.cap:
+                return self._none(f"more than {self.cap} prefixes pass the later layers' tests")
+        ended = self._whole([row for row in [*ended, *alive] if len(row)], last)
+        if not ended:
+            return self._none("no sequence passes the later layers' tests")
+        found, said = self._completed(ended)
+        said += self._lucky(tests)
+        same = not self.listed.placed and any(len(set(row.tolist())) == 1 for row in ended)
+        if domain.padding is not None and same:
+            said.append("the lengths of the sequences are not certain")
+        distinct = {self._once(row[:k].tolist()) for row in ended for k in range(1, len(row) + 1)}
+        said += self._explained(len(distinct))
+        if len(found) != self.count:
+            said.append(f"{len(found)} distinct sequences are found for {self.count} examples")
+        return found[: self.count], worst, "; ".join(said) or None
+
+    def _once(self, prefix: list[int]) -> tuple[int, ...]:
+        """A prefix by what layers get: without positions, a token repeated from the start is as it
+        is alone.
+        """
+        constant = not self.listed.placed and len(set(prefix)) == 1
+        return tuple(prefix[:1] if constant else prefix)
+
+    def _explained(self, distinct: int) -> list[str]:
+        """What is wrong if no span has as many directions as distinct points are found.
+
+        With fewer, points of sequences that are not in the batch may lie in the spans; with more,
+        some of the batch are not found.
+        """
+        ranks = [span.rank for _, span in self.tests]
+        if distinct in ranks:
+            return []
+        return [f"{distinct} distinct points are found in spans of {max(ranks)} directions"]
+
+    def _whole(self, ended: list[Tensor], last: int) -> list[Tensor]:
+        """The prefixes that may be sequences: of full length, or of any length with padding.
+
+        Without positions, a token repeated from the start has the input that it has alone, so such
+        prefixes pass the test whenever a sequence begins with the token. They count only if no
+        other sequence does.
+        """
+        if self.scene.domain.padding is None:
+            ended = [row for row in ended if len(row) == last]
+        if self.listed.placed:
+            return ended
+        other = [row for row in ended if len(set(row.tolist())) > 1]
+        explained = {int(row[0]) for row in other}
+        return other + [
+            row for row in ended if len(set(row.tolist())) == 1 and int(row[0]) not in explained
+        ]
+
+    def _completed(self, ended: Sequence[Tensor]) -> tuple[Tensor, list[str]]:
+        """Sequences (K, n) of prefixes, with what is not known of them."""
+        domain, task, said = self.scene.domain, self.scene.task, None
+        rows = [*ended]
+        if shifted(task):
+            rows, said = completed(self.scene.observation, task, self.at, rows, self.count)
+        rows.sort(key=len, reverse=True)
+        found = torch.cat([extended(domain, row[None]) for row in rows])
+        return found, [said] if said else []
+
+    def _descend(self) -> tuple[Tensor, float, str | None]:
+        """Sequences of an encoder, by changes of one token at a time.
+
+        Searches follow the spans in turn, that with the most free directions first.
+        """
+        options = self.listed.options
+        if not all(len(own) for own in options):
+            return self._none("order undecided: a place has no candidate")
+        found: dict[tuple[int, ...], float] = {}
+        tests = 0
+        guides = sorted(self.tests, key=lambda test: -test[1].free)
+        for turn in range(self.restarts * self.count):
+            if len(found) == self.count:
+                break
+            start = self._start([*found])
+            ends, used = self._down(start, *guides[turn % len(guides)])
+            passed, away = self._tested(ends[None])
+            tests += used
+            if bool(passed):
+                found[tuple(ends.tolist())] = float(away)
+        if not found:
+            return self._none("order undecided: no sequence passes the later layers' tests")
+        said = self._lucky(tests) + self._explained(len(found) * len(options))
+        if len(found) != self.count:
+            said.append(
+                f"{len(found)} distinct sequences are found for {self.count} examples: the order "
+                "of the others is undecided"
+            )
+        return torch.tensor([*found]), max(found.values()), "; ".join(said) or None
+
+    def _start(self, found: Sequence[tuple[int, ...]]) -> Tensor:
+        """A random sequence (n,) of candidates, of those that no found sequence uses if any is."""
+        drawn = []
+        shares = uniform((len(self.listed.options),), self.generator).tolist()
+        for place, own in enumerate(self.listed.options):
+            used = {row[place] for row in found}
+            free = [token for token in own.tolist() if token not in used] or own.tolist()
+            drawn.append(free[int(len(free) * shares[place])])
+        return torch.tensor(drawn)
+
+    def _down(self, start: Tensor, name: str, span: Span) -> tuple[Tensor, int]:
+        """From a sequence (n,) to one that no change of one token brings closer to a module's span,
+        and the number of sequences tested.
+        """
+        now, tests = start.clone(), 0
+        away, over = (part.squeeze(0) for part in span.far(self._points(name, now[None])))
+        for _ in range(SWEEPS):
+            before = now
+            for place in permutation(len(now), self.generator).tolist():
+                options = self.listed.options[place]
+                others = now.repeat(len(options), 1)
+                others[:, place] = options
+                each, allowed = span.far(self._points(name, others))
+                best = int(each.mean(1).argmin())
+                if float(each[best].mean()) < float(away.mean()):
+                    now, away, over = others[best], each[best], allowed[best]
+                tests += len(options)
+            if torch.equal(before, now) or bool((over <= 1).all()):
+                break
+        return now, tests

@@ -1,0 +1,417 @@
+"""Files of low-rank adapters, as PEFT writes them: read without pickle and without PEFT."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from leakbound import tensors
+from leakbound._util import files
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+MOST_JSON = 2**20
+"""The most bytes of a configuration."""
+MOST_RANK = 2**14
+"""The largest rank that is accepted from a file."""
+HEADER = 2**22
+"""Bytes that a file may hold besides the tensors that its configuration names."""
+_PREFIX = "base_model.model."
+_LONG = (
+    (".lora_A.default.", ".lora_A."),
+    (".lora_B.default.", ".lora_B."),
+    (".modules_to_save.default.", "."),
+)
+"""Names with the adapter's own name, as of a model's state dict, and as in files."""
+_CHANGED = {
+    "use_dora": "DoRA scales every row of the weights",
+    "use_qalora": "QALoRA pools the inputs of quantized weights",
+    "use_bdlora": "its adapters are block-diagonal",
+    "lora_bias": "its adapters add a bias",
+    "layer_replication": "it repeats layers of the base",
+    "alora_invocation_tokens": "it is active only after some tokens",
+    "trainable_token_indices": "it trains single rows of the word table",
+    "target_parameters": "it adapts parameters, not layers",
+    "arrow_config": "it mixes several adapters",
+    "kasa_config": "it changes the weights of the base",
+    "monteclora_config": "its adapters are random",
+    "velora_config": "it changes how gradients are computed",
+    "megatron_config": "its layers are split over devices",
+    "ensure_weight_tying": "it ties trained weights",
+}
+_INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Initializations that leave the weights of the base as they are."""
+
+
+class AdapterLayer(nn.Module):
+    """A frozen layer with a low-rank adapter: base(x) + scale B A x, as PEFT computes it.
+
+    Example:
+        >>> import torch
+        >>> layer = AdapterLayer(nn.Linear(3, 2), torch.ones(1, 3), torch.zeros(2, 1), 2.0)
+        >>> [name for name, p in layer.named_parameters() if p.requires_grad]
+        ['lora_A.weight', 'lora_B.weight']
+    """
+
+    def __init__(self, base: nn.Module, down: Tensor, up: Tensor, scale: float) -> None:
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.lora_A = _linear(down)
+        self.lora_B = _linear(up)
+        self.scale = scale
+
+    @property
+    def weight(self) -> Any:
+        """The frozen layer's weight."""
+        return self.base_layer.weight
+
+    @property
+    def bias(self) -> Any:
+        """The frozen layer's bias."""
+        return self.base_layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The adapted layer's output."""
+        result: Tensor = self.base_layer(x)
+        change = self.lora_B(self.lora_A(x.to(self.lora_A.weight.dtype))) * self.scale
+        adapted: Tensor = (result + change).to(result.dtype)
+        return adapted
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    made.weight = nn.Parameter(weight.clone())
+    return made
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What a configuration file says of an adapter.
+
+    `ranks` and `alphas` hold exceptions from `rank` and `alpha`, by the end of a module's name.
+    """
+
+    rank: int
+    alpha: float
+    root: bool
+    targets: tuple[str, ...]
+    saved: tuple[str, ...]
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+
+    def rank_of(self, module: str) -> int:
+        """The rank at a module."""
+        return next((r for key, r in self.ranks.items() if _ends(module, key)), self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """The factor of B A at a module: alpha / r, or alpha / sqrt(r) of rank-stabilized LoRA."""
+        alpha = next((a for key, a in self.alphas.items() if _ends(module, key)), self.alpha)
+        rank = self.rank_of(module)
+        return alpha / (math.sqrt(rank) if self.root else rank)
+
+
+def read_config(path: Path) -> AdapterConfig:
+    """The configuration of a LoRA adapter, `adapter_config.json`.
+
+    Raises:
+        ValueError: it is missing, too large, no JSON, or of an adapter that is not a plain LoRA.
+    """
+    given = _json(path)
+    what = f"{str(path)!r}"
+    kind = given.get("peft_type")
+    if kind != "LORA":
+        raise ValueError(f"{what}: peft_type is {kind!r}; give a LoRA adapter (LORA)")
+    for name, why in _CHANGED.items():
+        if given.get(name):
+            raise ValueError(f"{what}: {name} is set ({why}); give an adapter without it")
+    start = given.get("init_lora_weights", True)
+    if not any(start is one or start == one for one in _INITIAL):
+        raise ValueError(
+            f"{what}: init_lora_weights is {start!r}, which changes the base or is unknown; give "
+            "an adapter that starts from the base's own weights"
+        )
+    if given.get("bias", "none") != "none":
+        raise ValueError(f"{what}: bias is {given['bias']!r}; give an adapter with bias 'none'")
+    root = given.get("use_rslora") or False
+    if not isinstance(root, bool):
+        raise ValueError(f"{what}: use_rslora is {root!r}; give true or false")
+    targets = given.get("target_modules")
+    return AdapterConfig(
+        _rank(given.get("r"), "r", what),
+        _number(given.get("lora_alpha"), "lora_alpha", what),
+        root,
+        () if isinstance(targets, str) else _names(targets, "target_modules", what),
+        _names(given.get("modules_to_save"), "modules_to_save", what),
+        {k: _rank(v, k, what) for k, v in _pattern(given, "rank_pattern", what).items()},
+        {k: _number(v, k, what) for k, v in _pattern(given, "alpha_pattern", what).items()},
+    )
+
+
+def read_adapter(
+    adapter: Path | str, base: nn.Module, *, update: Path | str | None = None
+) -> nn.Module:
+    """The model that clients train: a copy of the base with an adapter from PEFT's files.
+
+    `adapter` is the folder that `save_pretrained` wrote, or its `adapter_model.safetensors`, with
+    `adapter_config.json` next to it. The result is in evaluation mode. Its adapters and the modules
+    in `modules_to_save` are trained, everything else is frozen: `Task.of` takes it. A target module
+    without tensors in the file has no adapter. `update` is what a client sent, in the same form:
+    tensors that are missing there were not sent, and are frozen.
+
+    Sizes are checked before memory is allocated. Patterns in the configuration are compared with
+    the ends of module names, and are never run as regular expressions.
+
+    Raises:
+        ValueError: a file is damaged or too large, the adapter is no plain LoRA or belongs to
+            another base, or the base is quantized.
+
+    Example:
+        >>> import tempfile, torch
+        >>> base = nn.Sequential(nn.Linear(3, 2))
+        >>> config = '{"peft_type": "LORA", "r": 1, "lora_alpha": 2, "target_modules": ["0"]}'
+        >>> names = "base_model.model.0.lora_A.weight", "base_model.model.0.lora_B.weight"
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tensors.write(
+        ...         Path(folder) / WEIGHTS,
+        ...         dict(zip(names, (torch.ones(1, 3), torch.zeros(2, 1)), strict=True)))
+        ...     _ = (Path(folder) / CONFIG).write_text(config)
+        ...     model = read_adapter(folder, base)
+        >>> model[0].scale, [name for name, p in model.named_parameters() if p.requires_grad]
+        (2.0, ['0.lora_A.weight', '0.lora_B.weight'])
+    """
+    path, config = _located(adapter)
+    _refuse_quantized(base)
+    named = _read(path, config, base)
+    model = copy.deepcopy(base).requires_grad_(False).eval()
+    for module in sorted({key.rpartition(".lora_")[0] for key in named if ".lora_" in key}):
+        down, up = (named.get(f"{module}.{part}.weight") for part in ("lora_A", "lora_B"))
+        if down is None or up is None:
+            missing = "lora_A" if down is None else "lora_B"
+            raise ValueError(
+                f"{str(path)!r} lacks {missing} of {module}; give the whole adapter that the "
+                "server sent as adapter, and what the client sent as update"
+            )
+        _replace(model, module, down, up, config.scale_of(module))
+    for key, value in named.items():
+        if ".lora_" not in key:
+            owner, _, name = key.rpartition(".")
+            own: nn.Module = model.get_submodule(owner)
+            if name in own._parameters:
+                setattr(own, name, nn.Parameter(value.clone()))
+            else:
+                own.register_buffer(name, value.clone())
+    if update is not None:
+        sent = sent_tensors(update, base)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and name in sent)
+        if not any(p.requires_grad for p in model.parameters()):
+            raise ValueError(f"update is {str(update)!r}, which has no tensor of the adapter")
+    return model
+
+
+def sent_tensors(update: Path | str, base: nn.Module) -> dict[str, Tensor]:
+    """The tensors that a client sent in PEFT's files, named as in `read_adapter`'s model.
+
+    Missing tensors were not sent. `leakbound.captured.load` takes the result.
+
+    Raises:
+        ValueError: as `read_adapter`.
+    """
+    path, config = _located(update)
+    return _read(path, config, base)
+
+
+def _located(given: Path | str) -> tuple[Path, AdapterConfig]:
+    place = Path(given)
+    path = place / WEIGHTS if place.is_dir() else place
+    if place.is_dir() and not path.exists() and (place / "adapter_model.bin").exists():
+        raise ValueError(
+            f"adapter is {str(given)!r}, which holds adapter_model.bin, a pickle that can run code "
+            "when opened; save it with save_pretrained(..., safe_serialization=True)"
+        )
+    files.check_regular(path, "adapter")
+    if path.suffix != ".safetensors":
+        raise ValueError(f"adapter is {str(given)!r}; give a folder or a .safetensors file")
+    return path, read_config(path.with_name(CONFIG))
+
+
+def _read(path: Path, config: AdapterConfig, base: nn.Module) -> dict[str, Tensor]:
+    """The file's tensors by their names in the adapted model, checked against the base."""
+    layers = dict(base.named_modules())
+    missing = [one for one in config.targets if not any(_ends(name, one) for name in layers)]
+    if missing:
+        raise ValueError(
+            f"{str(path)!r}: target_modules names {missing[0]!r}, which the base does not have; "
+            "give the base that the adapter belongs to"
+        )
+    numbers = HEADER // 8
+    for name, layer in layers.items():
+        if (shape := _shape(layer)) and (not config.targets or _targeted(name, config)):
+            numbers += config.rank_of(name) * sum(shape)
+        if any(_ends(name, one) for one in config.saved):
+            numbers += sum(value.numel() for value in layer.state_dict().values())
+    most = min(tensors.files.MOST_BYTES, 8 * numbers)
+    found: dict[str, Tensor] = {}
+    for key, value in tensors.read(path, most=most)[0].items():
+        name = key.removeprefix(_PREFIX)
+        for long, short in _LONG:
+            name = name.replace(long, short)
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise ValueError(f"{str(path)!r}: {key} is not finite; check the learning rate")
+        _check(path, name, value, config, layers)
+        found[name] = value
+    return found
+
+
+def _check(
+    path: Path, name: str, value: Tensor, config: AdapterConfig, layers: Mapping[str, nn.Module]
+) -> None:
+    """Reject a tensor that does not fit the base and the configuration."""
+    module, _, part = name.partition(".lora_")
+    what, shape = f"{str(path)!r}: {name}", tuple(value.shape)
+    if part not in ("", "A.weight", "B.weight"):
+        raise ValueError(f"{what} is no weight of a linear layer's LoRA; give adapters of those")
+    if part:
+        layer = layers.get(module)
+        if layer is None:
+            raise ValueError(
+                f"{what} belongs to a module that the base does not have; give the adapter's base"
+            )
+        size, rank = _shape(layer), config.rank_of(module)
+        if size is None:
+            raise ValueError(
+                f"{what} adapts a {type(layer).__name__}; adapters of linear layers alone are read"
+            )
+        if config.targets and not _targeted(module, config):
+            raise ValueError(f"{what} is not among target_modules; give the adapter's own config")
+        wanted = (rank, size[1]) if part == "A.weight" else (size[0], rank)
+        if shape != wanted or not value.is_floating_point():
+            raise ValueError(
+                f"{what} is {shape} of {value.dtype}; rank {rank} and the base ask {wanted} of "
+                "floats: give the config and the base of this adapter"
+            )
+        return
+    owner, _, leaf = name.rpartition(".")
+    held = layers[owner].state_dict().get(leaf) if owner in layers else None
+    saved = any(_inside(owner, one) for one in config.saved)
+    if held is None or not saved:
+        raise ValueError(f"{what} is neither a LoRA weight nor in modules_to_save of the base")
+    if shape != tuple(held.shape) or value.is_floating_point() != held.is_floating_point():
+        raise ValueError(
+            f"{what} is {shape} of {value.dtype}, in the base {tuple(held.shape)} of {held.dtype}; "
+            "give the adapter's base"
+        )
+
+
+def _replace(model: nn.Module, name: str, down: Tensor, up: Tensor, scale: float) -> None:
+    owner, _, leaf = name.rpartition(".")
+    made = AdapterLayer(model.get_submodule(name), down, up, scale)
+    setattr(model.get_submodule(owner), leaf, made.eval())
+
+
+def _shape(layer: nn.Module) -> tuple[int, int] | None:
+    """(outputs, inputs) of a linear layer; transformers' Conv1D holds its weight as inputs first.
+
+    None for other layers.
+    """
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        return None
+    if isinstance(layer, nn.Linear):
+        return weight.shape[0], weight.shape[1]
+    return (weight.shape[1], weight.shape[0]) if type(layer).__name__ == "Conv1D" else None
+
+
+def _refuse_quantized(base: nn.Module) -> None:
+    settings = getattr(getattr(base, "config", None), "quantization_config", None)
+    odd = next(
+        (
+            f"{name} is a {type(m).__name__}"
+            for name, m in base.named_modules()
+            if any(word in type(m).__name__ for word in ("4bit", "8bit", "Quant"))
+        ),
+        None,
+    )
+    odd = odd or next(
+        (
+            f"{name} is of {p.dtype}"
+            for name, p in base.named_parameters()
+            if not p.is_floating_point()
+        ),
+        None,
+    )
+    if settings or odd:
+        raise ValueError(
+            f"base is quantized ({odd or 'its config says so'}); give it with weights as floats"
+        )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    what = f"adapter config {str(path)!r}"
+    try:
+        with files.opened(path) as stream:
+            content = stream.read(MOST_JSON + 1)
+    except OSError as error:
+        raise ValueError(
+            f"{what} cannot be read: {error.strerror}; put it next to the adapter's tensors"
+        ) from None
+    if len(content) > MOST_JSON:
+        raise ValueError(f"{what} is over {MOST_JSON} bytes; give the file that PEFT wrote")
+    try:
+        given = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{what} is not valid JSON in UTF-8; save the adapter again") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{what} holds a {type(given).__name__}; give the object that PEFT wrote")
+    return given
+
+
+def _rank(value: Any, name: str, what: str) -> int:
+    if type(value) is not int or not 1 <= value <= MOST_RANK:
+        raise ValueError(f"{what}: {name} is {value!r}; give a rank from 1 to {MOST_RANK}")
+    return value
+
+
+def _number(value: Any, name: str, what: str) -> float:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError(f"{what}: {name} is {value!r}; give a finite number above 0")
+    return float(value)
+
+
+def _names(value: Any, name: str, what: str) -> tuple[str, ...]:
+    if value is None or (isinstance(value, list) and all(isinstance(v, str) for v in value)):
+        return tuple(value or ())
+    raise ValueError(f"{what}: {name} is {str(value)[:60]!r}; give a list of module names")
+
+
+def _pattern(given: Mapping[str, Any], name: str, what: str) -> dict[str, Any]:
+    """Exceptions by the end of a module's name; regular expressions are refused."""
+    value = given.get(name) or {}
+    plain = isinstance(value, dict) and all(
+        k.replace("_", "").replace(".", "").isalnum() for k in value
+    )
+    if not plain:
+        raise ValueError(
+            f"{what}: {name} is {str(value)[:60]!r}; give an object of plain module names, "
+            "without regular expressions"
+        )
+    return dict(value)
+
+
+def _ends(module: str, name: str) -> bool:
+    return module == name or module.endswith(f".{name}")
+
+
+def _inside(module: str, name: str) -> bool:
+    """Whether the module is one of this name, or lies within one."""
+    return f".{name}." in f".{module}."
+
+
+def _targeted(module: str, config: AdapterConfig) -> bool:
+    return any(_ends(module, one) for one in config.targets)

@@ -1,0 +1,264 @@
+"""The tokens in a batch, by rows of the word embedding, and the order of one sequence."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from leakbound import models
+from leakbound.attacks.tokens.rows import TokenRows
+from leakbound.defenses import GaussianNoise, LaplaceNoise, NoDefense, TopK
+from leakbound.domains import TokenDomain
+from leakbound.losses import UNSCORED
+from leakbound.protocol import play
+from leakbound.random import stream
+from leakbound.testing import check_attack
+from leakbound.types import Batch, LocalPlan, NotApplicable, Task
+
+WORDS, WIDTH = 120, 96
+NOISE = [stream(0, "a"), stream(0, "b")]
+
+
+def built(kind, length, seed=0, words=WORDS, width=WIDTH):
+    given = {"input_shape": (length,), "generator": stream(seed, "model"), "width": width}
+    if kind == "encoder":
+        return models.encoder(classes=2, vocabulary=words, heads=2, **given)
+    turned = "rotary" if "rotary" in kind else "learned"
+    return models.decoder(classes=words, heads=2, positions=turned, tied="tied" in kind, **given)
+
+
+def tokens(count, length, seed=0, words=WORDS, lowest=0):
+    return torch.randint(lowest, words, (count, length), generator=stream(seed, "ids"))
+
+
+def seen(model, ids, defense=None, plan=None, padding=None, words=WORDS, encoder=False):
+    domain = TokenDomain(words, ids.shape[1], padding=padding)
+    labels = torch.arange(len(ids)) % 2 if encoder else ids
+    if padding is not None and not encoder:
+        labels = torch.where(ids == padding, UNSCORED, ids)
+    loss = "cross_entropy" if encoder else "next_token"
+    classes = 2 if encoder else words
+    task = Task.of(model.eval(), domain=domain, loss=loss, classes=classes, plan=plan)
+    return play(task, [Batch(ids, labels)], defense or NoDefense(), NOISE).observation
+
+
+def inside(ids, encoder=False):
+    return tuple(sorted({*(ids if encoder else ids[:, :-1]).flatten().tolist()}))
+
+
+@pytest.mark.parametrize("kind", ["decoder", "tied", "rotary", "rotary tied", "encoder"])
+@pytest.mark.parametrize(("count", "length"), [(1, 12), (2, 6), (4, 12), (7, 9)])
+def test_the_set_is_exact(kind, count, length):
+    for seed in range(2):
+        ids = tokens(count, length, seed)
+        observation = seen(built(kind, length, seed), ids, encoder=kind == "encoder")
+        assert TokenRows().tokens(observation) == inside(ids, kind == "encoder")
+
+
+def test_a_shared_table_without_free_directions_is_refused():
+    ids = tokens(10, 12)
+    observation = seen(built("tied", 12, width=64), ids)
+    with pytest.raises(NotApplicable, match="cannot be separated"):
+        TokenRows().tokens(observation)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "tied"])
+def test_the_order_of_one_sequence_with_repeats(kind):
+    for seed in range(4):
+        ids = tokens(1, 12, seed, words=9)  # many repeats
+        ids[0, -1] = 50  # of a shared table, only a token that occurs nowhere else shows
+        answer = TokenRows()(seen(built(kind, 12, seed), ids, encoder=kind == "encoder"), stream(0))
+        assert answer.problem is None
+        assert torch.equal(answer.inputs, ids)
+        assert answer.objective < 1e-3
+
+
+def test_a_last_token_that_a_shared_table_hides_is_a_problem():
+    ids = tokens(1, 12)
+    ids[0, -1] = ids[0, 3]
+    answer = TokenRows()(seen(built("tied", 12), ids), stream(0))
+    assert torch.equal(answer.inputs[:, :-1], ids[:, :-1])
+    assert "last token" in answer.problem
+    known = replace(seen(built("tied", 12), ids), labels=ids.clone())
+    answer = TokenRows()(known, stream(0))
+    assert torch.equal(answer.inputs, ids)
+    assert answer.problem is None
+    assert answer.labels is None
+    assert TokenRows().tokens(known) == inside(ids, encoder=True)
+
+
+def test_several_sequences_and_rotary_positions_have_no_order():
+    answer = TokenRows()(seen(built("decoder", 6), tokens(2, 6)), stream(0))
+    assert "which sequence holds which" in answer.problem
+    answer = TokenRows()(seen(built("rotary", 6), tokens(1, 6)), stream(0))
+    assert "no trained positions" in answer.problem
+    assert answer.inputs.dtype == torch.int64
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_padding_is_left_out(kind):
+    ids = tokens(1, 10, lowest=1)
+    ids[0, 7:] = 0
+    observation = seen(built(kind, 10), ids, padding=0, encoder=kind == "encoder")
+    answer = TokenRows()(observation, stream(0))
+    assert answer.problem is None
+    assert torch.equal(answer.inputs, ids)
+    assert 0 not in TokenRows().tokens(observation)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_local_steps_keep_the_set(optimizer):
+    ids = tokens(4, 6)
+    plan = LocalPlan(3, 0.01, 2, optimizer)
+    ids_seen = ids[:4]  # minibatches of 2 in turn: 1-2, 3-4, 1-2
+    observation = seen(built("encoder", 6), ids, plan=plan, encoder=True)
+    assert TokenRows().tokens(observation) == inside(ids_seen, encoder=True)
+    answer = TokenRows()(seen(built("encoder", 6), ids[:1], plan=plan, encoder=True), stream(0))
+    assert "local steps" in answer.problem
+
+
+def test_adam_with_a_shared_table_is_refused():
+    plan = LocalPlan(1, 0.01, optimizer="adam")
+    with pytest.raises(NotApplicable, match="shares the word embedding"):
+        TokenRows()(seen(built("tied", 6), tokens(1, 6), plan=plan), stream(0))
+
+
+@pytest.mark.parametrize("decay", [1e-4, 1e-2])
+def test_weight_decay_is_removed(decay):
+    ids = tokens(4, 6)
+    observation = seen(built("encoder", 6), ids, encoder=True)
+    rows = observation.update.rows + decay * observation.task.parameters
+    moved = replace(observation, update=replace(observation.update, rows=rows))
+    assert TokenRows().tokens(moved) == inside(ids, encoder=True)
+
+
+def test_unknown_noise_is_refused():
+    observation = seen(built("encoder", 6), tokens(4, 6), encoder=True)
+    rows = observation.update.rows
+    rows = rows + torch.randn(rows.shape, generator=stream(0, "noise")) * rows.abs().max()
+    with pytest.raises(NotApplicable, match="no gap"):
+        TokenRows().tokens(replace(observation, update=replace(observation.update, rows=rows)))
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "tied"])
+@pytest.mark.parametrize("defense", [GaussianNoise, LaplaceNoise])
+def test_known_noise_leaves_only_tokens_of_the_batch(kind, defense):
+    if kind == "tied" and defense is LaplaceNoise:
+        return
+    recalls = []
+    for share in (1e-6, 1e-3, 1e-1):
+        wrong = found = 0
+        for seed in range(10):
+            ids = tokens(2, 6, seed)
+            model, encoder = built(kind, 6, seed), kind == "encoder"
+            plain = seen(model, ids, encoder=encoder)
+            size = float(plain.update.rows.norm()) * share
+            got = {*TokenRows().tokens(seen(model, ids, defense(size), encoder=encoder))}
+            truth = {*ids.flatten().tolist()}
+            wrong, found = wrong + len(got - truth), found + len(got & truth) / len(truth)
+        assert wrong <= 1  # 10 trials at .001
+        recalls.append(found / 10)
+    assert recalls[0] > 0.7
+    if kind != "tied":  # there, noise also covers directions of labels, whose rows then count
+        assert recalls[0] >= recalls[1] >= recalls[2]
+
+
+def test_levels_of_noise_hold():
+    """Under noise alone, any row is touched in one of 1,000 updates."""
+    ids = tokens(1, 6)
+    observation = seen(built("encoder", 6), ids, GaussianNoise(1.0), encoder=True)
+    false = 0
+    for seed in range(300):
+        rows = torch.randn(observation.update.rows.shape, generator=stream(seed, "level"))
+        empty = replace(observation, update=replace(observation.update, rows=rows))
+        false += bool(TokenRows().tokens(empty))
+    assert false <= 3  # P(more) = 2e-4 at .001
+
+
+def test_noise_never_certifies_a_wrong_order():
+    wrong = 0
+    for seed in range(12):
+        for share in (1e-7, 1e-5, 1e-4, 1e-3):
+            ids, model = tokens(1, 8, seed), built("encoder", 8, seed)
+            size = float(seen(model, ids, encoder=True).update.rows.norm()) * share
+            observation = seen(model, ids, GaussianNoise(size), encoder=True)
+            answer = TokenRows()(observation, stream(0))
+            wrong += answer.problem is None and not torch.equal(answer.inputs, ids)
+    assert wrong == 0
+
+
+def test_withheld_entries_are_stated():
+    ids = tokens(1, 6)
+    answer = TokenRows()(seen(built("encoder", 6), ids, TopK(0.2), encoder=True), stream(0))
+    assert "withheld" in answer.problem
+
+
+def test_clients_are_answered_one_by_one():
+    ids, model = tokens(2, 6), built("encoder", 6)
+    both = [seen(model, row[None], encoder=True) for row in ids]
+    update = type(both[0].update).stack([one.update for one in both])
+    joint = replace(both[0], update=update, cohort=(1, 1), labels=None)
+    answer = TokenRows()(joint, stream(0))
+    assert torch.equal(answer.inputs, ids)
+    assert TokenRows().tokens(joint) == inside(ids, encoder=True)
+
+
+def test_what_it_does_not_apply_to():
+    model = built("encoder", 6)
+    model.get_submodule("tokens").requires_grad_(False)
+    with pytest.raises(NotApplicable, match="frozen"):
+        TokenRows()(seen(model, tokens(1, 6), encoder=True), stream(0))
+    task = Task.of(nn.Linear(4, 2))
+    images = play(task, [Batch(torch.rand(1, 4), torch.tensor([1]))], NoDefense(), NOISE)
+    with pytest.raises(NotApplicable, match="not sequences of tokens"):
+        TokenRows()(images.observation, stream(0))
+    still = seen(built("encoder", 6), tokens(1, 6), encoder=True)
+    zero = replace(still, update=replace(still.update, rows=still.update.rows * 0))
+    assert "vanished" in TokenRows()(zero, stream(0)).problem
+
+
+def test_contract():
+    model = built("encoder", 6, words=40, width=32)
+    task = Task.of(model.eval(), domain=TokenDomain(40, 6), classes=2)
+    for count in (1, 2):
+        batch = Batch(tokens(count, 6, words=40), torch.arange(count))
+        check_attack(TokenRows(), task=task, batch=batch)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt2 tied", "llama", "bert"])
+def test_models_of_transformers(kind):
+    transformers = pytest.importorskip("transformers")
+    for count, seed in ((1, 0), (4, 1)):
+        ids = tokens(count, 10, seed, lowest=1)
+        ids[0, -1] = WORDS - 1
+        observation = seen(peer(transformers, kind), ids, encoder=kind == "bert")
+        assert TokenRows().tokens(observation) == inside(ids, kind == "bert")
+        answer = TokenRows()(observation, stream(0))
+        ordered = count == 1 and kind != "llama"
+        assert (answer.problem is None) == ordered
+        assert torch.equal(answer.inputs, ids) == ordered
+
+
+def peer(transformers, kind, seed=0):
+    """A small random model of the transformers library."""
+    wide = {"num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 192}
+    wide |= {"vocab_size": WORDS, "hidden_size": WIDTH}
+    special = {"bos_token_id": None, "eos_token_id": None}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if kind == "bert":
+            config = transformers.BertConfig(max_position_embeddings=16, **wide)
+            return transformers.BertForSequenceClassification(config).eval()
+        if kind == "llama":
+            wide |= {"num_key_value_heads": 2, "max_position_embeddings": 16, **special}
+            config = transformers.LlamaConfig(**wide)
+            return transformers.LlamaForCausalLM(config).eval()
+        sizes = {"n_positions": 16, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, **special}
+        if kind == "gpt2 classes":
+            config = transformers.GPT2Config(vocab_size=WORDS, **sizes, pad_token_id=0)
+            return transformers.GPT2ForSequenceClassification(config).eval()
+        config = transformers.GPT2Config(
+            vocab_size=WORDS, **sizes, tie_word_embeddings="tied" in kind
+        )
+        return transformers.GPT2LMHeadModel(config).eval()

@@ -1,0 +1,354 @@
+"""Sequences of tokens from the spans of layers' gradients."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from leakbound import models
+from leakbound.attacks.tokens.layers import chosen, readers
+from leakbound.attacks.tokens.span import CHANCE, Span, TokenSpan
+from leakbound.client import example_gradients
+from leakbound.defenses import GaussianNoise, NoDefense, TopK
+from leakbound.domains import TokenDomain
+from leakbound.losses import UNSCORED
+from leakbound.protocol import play
+from leakbound.random import stream
+from leakbound.testing import check_attack
+from leakbound.types import Batch, LocalPlan, NotApplicable, Task
+
+WORDS, WIDTH = 120, 96
+
+
+class Plain(nn.Module):
+    """PyTorch's own encoder layers, whose attention is one module with one matrix."""
+
+    def __init__(self, length, words=WORDS, width=WIDTH, first=False):
+        super().__init__()
+        self.words, self.places = (
+            nn.Embedding(words, width),
+            nn.Parameter(torch.randn(length, width)),
+        )
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 2 * width, 0.0, batch_first=True, norm_first=first
+        )
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, ids):
+        return self.head(self.layers(self.words(ids) + self.places).mean(1))
+
+
+def built(kind, length, seed=0, words=WORDS, width=WIDTH):
+    if kind.startswith("plain"):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return Plain(length, words, width, first="first" in kind)
+    given = {"input_shape": (length,), "generator": stream(seed, "model"), "width": width}
+    if kind == "encoder":
+        return models.encoder(classes=2, vocabulary=words, heads=2, **given)
+    turned = "rotary" if "rotary" in kind else "learned"
+    return models.decoder(classes=words, heads=2, positions=turned, tied="tied" in kind, **given)
+
+
+def classifies(kind):
+    return kind in ("encoder", "bert", "gpt2 classes") or kind.startswith("plain")
+
+
+def tokens(count, length, seed=0, words=WORDS, lowest=0):
+    return torch.randint(lowest, words, (count, length), generator=stream(seed, "ids"))
+
+
+def seen(kind, ids, defense=None, plan=None, padding=None, words=WORDS, seed=0, model=None, **more):
+    domain = TokenDomain(words, ids.shape[1], padding=padding)
+    if classifies(kind):
+        labels, loss, classes = torch.arange(len(ids)) % 2, "cross_entropy", 2
+    else:
+        labels, loss, classes = ids, "next_token", words
+        if padding is not None:
+            labels = torch.where(ids == padding, UNSCORED, ids)
+    model = model or built(kind, ids.shape[1], seed, words, **more)
+    task = Task.of(model.eval(), domain=domain, loss=loss, classes=classes, plan=plan)
+    sources = [stream(seed, "a"), stream(seed, "b")]
+    return play(task, [Batch(ids, labels)], defense or NoDefense(), sources).observation
+
+
+def rows(inputs):
+    return sorted(map(tuple, inputs.tolist()))
+
+
+def answer(observation, **settings):
+    return TokenSpan(**settings)(observation, stream(0, "attack"))
+
+
+@pytest.mark.parametrize("kind", ["decoder", "rotary"])
+@pytest.mark.parametrize(("count", "length"), [(1, 12), (4, 8), (7, 6)])
+def test_a_decoder_is_exact_to_the_last_token(kind, count, length):
+    for seed in range(2):
+        ids = tokens(count, length, seed)
+        found = answer(seen(kind, ids, seed=seed))
+        assert rows(found.inputs) == rows(ids)
+        assert found.problem is None
+        assert found.inputs.dtype == torch.int64
+        assert found.objective < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["tied", "rotary tied"])
+def test_a_shared_table_hides_last_tokens_that_occur_elsewhere(kind):
+    ids = tokens(4, 8, words=WORDS - 4)
+    hidden = ids.clone()
+    ids[:, -1] = torch.arange(WORDS - 4, WORDS)
+    assert rows(answer(seen(kind, ids)).inputs) == rows(ids)
+    assert answer(seen(kind, ids)).problem is None
+    hidden[:, -1] = hidden[0, 0]
+    found = answer(seen(kind, hidden))
+    assert rows(found.inputs[:, :-1]) == rows(hidden[:, :-1])
+    assert "last token of 4 sequences" in found.problem
+    known = replace(seen(kind, hidden), labels=hidden.clone())
+    assert rows(answer(known).inputs) == rows(hidden)
+    assert answer(known).problem is None
+
+
+@pytest.mark.parametrize("kind", ["encoder", "plain", "plain first"])
+def test_an_encoder_is_exact_for_one_sequence(kind):
+    for seed in range(3):
+        ids = tokens(1, 10, seed, words=30)
+        found = answer(seen(kind, ids, seed=seed))
+        assert torch.equal(found.inputs, ids)
+        assert found.problem is None
+
+
+@pytest.mark.parametrize("kind", ["encoder", "plain"])
+def test_an_encoder_with_two_sequences(kind):
+    right = 0
+    for seed in range(4):
+        ids = tokens(2, 6, seed)
+        found = answer(seen(kind, ids, seed=seed))
+        same = rows(found.inputs) == rows(ids)
+        right += same and found.problem is None
+        assert same or "undecided" in found.problem
+    assert right >= 3
+
+
+def test_tokens_are_those_of_the_batch():
+    for kind, count in itertools.product(("decoder", "rotary", "encoder"), (1, 4)):
+        ids = tokens(count, 8)
+        truth = {*(ids if kind == "encoder" else ids[:, :-1]).flatten().tolist()}
+        assert {*TokenSpan().tokens(seen(kind, ids))} == truth
+
+
+def test_frozen_words_leave_the_test_of_the_whole_vocabulary():
+    ids = tokens(2, 6)
+    model = built("decoder", 6)
+    model.get_submodule("tokens").requires_grad_(False)
+    found = answer(seen("decoder", ids, model=model))
+    assert rows(found.inputs) == rows(ids)
+    assert found.problem is None
+    assert {*TokenSpan().tokens(seen("decoder", ids, model=model))} == {
+        *ids[:, :-1].flatten().tolist()
+    }
+
+
+def test_rank_law_on_random_graphs():
+    """LN(w_v + p_t) spans U + n - c dimensions, for U tokens, n places and c components."""
+    width, words, places = 64, 40, 12
+    norm = nn.LayerNorm(width, bias=False)
+    for seed in range(100):
+        draw = stream(seed, "graph")
+        token, place = (
+            torch.randn(words, width, generator=draw),
+            torch.randn(places, width, generator=draw),
+        )
+        count = int(torch.randint(1, 30, (1,), generator=draw))
+        pairs = torch.stack(
+            [torch.randint(k, (count,), generator=draw) for k in (words, places)], 1
+        ).unique(dim=0)
+        inputs = norm(token[pairs[:, 0]] + place[pairs[:, 1]]).detach()
+        mixed = torch.randn(3 * width, len(pairs), generator=draw) @ inputs
+        span = Span.of(mixed, None, float(torch.finfo(torch.float32).eps))
+        assert span.rank == law(pairs.tolist())
+        assert float(span.far(inputs)[1].max()) <= 1
+
+
+def law(pairs):
+    """U + n - c by union of sets."""
+    sets = []
+    for v, t in pairs:
+        joined = {("token", v), ("place", t)}
+        apart = [s for s in sets if not s & joined]
+        sets = [*apart, joined.union(*(s for s in sets if s & joined))]
+    return len(set().union(*sets)) - len(sets)
+
+
+def test_brute_force_agrees():
+    """On a tiny vocabulary, the attack finds all and only the sequences whose update this is."""
+    words, length = 12, 3
+    every = torch.tensor([*itertools.product(range(words), repeat=length)])
+    ids = tokens(1, length, 1, words=words)
+    observation = seen("decoder", ids, words=words, width=32)
+    own = example_gradients(observation.task, every, every)
+    error = (own - observation.update.rows).norm(dim=1) / own.norm(dim=1)
+    assert rows(every[error < 1e-4]) == rows(answer(observation).inputs) == rows(ids)
+
+
+def test_no_wrong_certificate_in_small_trials():
+    """200 batches, many of them with repeats, short, or of few tokens."""
+    wrong = certain = 0
+    for seed in range(200):
+        kind = ("decoder", "rotary", "tied", "encoder")[seed % 4]
+        count, length = 1 + seed % 3, 2 + seed % 4
+        ids = tokens(count, length, seed, words=8)
+        found = answer(seen(kind, ids, words=8, width=32, seed=seed), restarts=2)
+        certain += found.problem is None
+        wrong += found.problem is None and rows(found.inputs) != rows(ids)
+    assert wrong == 0
+    assert certain >= 80
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_noise_gives_a_problem_not_a_wrong_certificate(kind):
+    shares, exact = (1e-8, 1e-6, 1e-5, 1e-4, 1e-2, 1.0), []
+    for share in shares:
+        right = 0
+        for seed in range(3):
+            ids = tokens(1, 6, seed)
+            size = float(seen(kind, ids, seed=seed).update.rows.norm()) * share
+            found = answer(seen(kind, ids, GaussianNoise(size), seed=seed))
+            same = torch.equal(found.inputs, ids)
+            assert same or found.problem
+            right += same and found.problem is None
+        exact.append(right)
+    assert exact[0] >= 2
+    assert exact[-1] == exact[-2] == 0
+
+
+def test_distances_of_noise_are_chi_square():
+    """Of 1,000 points in a noisy span, as many lie too far as the level says (99 %)."""
+    width, outputs, rank, noise = 48, 144, 8, 1e-4
+    false = 0
+    for seed in range(100):
+        draw = stream(seed, "chi")
+        points = torch.randn(rank, width, generator=draw, dtype=torch.float64)
+        weights = torch.randn(outputs, rank, generator=draw, dtype=torch.float64)
+        error = torch.randn(outputs, width, generator=draw, dtype=torch.float64)
+        span = Span.of(weights @ points + noise * error, noise, 1e-16)
+        assert span.rank == rank
+        chosen_points = torch.randn(10, rank, generator=draw, dtype=torch.float64) @ points
+        away, _ = span.far(chosen_points)
+        inside = chosen_points @ span.basis
+        part = (inside / span.sizes).square().sum(1)
+        size = (away * chosen_points.norm(dim=1)).square() / (noise**2 * part)
+        false += int((size > stats.chi2.isf(CHANCE, width - rank)).sum())
+    assert false <= stats.binom.isf(0.01, 1000, CHANCE)
+
+
+def test_rounded_updates_are_exact_or_a_problem():
+    ids = tokens(1, 8)
+    observation = seen("decoder", ids)
+    for kind in (torch.float16, torch.bfloat16):
+        held = observation.update.rows.to(kind).to(torch.float32)
+        found = answer(replace(observation, update=replace(observation.update, rows=held)))
+        assert torch.equal(found.inputs, ids) or found.problem
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_padding_ends_a_sequence(kind):
+    for count in (1, 2) if kind == "decoder" else (1,):
+        ids = tokens(count, 8, count, lowest=1)
+        ids[0, 5:] = 0
+        found = answer(seen(kind, ids, padding=0))
+        assert rows(found.inputs) == rows(ids)
+        assert found.problem is None
+
+
+def test_repeated_tokens_and_sequences():
+    same = torch.tensor([[3, 3, 3, 3, 3, 9], [3, 4, 5, 6, 7, 8]])
+    assert rows(answer(seen("decoder", same)).inputs) == rows(same)
+    found = answer(seen("rotary", same))  # a token repeated from the start has one input
+    assert "1 distinct sequences are found for 2" in found.problem
+    alone = answer(seen("rotary", same[:1]))
+    assert torch.equal(alone.inputs, same[:1])
+    found = answer(seen("decoder", same[[1, 1]]))
+    assert "1 distinct sequences are found for 2" in found.problem
+
+
+def test_too_many_tokens_are_a_problem():
+    ids = tokens(8, 12)
+    found = answer(seen("decoder", ids, width=32))
+    assert found.problem
+    assert answer(seen("decoder", ids), prefixes=2).problem
+
+
+def test_several_steps_are_never_certain():
+    ids = tokens(1, 6)
+    found = answer(seen("encoder", ids, plan=LocalPlan(3, 0.1)))
+    assert "several local steps" in found.problem
+
+
+def test_what_it_does_not_apply_to():
+    ids = tokens(1, 6)
+    with pytest.raises(NotApplicable, match="no sum of gradients"):
+        answer(seen("decoder", ids, plan=LocalPlan(1, 0.1, optimizer="adam")))
+    with pytest.raises(NotApplicable, match="withholds entries"):
+        answer(seen("decoder", ids, TopK(0.2)))
+    task = Task.of(nn.Linear(4, 2))
+    sources = [stream(0, "a"), stream(0, "b")]
+    images = play(task, [Batch(torch.rand(1, 4), torch.tensor([1]))], NoDefense(), sources)
+    with pytest.raises(NotApplicable, match="not sequences of tokens"):
+        answer(images.observation)
+    model = built("decoder", 6).requires_grad_(False)
+    model.get_submodule("head").requires_grad_(True)
+    with pytest.raises(NotApplicable, match="before places mix"):
+        answer(seen("decoder", ids, model=model))
+    with pytest.raises(ValueError, match="prefixes"):
+        TokenSpan(prefixes=0)
+    still = seen("decoder", ids)
+    zero = replace(still, update=replace(still.update, rows=still.update.rows * 0))
+    assert "vanished" in answer(zero).problem
+
+
+def test_contract():
+    model = built("encoder", 4, words=20, width=32)
+    task = Task.of(model.eval(), domain=TokenDomain(20, 4), classes=2)
+    for count in (1, 2):
+        batch = Batch(tokens(count, 4, words=20), torch.arange(count))
+        check_attack(TokenSpan(restarts=1), task=task, batch=batch)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt2 classes", "llama", "bert"])
+def test_models_of_transformers(kind):
+    transformers = pytest.importorskip("transformers")
+    for count in (1, 4) if kind != "bert" else (1, 2):
+        ids = tokens(count, 8, count, lowest=1)
+        observation = seen(kind, ids, model=peer(transformers, kind))
+        first, later = chosen(readers(observation.task))
+        assert not first.mixes
+        assert all(group.causal == (kind != "bert") for group in later)
+        found = answer(observation)
+        assert rows(found.inputs) == rows(ids)
+        assert found.problem is None
+
+
+def peer(transformers, kind, seed=0):
+    """A small random model of the transformers library."""
+    wide = {"num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 192}
+    wide |= {"vocab_size": WORDS, "hidden_size": WIDTH}
+    special = {"bos_token_id": None, "eos_token_id": None}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if kind == "bert":
+            config = transformers.BertConfig(max_position_embeddings=16, **wide)
+            return transformers.BertForSequenceClassification(config).eval()
+        if kind == "llama":
+            wide |= {"num_key_value_heads": 2, "max_position_embeddings": 16, **special}
+            config = transformers.LlamaConfig(**wide)
+            return transformers.LlamaForCausalLM(config).eval()
+        sizes = {"n_positions": 16, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, **special}
+        if kind == "gpt2 classes":
+            config = transformers.GPT2Config(vocab_size=WORDS, **sizes, pad_token_id=0)
+            return transformers.GPT2ForSequenceClassification(config).eval()
+        config = transformers.GPT2Config(vocab_size=WORDS, **sizes, tie_word_embeddings=False)
+        return transformers.GPT2LMHeadModel(config).eval()
