@@ -397,8 +397,9 @@ def rows(
     if unit is Unit.EXAMPLE:
         if not task.plan.is_gradient or (task.plan.batch_size or len(inputs)) < len(inputs):
             raise ValueError(
-                f"the local plan is {task.plan}; a defense on every example's gradient needs 1 "
-                "step of SGD on the full batch"
+                f"steps is {task.plan.steps}, batch_size {task.plan.batch_size} and optimizer "
+                f"{task.plan.optimizer!r}; a defense on every example's gradient needs 1 step of "
+                "SGD on the full batch"
             )
         return each(task, inputs, labels)
     return local_update(task, inputs, labels)[None]
