@@ -66,8 +66,8 @@ def test_targets_of_series():
 @pytest.mark.parametrize(
     ("text", "domain", "words"),
     [
-        ("columns>=0.9 with probability<=0.01", None, 'count by mean squared error; .* "psnr>=20'),
-        ("psnr>=20 with probability<=0.01", "german", 'rows, which count by columns; .* "columns>=0.9'),
+        ("columns>=0.9 with probability<=0.01", None, 'mean squared error; .* "psnr>=20'),
+        ("psnr>=20 with probability<=0.01", "german", 'count by columns; .* "columns>=0.9'),
         ("mse<=0.1 with probability<=0.01", "german", "rows, which"),
         ("mse<=0.1 with probability<=0.01", "series", "mse<=0.1"),
         ("columns>=18 with probability<=0.01", "german", "share is 18"),

@@ -19,7 +19,7 @@ from leakbound.data.packaged import TABLES
 from leakbound.engines.base import kernels
 
 OWN = ("leakbound", "torch", "numpy", "scipy", "torchmetrics", "pillow")
-BUILT_IN = frozenset({"mnist5k", "digits", "photos", *TABLES})
+BUILT_IN = frozenset({"mnist5k", "digits", "photos", "topics", *TABLES})
 COMPARED = {
     "schema": "another schema",
     "plan": "another plan",

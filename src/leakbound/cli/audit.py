@@ -92,7 +92,8 @@ def _plan(command: options.Audit) -> tuple[Plan, Path]:
         if command.schema is not None:
             source["schema"] = str(command.schema)
         found = data.load(command.data, schema=command.schema)
-        name, masks = "table" if found.columns else "quick", found.labels.ndim > 1
+        name = "table" if found.columns else "text" if found.words else "quick"
+        masks = found.labels.ndim > 2
     elif command.schema is not None:
         raise ValueError(f"schema is {str(command.schema)!r} without a table; add --data FILE")
     text = resources.files("leakbound.audit").joinpath(f"plans/{name}.toml").read_text("utf-8")

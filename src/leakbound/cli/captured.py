@@ -312,8 +312,9 @@ def show_row(record: Assessment) -> None:
         name = f"{brief(cell.name)}{' (sensitive)' * cell.sensitive}"
         right = ("yes" if cell.right else "no",) * row.known
         found.add_row(name, *(brief(cell.truth),) * row.known, brief(cell.reconstruction), *right)
-    noun = "row" if row.part == "column" else "sequence"
-    console.print(f"{noun} {row.place} by {brief(record.attack.name)}, the best reconstructed one:")
+    console.print(
+        f"{row.noun} {row.place} by {brief(record.attack.name)}, the best reconstructed one:"
+    )
     console.print(found)
     if row.more:
         console.print(f"and {row.more} more {row.part}s: --json prints all")

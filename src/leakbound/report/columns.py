@@ -87,6 +87,10 @@ class RowTable:
     part: str = "column"
 
     @property
+    def noun(self) -> str:
+        return "row" if self.part == "column" else "sequence"
+
+    @property
     def known(self) -> bool:
         return any(cell.truth is not None for cell in self.cells)
 

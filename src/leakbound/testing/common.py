@@ -57,8 +57,9 @@ def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batc
     if task.domain is not None and not task.domain.dtype.is_floating_point:
         inputs = task.domain.start(2 if like is None else like.size, stream(seed, "contract"))
         inputs = inputs.to(task.parameters.device)
-        same = like is None or named(task.loss).of_inputs
-        return Batch(inputs, inputs if same else like.labels.clone())
+        if like is None or named(task.loss).of_inputs:
+            return Batch(inputs, inputs.clone())
+        return Batch(inputs, like.labels.clone())
     shape = (2, 1, 6, 6) if like is None else tuple(like.inputs.shape)
     draw = uniform(shape, stream(seed, "contract", "batch"), like=task.parameters)
     labels = torch.arange(shape[0]) % CLASSES if like is None else like.labels.clone()
