@@ -382,6 +382,13 @@ def audit_my_table() -> None:
         screen("audit_my_table", f"$ {' '.join(words)}\n{shown}")
 
 
+def audit_my_text() -> None:
+    """The sequence that a decoder's update reveals."""
+    words = ("--data", "topics", "--model", "decoder", "--attack", "token_span")
+    shown = without_progress(output("leakbound", "attack", *words))
+    screen("audit_my_text", f"$ leakbound attack {' '.join(words)}\n{shown}")
+
+
 def add_an_attack() -> None:
     """What the page's attack answers."""
     attack = run_code("how_to/add_an_attack.md", "GrayImage")["GrayImage"]()
@@ -456,6 +463,7 @@ PICTURES: Mapping[str, Callable[[], None]] = {
         add_a_domain,
         add_an_attack,
         audit_my_table,
+        audit_my_text,
         calibrate,
         captured_updates,
         flower,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -19,7 +19,16 @@ from leakbound.types import (
     Unit,
 )
 
-__all__ = ["Attack", "BestOf", "ByNoise", "boxed", "expected_rows", "seen_task", "summed_task"]
+__all__ = [
+    "Attack",
+    "BestOf",
+    "ByNoise",
+    "boxed",
+    "each_row",
+    "expected_rows",
+    "seen_task",
+    "summed_task",
+]
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,6 +214,29 @@ def expected_rows(observation: Observation, task: Task, inputs: Tensor, labels: 
     if observation.defense is None and observation.update.unit is Unit.EXAMPLE:
         return example_gradients(task, inputs, labels)
     return simulate(task, inputs, labels, cohort=observation.cohort, defense=observation.defense)
+
+
+Answer = tuple[Tensor, float, str | None]
+"""Inputs (count, *S) for one row of an update, the objective, and what is wrong with them."""
+
+
+def each_row(observation: Observation, one: Callable[[int, int], Answer]) -> Reconstruction:
+    """The answers for every row of the update, by its position and number of examples, together.
+
+    Labels of several examples are left out: their order is another one. So are labels of places.
+    """
+    update = observation.update
+    if not bool(update.rows.isfinite().all()):
+        raise NotApplicable("the update is not finite")
+    counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
+    inputs, left, said = zip(*(one(at, count) for at, count in enumerate(counts)), strict=True)
+    problem = "; ".join(dict.fromkeys(text for text in said if text))
+    labels = observation.labels
+    if observation.examples > 1 or (labels is not None and labels.ndim > 1):
+        labels = None
+    found = torch.cat(inputs).to(update.rows.device)
+    found = found.to(update.rows.dtype) if found.is_floating_point() else found
+    return Reconstruction(found, labels, max(left), (), problem or None)
 
 
 def boxed(inputs: Tensor, task: Task) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.attacks.base import Attack, seen_task, summed_task
+from leakbound.attacks.base import Answer, Attack, each_row, seen_task, summed_task
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.table.span import Crowded, Plane, decode, plane
 from leakbound.attacks.table.view import LayerView, called, joint, named, silent, table_of, view
@@ -30,9 +30,6 @@ MOVES = ((0, 1), (-1, 2), (-2, 3), (-4, 5), (-8, 9))
 NOISY = 1e-5
 """Noise over the largest singular value from which an answer is an estimate."""
 CAUSES = "noise, an optimizer such as Adam, more examples, or other columns"
-
-Answer = tuple[Tensor, float, str | None]
-"""Rows (count, n), the share of the gradient outside their span, and what is wrong with them."""
 
 
 @dataclass(frozen=True)
@@ -96,18 +93,6 @@ class SpanDecoding(Attack):
             return decoded(observation, seen, at, count, self.prefixes)
 
         return each_row(observation, one)
-
-
-def each_row(observation: Observation, one: Callable[[int, int], Answer]) -> Reconstruction:
-    """The answers for every row of the update, by its position and number of examples, together."""
-    update = observation.update
-    if not bool(update.rows.isfinite().all()):
-        raise NotApplicable("the update is not finite")
-    counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
-    inputs, left, said = zip(*(one(at, count) for at, count in enumerate(counts)), strict=True)
-    problem = "; ".join(dict.fromkeys(text for text in said if text))
-    labels = observation.labels if observation.examples == 1 else None
-    return Reconstruction(torch.cat(inputs).to(update.rows), labels, max(left), (), problem or None)
 
 
 def prior_rows(observation: Observation, domain: TableDomain, count: int) -> Tensor:

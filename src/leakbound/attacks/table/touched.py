@@ -11,9 +11,9 @@ from scipy import stats
 from torch import Tensor
 
 from leakbound import check
-from leakbound.attacks.base import Attack, seen_task
+from leakbound.attacks.base import Answer, Attack, each_row, seen_task
 from leakbound.attacks.blind import VANISHED
-from leakbound.attacks.table.decoding import PREFIXES, Answer, decoded, each_row, prior_rows
+from leakbound.attacks.table.decoding import PREFIXES, decoded, prior_rows
 from leakbound.attacks.table.view import Block, named, table_of, view
 from leakbound.domains import TableDomain
 from leakbound.domains.arguments import looked_up

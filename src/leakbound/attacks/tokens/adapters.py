@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from leakbound import check
-from leakbound.attacks.base import Attack, summed_task
+from leakbound.attacks.base import Answer, Attack, each_row, summed_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.tokens.layers import dictionary, domain_of, inputs_of
 from leakbound.attacks.tokens.pursuit import (
@@ -445,17 +445,14 @@ class AdapterPursuit(Attack):
         check.positive(spare=self.spare)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        inputs, left, said = [], [], []
-        domain = domain_of(observation.task)
-        for at, count in enumerate(_counts(observation)):
+        length = domain_of(observation.task).length
+
+        def one(at: int, count: int) -> Answer:
             found = self._of_row(observation, at, count)
-            rows, problem = _filled(found, count, domain.length)
-            inputs.append(rows)
-            left.append(found.residual)
-            said.append(problem)
-        problem = "; ".join(dict.fromkeys(text for text in said if text)) or None
-        whole = torch.cat(inputs).to(observation.task.parameters.device)
-        return Reconstruction(whole, None, max(left), (), problem)
+            rows, problem = _filled(found, count, length)
+            return rows, found.residual, problem
+
+        return each_row(observation, one)
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update, sorted."""

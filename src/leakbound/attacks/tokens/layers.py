@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from leakbound.client import call
 from leakbound.domains import TokenDomain, tokens_of
 from leakbound.losses import named
 from leakbound.random import permutation, stream
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task, Unit
+from leakbound.types import NotApplicable, Observation, Task, Unit
 
 NUMBERS = 1 << 24
 """Most activations (tokens times width) that one call of the model computes per layer."""
@@ -80,25 +80,6 @@ def dictionary(
     width = inputs_of(task, name, every[:1, None].expand(1, places).to(device)).shape[-1]
     for part in torch.split(every, max(1, NUMBERS // (places * width))):
         yield part, inputs_of(task, name, part[:, None].expand(-1, places).to(device))
-
-
-Answer = tuple[Tensor, float, str | None]
-"""Sequences (count, n), the objective, and what is wrong with them."""
-
-
-def each_row(observation: Observation, one: Callable[[int, int], Answer]) -> Reconstruction:
-    """The answers for every row of the update, by its position and number of examples, together."""
-    update = observation.update
-    if not bool(update.rows.isfinite().all()):
-        raise NotApplicable("the update is not finite")
-    counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
-    inputs, left, said = zip(*(one(at, count) for at, count in enumerate(counts)), strict=True)
-    problem = "; ".join(dict.fromkeys(text for text in said if text))
-    labels = observation.labels
-    if observation.examples > 1 or (labels is not None and labels.ndim > 1):
-        labels = None  # their order is another one; labels of places are tokens themselves
-    found = torch.cat(inputs).to(observation.task.parameters.device)
-    return Reconstruction(found, labels, max(left), (), problem or None)
 
 
 def labels_of(observation: Observation, at: int) -> Tensor | None:

@@ -8,14 +8,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from leakbound.attacks.base import Attack, seen_task
+from leakbound.attacks.base import Answer, Attack, each_row, seen_task
 from leakbound.attacks.tokens.layers import (
     UNIQUE,
-    Answer,
     WordTable,
     completed,
     domain_of,
-    each_row,
     extended,
     filled,
     first_linear,

@@ -11,16 +11,14 @@ from scipy import stats
 from torch import Tensor
 
 from leakbound import check
-from leakbound.attacks.base import Attack, summed_task
+from leakbound.attacks.base import Answer, Attack, each_row, summed_task
 from leakbound.attacks.tokens.layers import (
     SAME,
-    Answer,
     Readers,
     chosen,
     completed,
     dictionary,
     domain_of,
-    each_row,
     extended,
     filled,
     inputs_of,
