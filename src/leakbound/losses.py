@@ -12,7 +12,16 @@ from torch.nn import functional
 
 from leakbound import check
 
-__all__ = ["LOSSES", "UNSCORED", "NamedLoss", "dice", "named", "next_token", "token_cross_entropy"]
+__all__ = [
+    "LOSSES",
+    "UNSCORED",
+    "NamedLoss",
+    "dice",
+    "named",
+    "next_labels",
+    "next_token",
+    "token_cross_entropy",
+]
 
 Function = Callable[[Tensor, Tensor], Tensor]
 
@@ -244,6 +253,16 @@ def next_token(output: Tensor, labels: Tensor) -> Tensor:
         tensor(1.3863)
     """
     return token_cross_entropy(output[:, :-1], labels[:, 1:])
+
+
+def next_labels(tokens: Tensor, padding: int | None) -> Tensor:
+    """The labels of `next_token`: the tokens (B, n) themselves, UNSCORED in padding.
+
+    Example:
+        >>> next_labels(torch.tensor([[3, 0]]), 0).tolist()
+        [[3, -100]]
+    """
+    return tokens if padding is None else tokens.where(tokens != padding, UNSCORED)
 
 
 def token_cross_entropy(output: Tensor, labels: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ from leakbound.captured.observe import Understood
 from leakbound.data import SOURCES, load
 from leakbound.data.table import SUFFIXES
 from leakbound.defenses import Chain, chain
-from leakbound.domains import Domain, has_neighbors
-from leakbound.losses import named
+from leakbound.domains import Domain, has_neighbors, tokens_of
+from leakbound.losses import named, next_labels
 from leakbound.random import stream
 from leakbound.risk.limits import ErrorBoundSpec, Limits, of_release
 from leakbound.risk.released import Released
@@ -82,11 +82,6 @@ def read_truth(given: Batch | Path | str | None, schema: str | None = None) -> B
             )
         found.append(named[here[0]])
     inputs, labels = found
-    if not inputs.is_floating_point():
-        raise ValueError(
-            f"truth {str(path)!r} holds inputs of type {inputs.dtype}; give inputs as floats, as "
-            "the model gets them"
-        )
     return Batch(inputs, labels if labels.is_floating_point() else labels.long())
 
 
@@ -99,6 +94,13 @@ def check_truth(truth: Batch, observation: Observation) -> Batch:
             f"{observation.examples} of shape {observation.input_shape}; give the batch behind it"
         )
     task = observation.task
+    kind = torch.float32 if task.domain is None else task.domain.dtype
+    if truth.inputs.is_floating_point() != kind.is_floating_point:
+        takes = "floats" if kind.is_floating_point else "whole numbers"
+        raise ValueError(
+            f"truth holds inputs of type {truth.inputs.dtype}; give inputs as {takes}, as the "
+            "model gets them"
+        )
     low, high = task.input_range
     least, most = float(truth.inputs.min()), float(truth.inputs.max())
     if not (least >= low - 1e-6 * (high - low) and most <= high + 1e-6 * (high - low)):
@@ -107,7 +109,9 @@ def check_truth(truth: Batch, observation: Observation) -> Batch:
             "give the range of the model's input (--input-range LOW HIGH), and the truth in it"
         )
     named(task.loss).check(truth.labels, task.label_range)
-    return Batch(truth.inputs.to(task.parameters), truth.labels.to(task.parameters.device))
+    kind = kind if not kind.is_floating_point else task.parameters.dtype
+    device = task.parameters.device
+    return Batch(truth.inputs.to(device, kind), truth.labels.to(device))
 
 
 def explained(understood: Understood, answer: Reconstruction) -> records.Explained | None:
@@ -118,6 +122,9 @@ def explained(understood: Understood, answer: Reconstruction) -> records.Explain
     labels = answer.labels
     if labels is None and observation.examples == 1:
         labels = understood.labels
+    tokens = tokens_of(observation.task.domain)
+    if tokens is not None and named(observation.task.loss).name == "next_token":
+        labels = next_labels(answer.inputs, tokens.padding)
     if labels is None or len(labels) != observation.examples:
         return None
     task, seen = seen_task(observation), observation.update.rows

@@ -190,6 +190,9 @@ def _label_finding(
     """The labels that are given or inferred, compared with the signs of the last bias."""
     certain, odd = proofs.classes(observation, spread, precision)
     notes += filter(None, [odd])
+    if named(observation.task.loss).of_inputs:
+        found.append(Finding("labels", "the tokens", "what a language model trains on", True))
+        return None
     if observation.labels is None:
         if named(observation.task.loss).name == "cross_entropy":
             labels, finding = reading.labels(observation, certain)

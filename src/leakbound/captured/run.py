@@ -60,6 +60,7 @@ ONE_STEP = ("linear_inversion", "inverting_gradients", "strong_matching")
 SMALL = ("inverting_gradients_large_steps",)
 SEVERAL_STEPS = ("linear_inversion", "inverting_gradients", "fed_avg_matching")
 MANY = ("linear_inversion", "inverting_gradients")
+TOKENS = ("token_rows", "token_span", "adapter_pursuit")
 TABLE = ("linear_inversion", "touched_rows", "span_decoding", "tab_leak")
 FEW, LOTS = 8, 64
 """The most examples for the longest search by default, and the number above which few attacks run.
@@ -447,7 +448,9 @@ def _attacks(settings: Settings, understood: Understood) -> tuple[plans.Spec, ..
         return settings.attacks
     seen = understood.observation
     names: tuple[str, ...] = ONE_STEP if seen.task.plan.steps == 1 else SEVERAL_STEPS
-    if settings.form.metric == "columns":
+    if settings.form.metric == "tokens":
+        names = TOKENS
+    elif settings.form.metric == "columns":
         names = TABLE if seen.examples <= LOTS else TABLE[:-1]
     elif seen.examples > LOTS:
         names = MANY

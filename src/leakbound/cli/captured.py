@@ -29,7 +29,8 @@ from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, verdicts
 from leakbound.cli.terminal import brief, console, errors, table
 from leakbound.data.schema import Schema
-from leakbound.losses import named
+from leakbound.domains import Domain, TokenDomain
+from leakbound.losses import LOSSES, named
 from leakbound.random import stream
 from leakbound.risk.statement import of_assessment
 
@@ -113,8 +114,18 @@ def _settings(command: options.AttackOptions, first: Capture) -> Settings:
     if schema is not None:
         classes = len(schema.classes) or None
         loss = loss.of_data(torch.zeros(1, dtype=torch.int64 if classes else torch.float32))
+    shape = _shape(given) if schema is None else schema.domain.shape
+    domain: Domain | None = None if schema is None else schema.domain
+    if command.vocabulary is not None:
+        if schema is not None or len(shape) != 1:
+            raise ValueError(
+                f"vocabulary is {command.vocabulary}, for sequences of tokens; give their length "
+                "(--input-shape 32), and no schema"
+            )
+        domain, classes = TokenDomain(command.vocabulary, shape[0]), command.vocabulary
+        loss = LOSSES["next_token"] if loss.name == "cross_entropy" else loss
     return Settings(
-        _shape(given) if schema is None else schema.domain.shape,
+        shape,
         command.input_range,
         classes,
         parse({"models": [{"name": "mlp"}], "attacks": rows}).attacks if rows else None,
@@ -123,7 +134,7 @@ def _settings(command: options.AttackOptions, first: Capture) -> Settings:
         seed=command.seed,
         seconds=command.time,
         search=SEARCH if command.steps_search is None else command.steps_search,
-        domain=None if schema is None else schema.domain,
+        domain=domain,
         loss=loss,
         schema=None if schema is None else str(command.schema),
     )
@@ -277,7 +288,7 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
                 _show_finding(finding)
         console.print(_results(own))
         scored = [one for one in own if one.certificate] or [one for one in own if one.scores]
-        show_row(max(scored or own, key=lambda one: max((v or 0.0 for v in one.scores), default=0)))
+        show_row(max(scored or own, key=_merit))
         _remarks(own, explain=explain)
     if outcome.unended:
         console.print(
@@ -288,7 +299,7 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
     console.print(f"verdict: [bold]{verdicts(records)[1]}[/bold] (attacks: {ends})")
     if any(record.status == "ok" and not record.truth_known for record in records):
         criterion = records[0].criterion
-        measure = criterion.axis if criterion.of is None else "share of columns"
+        measure = criterion.axis if criterion.of is None else f"share of {criterion.metric}"
         console.print(
             "Without the true batch, no reconstruction can be called right or wrong. The share of "
             f"the update that it explains is known, but it is not a {measure}. To measure the "
@@ -296,6 +307,14 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
         )
     if outcome.page is not None:
         console.say(f"report: {brief(outcome.page)}")
+
+
+def _merit(record: Assessment) -> float:
+    """The best score; without the truth, the share of the update that is explained."""
+    explained = record.capture and record.capture.explained
+    if not record.scores:
+        return (explained.direction or 0.0) if explained else 0.0
+    return max(score or 0.0 for score in record.scores)
 
 
 def show_row(record: Assessment) -> None:

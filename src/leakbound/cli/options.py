@@ -73,12 +73,12 @@ class AttackOptions:
     GROUPS: ClassVar = {
         "Experiment": "attack model data schema loss batch_size defense seed time",
         "Attacker": "labels_unknown defense_unknown malicious_server statistics_known",
-        "Captured update": "update before kind input_shape input_range classes labels local_steps "
-        "learning_rate local_batch_size steps_search truth public round",
+        "Captured update": "update before kind input_shape input_range vocabulary classes labels "
+        "local_steps learning_rate local_batch_size steps_search truth public round",
         "Output": "error_bound explain lpips_weights out no_images json",
     }
     RARE: ClassVar = (
-        "schema loss time statistics_known kind input_range classes labels local_steps "
+        "schema loss time statistics_known kind input_range vocabulary classes labels local_steps "
         "learning_rate local_batch_size steps_search round lpips_weights no_images"
     )
 
@@ -93,7 +93,7 @@ class AttackOptions:
     """Schema of a table; by default the file of its name that ends in .toml."""
     loss: Annotated[str, Option("NAME")] = "cross_entropy"
     """What the client trains on. One of cross_entropy, bce, mse, l1, poisson, dense_cross_entropy,
-    dice (docs/label_inference.md)."""
+    dice, next_token, token_cross_entropy (docs/label_inference.md)."""
     defense: Annotated[str, Option("NAME")] = "none"
     """The defense."""
     batch_size: int | None = None
@@ -134,6 +134,8 @@ class AttackOptions:
     """Shape of one input, such as 1,28,28. Needed where the update's file does not state it."""
     input_range: Annotated[tuple[float, float], Option("LOW HIGH")] = (0.0, 1.0)
     """Range of the model's inputs."""
+    vocabulary: int | None = None
+    """Tokens of a language model: inputs are sequences of them, of the length --input-shape."""
     classes: int | None = None
     """Classes of the model; by default its number of outputs."""
     labels: Annotated[str, Option("LABELS")] = ""

@@ -11,7 +11,7 @@ import torch
 
 from leakbound._util import files
 from leakbound.data.raw import MAX_BYTES, Options, Raw
-from leakbound.losses import UNSCORED
+from leakbound.losses import next_labels
 
 PLACES, MOST_WORDS = 16, 4096
 """Tokens of a sequence, and of the vocabulary, unless other numbers are given."""
@@ -63,7 +63,7 @@ def sequences(records: Sequence[str], options: Options, *, full: bool = False) -
     tokens = torch.zeros(len(words), places, dtype=torch.int64)
     for row, own in zip(tokens, words, strict=True):
         row[: len(own)] = torch.tensor([number.get(word, 1) for word in own])
-    return Raw(tokens, tokens.where(tokens != 0, UNSCORED), names, words=names)
+    return Raw(tokens, next_labels(tokens, 0), names, words=names)
 
 
 def _sentences(text: str) -> list[str]:
