@@ -1,0 +1,1 @@
+"""Clinics that fine-tune one language model by LoRA."""
