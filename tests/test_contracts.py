@@ -184,6 +184,7 @@ FEW = {
     "adapter_pursuit": attacks.AdapterPursuit(),
     "linear_trap": attacks.LinearTrap(),
     "mean_image": attacks.MeanImage(),
+    "patch_inversion": attacks.PatchInversion(),
     "robbing_the_fed": attacks.RobbingTheFed(bins=32),
     "span_decoding": attacks.SpanDecoding(),
     "sparse_recovery": attacks.SparseRecovery(samples=2048),

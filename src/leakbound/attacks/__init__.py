@@ -37,6 +37,7 @@ from leakbound.attacks.matching.attack import (
 )
 from leakbound.attacks.matching.rows import TabLeak
 from leakbound.attacks.mixed_start import MixedStart
+from leakbound.attacks.patches import PatchInversion
 from leakbound.attacks.rank import RankReport, rank_analysis
 from leakbound.attacks.sparse import SparseRecovery
 from leakbound.attacks.sparse_inversion import (
@@ -73,6 +74,7 @@ __all__ = [
     "LinearTrap",
     "MeanImage",
     "MixedStart",
+    "PatchInversion",
     "RankReport",
     "RobbingTheFed",
     "SpanDecoding",

@@ -21,6 +21,7 @@ from leakbound.models.networks import (
 )
 from leakbound.models.segmentation import unet
 from leakbound.models.series import conv1d, gru, lstm
+from leakbound.models.vit import vit
 
 __all__ = [
     "adapted",
@@ -39,4 +40,5 @@ __all__ = [
     "two_layer",
     "unet",
     "vgg",
+    "vit",
 ]

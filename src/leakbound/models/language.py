@@ -15,7 +15,7 @@ TURNS = 10_000.0
 """The base of the wavelengths of rotary positions."""
 
 
-class _Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a perceptron, each behind a layer norm and beside a shortcut (pre-norm)."""
 
     def __init__(self, width: int, heads: int, causal: bool, rotary: bool) -> None:
@@ -63,7 +63,9 @@ class _Transformer(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.places = None if rotary else nn.Embedding(places, width)
-        self.blocks = nn.ModuleList(_Block(width, heads, causal, rotary) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            TransformerBlock(width, heads, causal, rotary) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs, bias=not tied)
         self.pooled = pooled

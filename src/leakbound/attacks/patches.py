@@ -1,0 +1,125 @@
+"""Patch inversion: one image from the first layer and the positions of a vision transformer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leakbound.attacks.base import Attack, boxed, summed_task
+from leakbound.client import call
+from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+
+AGREES, NEAREST = 1e-2, 0.5
+"""Relative differences up to which the positions' gradients add up to the patch layer's bias', and
+from which they are those of something else.
+"""
+STEEP = 1e-5
+"""Singular values of the positions' gradients below this share of the largest count as zero."""
+LEFT = 1e-3
+"""The share of the patch layer's gradient that an exact answer may leave."""
+
+
+@dataclass(frozen=True)
+class PatchInversion(Attack):
+    """Solve for the patches of one image behind a vision transformer with learned positions.
+
+    A position is added to the output of the patch layer. So its gradient is that of the output at
+    this patch, whatever follows. The gradient of the patch layer's weight is the sum over patches
+    of these slopes times the patches: a linear system. It has one solution while there are fewer
+    patches than the width (norms take a direction), and exact gradients give the image up to
+    rounding, after any number of local steps.
+
+    Assumptions: one image; a convolution whose stride is its kernel, called on the image itself; a
+        trained position for each patch. Noise is amplified by the condition of the system.
+
+    Raises:
+        NotApplicable: several images, or no such layer or positions.
+
+    Source: this project; Lu et al. 2022 (APRIL) for attention without a norm before it.
+
+    Example:
+        >>> import leakbound as lb
+        >>> given = dict(input_shape=(1, 8, 8), classes=3, generator=lb.stream(0, "model"))
+        >>> model = lb.models.vit(width=16, **given)
+        >>> batch = torch.linspace(0, 1, 64).reshape(1, 1, 8, 8), torch.tensor([1])
+        >>> lb.simulate(model, batch, attack=PatchInversion()).scores[0] > 60
+        True
+    """
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        task = summed_task(observation)
+        if observation.examples > 1:
+            raise NotApplicable("the patches of several images add up: it is for one image")
+        name, layer = _patch_layer(task, observation.input_shape)
+        sent = task.unflatten(observation.update.rows.sum(0).double())
+        weight = sent[f"{name}.weight"].flatten(1)
+        count = math.prod(
+            s // k for s, k in zip(observation.input_shape[1:], layer.kernel_size, strict=True)
+        )
+        slopes, off = _positions(sent, f"{name}.bias", count, len(weight))
+        values = torch.linalg.svdvals(slopes)
+        rank = int((values > STEEP * values[0]).sum())
+        patches = torch.linalg.pinv(slopes.T, rtol=STEEP) @ weight
+        left = float((slopes.T @ patches - weight).norm() / weight.norm().clamp_min(1e-300))
+        image = nn.functional.fold(
+            patches.T[None], observation.input_shape[1:], layer.kernel_size, stride=layer.stride
+        )
+        problem = None
+        if rank < count:
+            problem = f"the gradients of {count} positions have rank {rank}: patches are mixed"
+        elif left > LEFT or off > AGREES:
+            shares = f"{left:.1g} of the first layer's gradient, positions {off:.1g} of its bias'"
+            problem = f"patches leave {shares}: noise"
+        inputs = boxed(image.to(observation.update.rows), task)
+        return Reconstruction(inputs, observation.labels, left, (), problem)
+
+
+def _patch_layer(task: Task, shape: tuple[int, ...]) -> tuple[str, Any]:
+    """The convolution over separate patches that the model calls on the image itself."""
+    low, high = task.input_range
+    probe = torch.linspace(low, high, math.prod(shape)).reshape(1, *shape).to(task.parameters)
+    found: list[str] = []
+
+    def watch(name: str, layer: nn.Conv2d) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...]) -> None:
+            apart = layer.kernel_size == layer.stride and layer.groups == 1
+            if apart and len(args) == 1 and torch.equal(args[0], probe):
+                found.append(name)
+
+        return layer.register_forward_pre_hook(note)
+
+    layers = {n: m for n, m in task.model.named_modules() if isinstance(m, nn.Conv2d)}
+    hooks = [watch(name, layer) for name, layer in layers.items()]
+    try:
+        with torch.no_grad():
+            call(task, task.tensors(), probe, twice=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    kept = [name for name in found if {f"{name}.weight", f"{name}.bias"} <= task.names]
+    if not kept:
+        raise NotApplicable("no trained convolution with a bias cuts the image into patches")
+    return kept[0], layers[kept[0]]
+
+
+def _positions(sent: dict[str, Tensor], bias: str, count: int, width: int) -> tuple[Tensor, float]:
+    """(count, width) the gradients of the patches' positions, which add up to the bias'; and the
+    relative difference.
+    """
+    found, least = torch.empty(0), NEAREST
+    for value in sent.values():
+        if value.shape[-1:] != (width,) or not count <= value.numel() // width <= count + 2:
+            continue
+        rows = value.reshape(-1, width)
+        for start in range(len(rows) - count, -1, -1):
+            own = rows[start : start + count]
+            off = float((own.sum(0) - sent[bias]).norm() / sent[bias].norm().clamp_min(1e-300))
+            if off < least:
+                found, least = own, off
+    if not len(found):
+        raise NotApplicable("no trained positions are added to the patches")
+    return found, least
