@@ -247,7 +247,7 @@ def test_attack_is_the_cell_of_the_grid(plan, tmp_path, capsys):
     page = re.sub("<[^>]+>", " ", (out / "report.html").read_text("utf-8"))
     assert "1 configuration of model, batch size and defense" in " ".join(page.split())
     (out / "report.html").unlink()
-    assert call("report", out, "--no-images") == 0
+    assert call("report", out, "--no-examples") == 0
     assert "data:image/png" not in (out / "report.html").read_text()
 
 

@@ -82,7 +82,7 @@ def test_by_default_it_stands_in_the_folder_of_the_run(run):
     assert call(run) == 0
     assert [(run / name).read_bytes() for name in FILES] == before
     assert "data:image" in (run / "evidence-annex.html").read_text()
-    assert call(run, "--no-images") == 0
+    assert call(run, "--no-examples") == 0
     for name in ("evidence.html", "evidence-annex.html"):
         assert "data:image/png" not in (run / name).read_text()
     assert ".png" not in (run / "report.json").read_text()

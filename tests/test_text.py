@@ -1,5 +1,7 @@
 """Text through all layers: losses, models, sources, rounds, bounds and audits of tokens."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -210,3 +212,27 @@ def test_a_plain_module_takes_tokens_alone():
     model = nn.Sequential(nn.Embedding(V, 4), nn.Flatten(), nn.Linear(4 * N, 3))
     own = task(model, loss="cross_entropy", classes=3)
     assert gradient(own, drawn(2), torch.tensor([0, 1])).shape == own.parameters.shape
+
+
+def test_without_examples_no_text_is_kept(tmp_path):
+    """Neither the records nor the page hold a word of the data."""
+    from leakbound.audit import Plan, audit, parse
+    from leakbound.report import write
+
+    plan: Plan = parse(
+        {
+            "models": [{"name": "decoder", "width": 16}],
+            "data": {"source": "topics", "size": 8},
+            "attacks": [{"name": "token_rows"}],
+            "defenses": [{"name": "none"}],
+        }
+    )
+    audit(plan, tmp_path / "with", workers=1)
+    audit(plan, tmp_path / "without", workers=1, pictures=False)
+    words = {}
+    for name in ("with", "without"):
+        write(tmp_path / name)
+        text = (tmp_path / name / "records.jsonl").read_text("utf-8")
+        page = (tmp_path / name / "report.html").read_text("utf-8")
+        words[name] = bool(re.search(r'"sequences": ?\[', text)), 'class="row"' in page
+    assert words == {"with": (True, True), "without": (False, False)}

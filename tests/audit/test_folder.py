@@ -203,7 +203,7 @@ def refused(plan, folder, *words, **options):
 
 
 def test_other_folders_that_are_refused(tiny, table, done, tmp_path):
-    refused(tiny, done, "--no-images", "pictures is true there and false now", pictures=False)
+    refused(tiny, done, "--no-examples", "pictures is true there and false now", pictures=False)
     refused(audit.parse(table | {"seeds": [0]}), done, "another plan", "plan.seeds")
     foreign = tmp_path / "foreign"
     foreign.mkdir()

@@ -97,7 +97,7 @@ def test_columns_that_leak_are_revealed_and_blind_guesses_are_not(make_table):
 
 def test_a_page_of_a_table_has_no_word_of_images(run):
     for images in (True, False):
-        text = seen(write(run, images=images).read_text("utf-8")).replace("--no-images", "")
+        text = seen(write(run, images=images).read_text("utf-8")).replace("--no-examples", "")
         assert TABLE_WORDS.findall(text) == []
         assert "reconstructs rows of a table under 1 of 2 configurations" in text
         assert "reconstructed: 3 of 3 columns or more" in text
@@ -252,7 +252,7 @@ def test_a_table_whose_truth_is_not_known_shows_what_was_reconstructed(
     assert "A row that the update reveals" in text
     assert "<td>41 years</td>" in text
     assert ">True<" not in text
-    assert TABLE_WORDS.findall(seen(text).replace("--no-images", "")) == []
+    assert TABLE_WORDS.findall(seen(text).replace("--no-examples", "")) == []
 
 
 def test_the_evidence_of_a_table_has_rates_and_no_values(run):

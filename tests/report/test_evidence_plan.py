@@ -67,7 +67,7 @@ def test_the_command_keeps_what_the_records_depend_on():
         return RunInfo(**known, machine=machine, pictures=pictures, experiments=1)
 
     assert command_of(info(), "a.toml", "b") == "leakbound audit a.toml --out b"
-    assert command_of(info(pictures=False)).endswith("--no-images")
+    assert command_of(info(pictures=False)).endswith("--no-examples")
     assert command_of(info(device="H200")).endswith("--device cuda")
 
 
@@ -84,7 +84,7 @@ def test_the_evidence_runs_again_to_the_same_bytes(tmp_path, pictures):
     assert html.unescape(found) == subject.rerun.plan
     command = subject.rerun.command.split()
     assert command[:5] == ["leakbound", "audit", "evidence.toml", "--out", "rerun"]
-    assert command[5:] == ([] if pictures else ["--no-images"])
+    assert command[5:] == ([] if pictures else ["--no-examples"])
     audit.audit(load(tmp_path / "evidence.toml"), tmp_path / "rerun", pictures=pictures)
     for name in ("records.jsonl", "utility.jsonl", "run.json"):
         assert (tmp_path / "rerun" / name).read_bytes() == (first / name).read_bytes(), name

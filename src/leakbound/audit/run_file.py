@@ -28,7 +28,7 @@ COMPARED = {
     "code": "other code of its models",
     "versions": "other versions",
     "machine": "another kind of machine",
-    "pictures": "another choice of --no-images",
+    "pictures": "another choice of --no-examples",
 }
 
 

@@ -28,7 +28,7 @@ DEFAULT = "inverting_gradients"
 
 _OF_UPDATES = (
     *("before", "kind", "input_shape", "classes", "labels", "local_steps", "learning_rate"),
-    *("local_batch_size", "steps_search", "truth", "public", "round", "no_images"),
+    *("local_batch_size", "steps_search", "truth", "public", "round", "no_examples"),
 )
 
 

@@ -48,12 +48,12 @@ def audit(command: options.Audit) -> int:
             plan,
             out,
             workers=workers,
-            pictures=not command.no_images,
+            pictures=not command.no_examples,
             device=command.device,
             watch=shared.showing(bar),
             run=run,
         )
-    page = reports.write(out, images=not command.no_images)
+    page = reports.write(out, images=not command.no_examples)
     console.print(_counted(out))
     console.say(f"report: {brief(page)}")
     if outcome.failed:

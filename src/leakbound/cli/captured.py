@@ -78,7 +78,7 @@ def attack(command: options.AttackOptions) -> int:
                 truth=command.truth,
                 out=command.out,
                 name=command.model,
-                pictures=not command.no_images,
+                pictures=not command.no_examples,
                 watch=bar,
                 understood=read,
                 ended=lambda record: None if command.json else _certificate(record),

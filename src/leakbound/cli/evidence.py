@@ -48,7 +48,7 @@ def evidence(command: options.Evidence) -> int:
     from leakbound.report import evidence as pages
 
     check_installed()
-    statements, images = _statements(command.declare), not command.no_images
+    statements, images = _statements(command.declare), not command.no_examples
     out = _place(command)
     single("delta", probability("delta", command.delta))
     runs = [folder.read(place) for place in command.runs]

@@ -33,7 +33,7 @@ class Audit:
     RESUMES: ClassVar = True
     GROUPS: ClassVar = {
         "What to run": "plan quick data schema",
-        "Output": "out no_images",
+        "Output": "out no_examples",
         "Machine": "workers device engine address",
     }
 
@@ -56,8 +56,8 @@ class Audit:
     """A running Ray cluster: "auto" or HOST:PORT. Without it Ray starts on this machine."""
     device: Annotated[str, Option("DEVICE")] = "cpu"
     """Where models and batches live: "cpu", or "cuda" for a GPU."""
-    no_images: bool = False
-    """Keep no picture of the data, neither in files nor in the report."""
+    no_examples: bool = False
+    """Keep no picture, row or text of the data, neither in files nor in the report."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class AttackOptions:
         "Attacker": "labels_unknown defense_unknown malicious_server statistics_known",
         "Captured update": "update before kind input_shape input_range vocabulary classes labels "
         "local_steps learning_rate local_batch_size steps_search truth public round",
-        "Output": "error_bound explain lpips_weights out no_images json",
+        "Output": "error_bound explain lpips_weights out no_examples json",
     }
     RARE: ClassVar = (
         "schema loss time statistics_known kind input_range vocabulary classes labels local_steps "
-        "learning_rate local_batch_size steps_search round lpips_weights no_images"
+        "learning_rate local_batch_size steps_search round lpips_weights no_examples"
     )
 
     attack: Annotated[tuple[str, ...], Option("NAME")] = ()
@@ -155,8 +155,8 @@ class AttackOptions:
     """Public examples, for attacks and bounds. They should be of the same kind."""
     round: int | None = None
     """Attack only this round of a folder of updates."""
-    no_images: bool = False
-    """Keep no picture of what was reconstructed from the update."""
+    no_examples: bool = False
+    """Keep no picture, row or text of what was reconstructed from the update."""
     time: Annotated[float | None, Option("SECONDS")] = None
     """Time limit for all attacks. A search that is stopped keeps its best candidate."""
 
@@ -219,7 +219,7 @@ class Report:
 
     folder: Annotated[Path, Option("RUN", positional=True)]
     """Output folder of the run."""
-    no_images: bool = False
+    no_examples: bool = False
     """Leave out all pictures."""
 
 
@@ -249,7 +249,7 @@ class Evidence:
 
     GROUPS: ClassVar = {
         "What to cover": "runs training declare delta",
-        "Output": "out no_images",
+        "Output": "out no_examples",
     }
 
     runs: Annotated[tuple[Path, ...], Option("RUN ...", positional=True)] = ()
@@ -263,7 +263,7 @@ class Evidence:
     same folder."""
     delta: float = 1e-5
     """Delta at which the epsilon of one release is stated."""
-    no_images: bool = False
+    no_examples: bool = False
     """Leave out all pictures of the data."""
 
 

@@ -9,6 +9,6 @@ from leakbound.cli.terminal import brief, console
 def report(command: options.Report) -> int:
     from leakbound import report as reports
 
-    page = reports.write(command.folder, images=not command.no_images)
+    page = reports.write(command.folder, images=not command.no_examples)
     console.say(f"report: {brief(page)}")
     return 0

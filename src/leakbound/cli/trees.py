@@ -16,7 +16,7 @@ from leakbound.trees import LeafCount, Revealed, TreeMeasure
 SHOWN = 12
 """Features and leaves on the screen; --json and --out have all of them."""
 _OF_MODELS = (
-    *("attack", "batch_size", "input_shape", "classes", "labels", "local_steps", "no_images"),
+    *("attack", "batch_size", "input_shape", "classes", "labels", "local_steps", "no_examples"),
     *("local_batch_size", "steps_search", "round", "malicious_server", "statistics_known"),
 )
 

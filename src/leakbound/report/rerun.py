@@ -46,7 +46,7 @@ def digest(value: Any) -> str:
 
 def command_of(info: RunInfo, plan: str = "plan.toml", out: str = "rerun") -> str:
     words = ["leakbound", "audit", plan, "--out", out]
-    words += [] if info.pictures else ["--no-images"]
+    words += [] if info.pictures else ["--no-examples"]
     words += ["--device", "cuda"] if info.machine.get("device") else []
     return " ".join(words)
 
