@@ -57,7 +57,7 @@ def main(folder: str, rounds: int = 3) -> None:
         rows = sequences(victims, tokenizer, places)
         domain = TokenDomain(model.config.vocab_size, places)
         task = Task.of(model, domain=domain, classes=2)
-        right = exact = clean = 0.0
+        exact = clean = 0.0
         recalls, precisions, seconds = [], [], []
         for seed in range(rounds):
             own = rows[permutation(len(rows), stream(seed, "batch"))[:size]]
@@ -75,7 +75,6 @@ def main(folder: str, rounds: int = 3) -> None:
             seconds.append(time.process_time() - start)
             found = pair(batch, answer, domain.costs).inputs
             exact += float((found == own).all(1).sum())
-            right += float((found == own).double().mean()) / rounds
             clean += answer.problem is None
         shares = f"{np.mean(precisions):.3f}, {np.mean(recalls):.3f}"
         print(
