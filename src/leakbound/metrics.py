@@ -8,8 +8,10 @@ computed in float64 on the CPU.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,8 +95,7 @@ def ssim(paired: Paired, *, data_range: float) -> Values:
     side = _shortest_side(guess)
     if side < 3:
         return [None] * len(guess)
-    from torchmetrics.functional import image
-
+    image = _torchmetrics()
     window = min(_WINDOW, side - 1 + side % 2)
     _, full = image.structural_similarity_index_measure(
         guess,
@@ -117,9 +118,16 @@ def ms_ssim(paired: Paired, *, data_range: float) -> Values:
     guess, truth = _images(paired)
     if _shortest_side(guess) < _MS_SSIM_SMALLEST:
         return [None] * len(guess)
-    from torchmetrics.functional.image import multiscale_structural_similarity_index_measure as ms
-
+    ms = _torchmetrics().multiscale_structural_similarity_index_measure
     return _listed(ms(guess, truth, data_range=data_range, reduction="none"))
+
+
+def _torchmetrics() -> Any:
+    """Its functions of images. It imports transformers where installed; notebooks then warn."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from torchmetrics.functional import image
+    return image
 
 
 def ncc(paired: Paired, *, data_range: float) -> Values:
