@@ -152,7 +152,7 @@ def test_the_weight_of_a_plan_is_that_of_equal_gradients():
     inputs, labels = _batch(2)
     for plan in (LocalPlan(1), LocalPlan(4, momentum=0.5), LocalPlan(7, momentum=0.9)):
         found = local_update(replace(task, plan=plan), inputs, labels)
-        torch.testing.assert_close(found, plan.weight * gradient(task, inputs, labels))
+        torch.testing.assert_close(found, plan.total_weight * gradient(task, inputs, labels))
 
 
 def test_adam_can_be_differentiated_where_gradients_are_zero():

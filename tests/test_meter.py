@@ -456,7 +456,7 @@ def test_noise_on_a_row_is_bounded_by_the_count(german):
     assert reading.verdict == PROTECTED
     (bound,) = reading.bounds
     assert bound.prior.startswith("700 public rows without a model")
-    assert any("state nothing of one given row" in words for words in bound.assumptions)
+    assert any("state nothing of one given example" in words for words in bound.assumptions)
     assert any("no bound on the error" in note for note in reading.notes)
     strict = Policy(probability=0.1, share=1.0)
     assert read(task, row, DpSgd(noise_multiplier=1.0), strict).criterion.within == 0

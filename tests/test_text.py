@@ -10,6 +10,7 @@ from torch.nn import functional
 import leakbound as lb
 from leakbound import data, models
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.measure import measure
 from leakbound.client import forward, gradient
 from leakbound.defenses import NoDefense
 from leakbound.domains import TokenDomain
@@ -17,7 +18,7 @@ from leakbound.losses import LOSSES, UNSCORED, named
 from leakbound.protocol import play
 from leakbound.random import stream
 from leakbound.risk.kappa import distance_of
-from leakbound.types import Batch, NotApplicable, Task, ThreatModel
+from leakbound.types import Batch, NotApplicable, Reconstruction, Task, ThreatModel
 
 V, N = 40, 6
 
@@ -236,3 +237,23 @@ def test_without_examples_no_text_is_kept(tmp_path):
         page = (tmp_path / name / "report.html").read_text("utf-8")
         words[name] = bool(re.search(r'"sequences": ?\[', text)), 'class="row"' in page
     assert words == {"with": (True, True), "without": (False, False)}
+
+
+def test_a_public_sequence_is_no_reconstruction():
+    """Texts repeat sentences: the most frequent one matches victims without any update."""
+    domain = TokenDomain(V, N)
+    common, rare = drawn(3, seed=5), drawn(200, seed=6)
+    public = Batch(torch.cat([common.repeat(20, 1), rare]), torch.cat([common.repeat(20, 1), rare]))
+    criterion = Criterion.of(domain, share=0.8)
+    for victim in (*common, rare[3]):
+        truth = Batch(victim[None], victim[None])
+        for guess in (*common, *rare[:10]):
+            assert not any(measure(truth, Reconstruction(guess[None]), criterion, public).matched)
+    own = drawn(1, seed=7)
+    assert measure(Batch(own, own), Reconstruction(own), criterion, public).matched == (True,)
+
+
+def test_a_vocabulary_that_is_not_the_models_own():
+    tokens = drawn(1)
+    with pytest.raises(NotApplicable, match="more tokens or places than it has"):
+        forward(task(domain=TokenDomain(2 * V, N)), tokens + V)

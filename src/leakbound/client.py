@@ -85,6 +85,11 @@ def call(
         with plain_attention() if twice and traced else nullcontext():
             output = functional_call(task.model, dict(tensors), (inputs,))
     except (IndexError, RuntimeError, TypeError) as error:
+        if domain and not domain.dtype.is_floating_point and isinstance(error, IndexError):
+            raise NotApplicable(
+                f"the model raised {str(error)!r}: the sequences use more tokens or places than it "
+                "has; give the model's own vocabulary, and sequences that it can take"
+            ) from error
         for reason, causes in ((CODES, _NO_CODE), (SEVERAL, _NO_INPUT)):
             if any(words in str(error) for words in causes):
                 said = " ".join(str(error).split())

@@ -100,11 +100,11 @@ class LocalPlan:
         return self.optimizer == "sgd"
 
     @property
-    def weight(self) -> float:
+    def total_weight(self) -> float:
         """The sum of the weights of the gradients in the update of SGD: `steps` without momentum.
 
         Example:
-            >>> LocalPlan(steps=2, momentum=0.5).weight
+            >>> LocalPlan(steps=2, momentum=0.5).total_weight
             2.5
         """
         return float(sum(sum(self.momentum**k for k in range(t + 1)) for t in range(self.steps)))

@@ -12,9 +12,11 @@ from sklearn.datasets import load_diabetes
 from leakbound import Batch, data
 from leakbound.assess.chance import FEWEST, chance, halves
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.measure import measure
 from leakbound.assess.record import Chance
 from leakbound.assess.verdict import by_chance, of_configuration
 from leakbound.domains import Column, TableDomain
+from leakbound.types import Reconstruction
 
 LEVELS = ("a", "b", "c")
 DOMAIN = TableDomain(tuple(Column(f"c{k}", "categorical", levels=LEVELS) for k in range(4)))
@@ -184,3 +186,22 @@ def test_strong_and_repeated_matches_are_exposed():
     assert of_configuration(of_chance([0.009, 0.7, 0.5, 0.8])) == "undecided"
     assert by_chance(of_chance([0.004])) == 0.004
     assert by_chance([]) is None
+
+
+def test_a_column_that_follows_from_a_number_as_label_is_no_reconstruction():
+    """The row whose label is closest knows both columns, without any update."""
+    source = torch.Generator().manual_seed(3)
+    labels = torch.rand(1200, generator=source)
+    inputs = torch.stack([labels, 1 - labels], 1)
+    domain = TableDomain((Column("a"), Column("b"))).fitted(inputs[:400])
+    public, decoys = Batch(inputs[:400], labels[:400]), Batch(inputs[800:], labels[800:])
+    criterion = Criterion.of(domain, share=1.0)
+    for seed in range(100):
+        truth = Batch(inputs[400 + seed : 401 + seed], labels[400 + seed : 401 + seed])
+        near = (public.labels - truth.labels).abs().argmin()
+        guess = Reconstruction(public.inputs[near][None])
+        assert not any(measure(truth, guess, criterion, public, decoys=decoys).matched)
+        exact = Reconstruction(truth.inputs)
+        by_guess = measure(truth, guess, criterion, public, decoys=decoys).metrics["columns"][0]
+        found = measure(truth, exact, criterion, public, decoys=decoys).matched
+        assert found == (by_guess < 100,)

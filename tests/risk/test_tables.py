@@ -236,9 +236,9 @@ def test_bound_shows_columns_and_names_rare_rows(capsys, tmp_path):
         "16 of 20 columns",
         "18 of 20 columns",
         "one fixed row matches",
-        "bounds average over rows and state nothing of one given row",
-        "public rows are rare",
-        "(such as rows ",
+        "bounds average over examples and state nothing of one given example",
+        "public examples are rare",
+        "(such as numbers ",
         "1000 public rows without a model",
     ):
         assert words in text, words
@@ -254,7 +254,7 @@ def test_calibrate_shows_columns(capsys):
     assert call("calibrate", "--target", TARGET, "--data", "german") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "18 of 20 columns or more with probability <= 0.05: noise_multiplier = 0." in text
-    assert "at 18 of 20 columns, bounds average over rows" in text
+    assert "at 18 of 20 columns, bounds average over examples" in text
     assert "examples that the typical one matches" in text
     assert "verdict of `leakbound bound` on this answer: protected" in text
 
@@ -296,7 +296,7 @@ def test_an_audit_of_a_table_is_protected_by_the_count():
     counted, these = quiet.bounds
     assert counted.probability >= these.probability
     assert quiet.verdict in ("protected", "protected (these examples)")
-    assert any("public rows are rare" in words for words in counted.assumptions)
+    assert any("public examples are rare" in words for words in counted.assumptions)
     assert "none is known for what is counted of a row" in quiet.bounds_note
     assert loud.verdict == "recoverable in principle"
     assert loud.attained.attack == "linear estimator"

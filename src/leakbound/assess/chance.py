@@ -20,7 +20,9 @@ FEWEST = 99
 DRAWS, ENOUGH = 9999, 25
 """Most random subsets, and number of at least as good ones after which drawing stops."""
 STRATA, DISTINCT = 3, 20
-"""Numbers as labels, if more than DISTINCT occur, count as equal within one of STRATA quantiles."""
+"""Numbers as labels, if more than DISTINCT occur, count as equal within one of STRATA quantiles, or
+of as many as leave twice FEWEST rows in each.
+"""
 Score = tuple[float, float, float]
 
 
@@ -51,8 +53,8 @@ def chance(
     part. A batch of one is compared with every decoy of its label. Otherwise parts are drawn until
     ENOUGH of them are as good (Besag and Clifford 1991). Labels are kept even if the attacker does
     not know them, because most updates reveal them: a label alone is no reconstruction. Labels that
-    are numbers count as the same within a third of all ranks: what the exact number says
-    beyond that about most of a row's columns is taken as nothing.
+    are numbers count as the same within a third of all ranks, or less if there are many rows. What
+    the exact number says beyond that is left to the baseline, which knows it.
 
     The p-value is valid only if decoys are drawn like the victims and no attack saw them.
 
@@ -100,7 +102,8 @@ def _strata(labels: Tensor) -> Tensor:
     group: Tensor
     values, group = torch.unique(labels, return_inverse=True, dim=0)
     if labels.is_floating_point() and labels.ndim == 1 and len(values) > DISTINCT:
-        edges = torch.linspace(0, 1, STRATA + 1, dtype=torch.float64)[1:-1]
+        parts = max(STRATA, len(labels) // (2 * FEWEST))
+        edges = torch.linspace(0, 1, parts + 1, dtype=torch.float64)[1:-1]
         near: Tensor = torch.bucketize(labels.double(), labels.double().quantile(edges))
         return near
     return group

@@ -27,6 +27,7 @@ from leakbound.pairing import Paired, pair
 from leakbound.types import Batch, Exact, Gaussian, Observation, Reconstruction, Update
 
 GAP = 2
+NEAR = 9
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,22 +96,42 @@ def guesses(domain: Domain, truth: Batch, public: Batch | None) -> Tensor:
     """For each example (B, *S) the closest prior-only baseline.
 
     The baselines are the domain's best guess from public examples, from those of its class (an
-    update often reveals the class), and constants. An attack must be closer than these.
+    update often reveals the class), and constants. If labels are numbers, the class are the public
+    examples with the closest numbers. Of a text, the closest public sequence is a baseline, too, as
+    texts repeat sentences. An attack must be closer than these.
     """
     shape = truth.inputs.shape
     fits = public is not None and public.inputs.shape[1:] == shape[1:]
     blind = domain.blind(public.inputs if public is not None and fits else None)
     blind = blind.to(truth.inputs).expand(shape)
     every = [blind, *(one.to(truth.inputs).expand(shape) for one in domain.constants())]
-    if public is not None and fits and public.labels.shape[1:] == truth.labels.shape[1:]:
-        own = blind.clone()
-        for place, label in enumerate(truth.labels):
-            same = (public.labels.to(label.device) == label).reshape(public.size, -1).all(1)
-            if bool(same.any()):
-                own[place] = domain.blind(public.inputs[same]).to(own)
-        every.append(own)
+    if public is not None and fits:
+        if domain.metric == "tokens":
+            near = domain.costs(truth.inputs, public.inputs).argmin(1)
+            every.append(public.inputs[near.to(public.inputs.device)].to(truth.inputs))
+        if public.labels.shape[1:] == truth.labels.shape[1:]:
+            every += _by_label(domain, blind, truth.labels, public)
     apart = torch.stack([domain.distance(truth.inputs, guess) for guess in every])
     return torch.stack(every)[apart.argmin(0), torch.arange(shape[0])]
+
+
+def _by_label(domain: Domain, blind: Tensor, labels: Tensor, public: Batch) -> list[Tensor]:
+    """The best guesses (B, *S) from public examples with these labels: equal ones, and if they are
+    numbers the closest, alone and with NEAR others.
+    """
+    known, own = public.labels.to(labels.device), [blind.clone()]
+    numbers = known.is_floating_point() and known.ndim == 1
+    own += [blind.clone(), blind.clone()] * numbers
+    for place, label in enumerate(labels):
+        same = (known == label).reshape(public.size, -1).all(1).nonzero()[:, 0]
+        groups = [same]
+        if numbers:
+            order = (known - label).abs().argsort(stable=True)
+            groups += [order[:1], order[: 1 + NEAR]]
+        for guess, group in zip(own, groups, strict=True):
+            if len(group):
+                guess[place] = domain.blind(public.inputs[group.to(public.inputs.device)]).to(blind)
+    return own
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,11 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
         return "dB" if self.of is None else "%"
 
     @property
+    def noun(self) -> str:
+        """What one example is called, where its parts are counted."""
+        return {"columns": "row", "tokens": "sequence"}.get(self.metric, "example")
+
+    @property
     def axis(self) -> str:
         """What the score is, for axes and headings."""
         named = {"psnr": "PSNR", "snr": "SNR"}

@@ -205,7 +205,7 @@ def _solved(task: Task, name: str, row: Tensor, image: Tensor, start: Tensor) ->
 def last_layer(observation: Observation) -> LastLayer:
     task = summed_task(observation)
     name = _last(task)
-    parts = task.unflatten(observation.update.rows.sum(0) / task.plan.weight)
+    parts = task.unflatten(observation.update.rows.sum(0) / task.plan.total_weight)
     weight = parts.get(f"{name}.weight" if name else "weight")
     bias = parts.get(f"{name}.bias" if name else "bias")
     if weight is None and bias is None:

@@ -80,9 +80,9 @@ def caught(observation: Observation, task: Task, *, differences: bool) -> list[C
     update = observation.update
     if not bool(update.rows.isfinite().all()):
         raise NotApplicable("the update is not finite")
-    values = _part(task, update.rows / task.plan.weight).double()
+    values = _part(task, update.rows / task.plan.total_weight).double()
     known = observation.noise_variance
-    given = None if known is None else _part(task, known) / task.plan.weight**2
+    given = None if known is None else _part(task, known) / task.plan.total_weight**2
     seen = torch.ones_like(values)
     if update.mask is not None and observation.threat.defense_known:
         seen = _part(task, update.mask).to(values)

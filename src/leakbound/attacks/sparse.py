@@ -117,7 +117,7 @@ class _Layer:
 
     @staticmethod
     def of(task: Task, name: str, observation: Observation) -> _Layer:
-        row = observation.update.rows.sum(0) / task.plan.weight
+        row = observation.update.rows.sum(0) / task.plan.total_weight
         weights, joint = (_joint(task, flat, name) for flat in (task.parameters, row))
         return _Layer(task, name, weights, joint)
 

@@ -420,6 +420,11 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
     if not own.has_classes:
         return task
     width = output.shape[2 if own.of_inputs else 1]
+    if own.of_inputs and task.label_range not in (None, width):
+        raise ValueError(
+            f"vocabulary is {task.label_range}, but the model scores {width} tokens; give "
+            f"--vocabulary {width}"
+        )
     if task.label_range is not None and own.outputs(task.label_range) > width:
         raise ValueError(
             f"classes is {task.label_range}, but the model has {width} outputs; leave classes out, "

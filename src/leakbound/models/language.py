@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -128,23 +129,15 @@ def decoder(
         torch.Size([2, 8, 50])
     """
     check.one_of(("learned", "rotary"), positions=positions)
-    places = _checked(input_shape, classes, width, layers, heads)
-
-    def build() -> nn.Module:
-        return _Transformer(
-            *(vocabulary or classes, places, classes),
-            width=width,
-            layers=layers,
-            heads=heads,
-            causal=True,
-            rotary=positions == "rotary",
-            tied=tied,
-        )
-
-    model = initialized(build, generator)
-    if tied:  # drawing weights separates what is shared
-        model.get_submodule("head").weight = model.get_submodule("tokens").weight
-    return model
+    given: dict[str, Any] = {
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "causal": True,
+        "tied": tied,
+    }
+    rotary = positions == "rotary"
+    return _built(input_shape, classes, generator, vocabulary or classes, rotary=rotary, **given)
 
 
 def encoder(
@@ -169,26 +162,33 @@ def encoder(
         >>> encoder(classes=2, **given)(torch.zeros(3, 8, dtype=torch.long)).shape
         torch.Size([3, 2])
     """
-    places = _checked(input_shape, classes, width, layers, heads)
-
-    def build() -> nn.Module:
-        return _Transformer(
-            *(vocabulary or classes, places, classes),
-            width=width,
-            layers=layers,
-            heads=heads,
-            causal=False,
-            pooled=vocabulary is not None,
-        )
-
-    return initialized(build, generator)
+    given: dict[str, Any] = {"width": width, "layers": layers, "heads": heads, "causal": False}
+    pooled = vocabulary is not None
+    return _built(input_shape, classes, generator, vocabulary or classes, pooled=pooled, **given)
 
 
-def _checked(shape: Sequence[int], classes: int, width: int, layers: int, heads: int) -> int:
-    """The number of places."""
-    check.count(classes=classes, width=width, layers=layers, heads=heads)
+def _built(
+    shape: Sequence[int],
+    classes: int,
+    generator: torch.Generator,
+    vocabulary: int,
+    *,
+    tied: bool = False,
+    **given: Any,
+) -> nn.Module:
+    """The model with these settings, after a check of them."""
+    width, heads = given["width"], given["heads"]
+    check.count(classes=classes, vocabulary=vocabulary, width=width, heads=heads)
+    check.count(layers=given["layers"])
     if len(shape) != 1:
         raise ValueError(f"input_shape is {tuple(shape)}; give (n,), the length of a sequence")
     if width % (2 * heads):
         raise ValueError(f"width is {width} and heads {heads}; give a width that 2 * heads divides")
-    return int(shape[0])
+
+    def build() -> nn.Module:
+        return _Transformer(vocabulary, int(shape[0]), classes, tied=tied, **given)
+
+    model = initialized(build, generator)
+    if tied:  # drawing weights separates what is shared
+        model.get_submodule("head").weight = model.get_submodule("tokens").weight
+    return model

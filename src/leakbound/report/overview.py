@@ -56,7 +56,7 @@ NOUNS = {
 MEAN = "the mean of public examples, that of its class, and constants"
 BASELINES = {
     "table": "the medians and most frequent levels of public rows, and those of its class",
-    "tokens": "the most frequent token of each place in public sequences",
+    "tokens": "the most frequent token of each place, and the closest public sequence",
 }
 """By domain what the prior-only baseline is the closest of."""
 _NUMBERED = 7  # colors of lines on the page

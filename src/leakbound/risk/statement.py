@@ -132,12 +132,12 @@ def _claimed(bound: Bound, goal: str | None) -> str:
 
 
 def rare(alone: int, count: int, rows: Iterable[str] = ()) -> str:
-    """What a bound that averages over rows of a table leaves open; `rows` are some rare ones."""
+    """What a bound that averages over examples leaves open; `rows` are numbers of rare ones."""
     such = ", ".join(rows)
     return (
-        f"bounds average over rows and state nothing of one given row: {alone / count:.1%} of "
-        f"{count} public rows are rare, as no candidate matches one of them and another public row"
-        + (f" (such as rows {such})" if such else "")
+        f"bounds average over examples and state nothing of one given example: {alone / count:.1%} of "
+        f"{count} public examples are rare, as no candidate matches one of them and another"
+        + (f" (such as numbers {such})" if such else "")
     )
 
 

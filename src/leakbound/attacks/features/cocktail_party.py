@@ -110,7 +110,7 @@ def listen(
     else:
         kind = "nonnegative" if positive and often else "general"
     prefix = f"{name}." if name else ""
-    parts = task.unflatten(observation.update.rows.sum(0) / task.plan.weight)
+    parts = task.unflatten(observation.update.rows.sum(0) / task.plan.total_weight)
     trust = task.unflatten(_trust(observation))
     weight, bias = parts[f"{prefix}weight"], parts.get(f"{prefix}bias")
     if not bool(weight.isfinite().all()):

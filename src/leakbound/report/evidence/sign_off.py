@@ -291,6 +291,7 @@ def _criterion(thresholds: Sequence[ThresholdLine]) -> str:
     levels = listing([f"{t.value:g}" for t in limits])
     unit = limits[0].unit if limits else ""
     meaning = "each within its tolerance" if "columns" in unit else "a measure of similarity"
+    meaning = "each in its place" if "tokens" in unit else meaning
     accepted = [t.value for t in thresholds if t.name == "accepted" and t.value is not None]
     said = f"An example counts as reconstructed at {levels} {unit} or more ({meaning})."
     if accepted:
