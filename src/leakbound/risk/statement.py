@@ -135,8 +135,8 @@ def rare(alone: int, count: int, rows: Iterable[str] = ()) -> str:
     """What a bound that averages over examples leaves open; `rows` are numbers of rare ones."""
     such = ", ".join(rows)
     return (
-        f"bounds average over examples and state nothing of one given example: {alone / count:.1%} of "
-        f"{count} public examples are rare, as no candidate matches one of them and another"
+        "bounds average over examples and state nothing of one given example: "
+        f"{alone / count:.1%} of {count} public examples are rare, as no candidate matches one of them and another"
         + (f" (such as numbers {such})" if such else "")
     )
 
