@@ -136,8 +136,8 @@ def rare(alone: int, count: int, rows: Iterable[str] = ()) -> str:
     such = ", ".join(rows)
     return (
         "bounds average over examples and state nothing of one given example: "
-        f"{alone / count:.1%} of {count} public examples are rare, as no candidate matches one of them and another"
-        + (f" (such as numbers {such})" if such else "")
+        f"{alone / count:.1%} of {count} public examples are rare, as no candidate matches one of "
+        "them and another" + (f" (such as numbers {such})" if such else "")
     )
 
 
