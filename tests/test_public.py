@@ -51,6 +51,7 @@ PACKAGES = (
     "leakbound.bounds.attainable",
     "leakbound.bounds.balls",
     "leakbound.bounds.known_model",
+    "leakbound.bounds.language",
     "leakbound.bounds.record_priors",
     "leakbound.bounds.renyi",
     "leakbound.captured",

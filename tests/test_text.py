@@ -11,7 +11,7 @@ import leakbound as lb
 from leakbound import data, models
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure
-from leakbound.client import forward, gradient
+from leakbound.client import example_gradients, forward, gradient
 from leakbound.defenses import NoDefense
 from leakbound.domains import TokenDomain
 from leakbound.losses import LOSSES, UNSCORED, named
@@ -207,6 +207,12 @@ def test_an_audit_of_text():
     first = found.assessments[0]
     assert (first.criterion.goal, first.threat.labels_known) == ("8 of 8 tokens", False)
     assert first.sequences[0].truth
+    private = found.assessments[1]
+    model = next(bound for bound in private.bounds if bound.basis == "fitted model")
+    assert model.prior.startswith("bigram model of the public text, no rarer than seen")
+    sample = next(bound for bound in private.bounds if bound.basis == "sample")
+    assert model.probability > 0
+    assert private.verdict in ("protected", "undecided", "protected under a model") or sample
 
 
 def test_a_plain_module_takes_tokens_alone():
@@ -257,3 +263,29 @@ def test_a_vocabulary_that_is_not_the_models_own():
     tokens = drawn(1)
     with pytest.raises(NotApplicable, match="more tokens or places than it has"):
         forward(task(domain=TokenDomain(2 * V, N)), tokens + V)
+
+
+def test_gradients_of_examples_where_a_model_branches_on_padding():
+    """Such models cannot be vectorized over examples."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=V,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=N,
+        num_labels=2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.BertForSequenceClassification(config).eval()
+    own = task(model, TokenDomain(V, N, padding=0), loss="cross_entropy", classes=2)
+    tokens, labels = drawn(3).clamp_min(1), torch.tensor([0, 1, 1])
+    tokens[0, 4:] = 0
+    found = example_gradients(own, tokens, labels)
+    assert torch.allclose(found.mean(0), gradient(own, tokens, labels), atol=1e-7)
+    sources = [stream(0, "client"), stream(0, "cohort")]
+    private = lb.defenses.DpSgd(noise_multiplier=1.0)
+    seen = play(own, [Batch(tokens, labels)], private, sources).observation
+    assert seen.update.rows.shape == (1, len(own.parameters))

@@ -98,6 +98,8 @@ def call(
     return _logits(output)
 
 
+_DEPENDS_ON_DATA = "data-dependent control flow"
+"""In the error of `vmap` about a model that branches on the values of its inputs."""
 _MEND = "describe the table's columns (--schema, or domain=leakbound.domains.TableDomain)"
 CODES = (
     "it looks its inputs up in a table, such as an embedding, and integer codes cannot be searched "
@@ -331,7 +333,13 @@ def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
     def one(flat: Tensor, image: Tensor, label: Tensor) -> Tensor:
         return task.loss(forward(task, image[None], flat), label[None])
 
-    each: Tensor = vmap(grad(one), in_dims=(None, 0, 0))(task.parameters, inputs, labels)
+    try:
+        each: Tensor = vmap(grad(one), in_dims=(None, 0, 0))(task.parameters, inputs, labels)
+    except RuntimeError as error:  # such as masks of padding in transformers
+        if _DEPENDS_ON_DATA not in str(error):
+            raise
+        pairs = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
+        return torch.stack([gradient(task, *pair) for pair in pairs])
     return _of_kept(task, each)
 
 

@@ -258,8 +258,8 @@ class Reconstruction:
             problem is no evidence of safety.
         features: (N, n) unit vectors, the inputs of the layer `layer` as far as the attack found
             them, in a separate order; None if the attack does not look for them.
-        agreement: (N, m) of rows of a table with m columns, the share of the attack's searches that
-            agree with each value; None if the attack does not count them.
+        agreement: (N, m) of rows of a table with m columns, or sequences of m tokens: the share of
+            the attack's searches that agree with each value; None if it does not count them.
     """
 
     inputs: Tensor

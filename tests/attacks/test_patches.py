@@ -90,7 +90,18 @@ def test_models_of_transformers(size, patch, width):
         model = transformers.ViTForImageClassification(config).eval()
     batch = data.load("photos", size=size).batch(torch.tensor([5]))
     found = lb.simulate(model, batch, attack="patch_inversion", classes=8)
-    assert found.scores[0] > 60
+    assert found.scores[0] > 100
+
+
+def test_pixels_of_eight_bits_are_exact_and_others_stay():
+    """Rounded pixels replace the solution only where they explain the update as well."""
+    pixels = data.load("photos", size=64).batch(torch.tensor([3])).inputs
+    shifted = (pixels + 0.3 / 255).clamp(0, 1)
+    model = vit(shape=(3, 64, 64), patch=8)
+    for inputs, low, high in ((pixels, 140, 151), (shifted, 60, 120)):
+        found = lb.simulate(model, (inputs, torch.tensor([1])), attack="patch_inversion")
+        assert low < found.scores[0] < high
+        assert found.assessment.problem is None
 
 
 def test_where_it_does_not_apply():

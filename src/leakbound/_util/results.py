@@ -28,9 +28,11 @@ class ColumnResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One sequence of tokens as texts, and which places are right; a part of records.
 
-    `truth` and `matched` are empty if the truth is not known.
+    `truth` and `matched` are empty if the truth is not known. `agreement`: the share of the
+    attack's searches that agree with each token; empty if it does not count them.
     """
 
     reconstruction: tuple[str, ...] = ()
     truth: tuple[str, ...] = ()
     matched: tuple[bool, ...] = ()
+    agreement: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...] = ()

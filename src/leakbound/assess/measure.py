@@ -173,6 +173,11 @@ def shown(
         return Shown(fields)
     if own.sequences is not None:
         fields["sequences"] = own.sequences
+        if agreement is not None:
+            fields["sequences"] = tuple(
+                msgspec.structs.replace(one, agreement=tuple(short(v) or 0.0 for v in row))
+                for one, row in zip(own.sequences, agreement.tolist(), strict=False)
+            )
     files, named = {}, {}
     strips = [(name, part, domain.input_range) for name, part in (own.pictures or {}).items()]
     if leaks is not None and strips:

@@ -37,6 +37,7 @@ from leakbound.attacks.matching.attack import (
 )
 from leakbound.attacks.matching.rows import TabLeak
 from leakbound.attacks.mixed_start import MixedStart
+from leakbound.attacks.patch_span import PatchSpan
 from leakbound.attacks.patches import PatchInversion
 from leakbound.attacks.rank import RankReport, rank_analysis
 from leakbound.attacks.sparse import SparseRecovery
@@ -47,6 +48,7 @@ from leakbound.attacks.sparse_inversion import (
 from leakbound.attacks.table.decoding import SpanDecoding
 from leakbound.attacks.table.touched import TouchedRows
 from leakbound.attacks.tokens.adapters import AdapterPursuit
+from leakbound.attacks.tokens.matching import TokenMatching
 from leakbound.attacks.tokens.rows import TokenRows
 from leakbound.attacks.tokens.span import TokenSpan
 from leakbound.attacks.trap import LinearTrap
@@ -75,11 +77,13 @@ __all__ = [
     "MeanImage",
     "MixedStart",
     "PatchInversion",
+    "PatchSpan",
     "RankReport",
     "RobbingTheFed",
     "SpanDecoding",
     "SparseRecovery",
     "TabLeak",
+    "TokenMatching",
     "TokenRows",
     "TokenSpan",
     "TouchedRows",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from leakbound.attacks.base import Attack, boxed, summed_task
 from leakbound.client import call
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+from leakbound.types import Exact, NotApplicable, Observation, Reconstruction, Task
 
 AGREES, NEAREST = 1e-2, 0.5
 """Relative differences up to which the positions' gradients add up to the patch layer's bias', and
@@ -31,7 +31,8 @@ class PatchInversion(Attack):
     this patch, whatever follows. The gradient of the patch layer's weight is the sum over patches
     of these slopes times the patches: a linear system. It has one solution while there are fewer
     patches than the width (norms take a direction), and exact gradients give the image up to
-    rounding, after any number of local steps.
+    rounding, after any number of local steps. If pixels rounded to 8 bits explain the update as
+    well, they are the answer: it is then exact.
 
     Assumptions: one image; a convolution whose stride is its kernel, called on the image itself; a
         trained position for each patch. Noise is amplified by the condition of the system.
@@ -54,7 +55,7 @@ class PatchInversion(Attack):
         task = summed_task(observation)
         if observation.examples > 1:
             raise NotApplicable("the patches of several images add up: it is for one image")
-        name, layer = _patch_layer(task, observation.input_shape)
+        name, layer = patch_layer(task, observation.input_shape)
         sent = task.unflatten(observation.update.rows.sum(0).double())
         weight = sent[f"{name}.weight"].flatten(1)
         count = math.prod(
@@ -63,22 +64,35 @@ class PatchInversion(Attack):
         slopes, off = _positions(sent, f"{name}.bias", count, len(weight))
         values = torch.linalg.svdvals(slopes)
         rank = int((values > STEEP * values[0]).sum())
-        patches = torch.linalg.pinv(slopes.T, rtol=STEEP) @ weight
-        left = float((slopes.T @ patches - weight).norm() / weight.norm().clamp_min(1e-300))
+        # Rounding is a share of each row; noise is the same for all.
+        size = weight.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        size = size if isinstance(observation.update.law, Exact) else torch.ones_like(size)
+        patches = torch.linalg.pinv(slopes.T / size, rtol=STEEP) @ (weight / size)
+
+        def left(patches: Tensor) -> Tensor:
+            lost: Tensor = ((slopes.T @ patches - weight) / size).norm() / (weight / size).norm()
+            return lost
+
+        low, high = task.input_range
+        whole = low + (high - low) * ((patches - low) / (high - low) * 255).round() / 255
+        whole = whole.to(observation.update.rows).double()
+        # The patches' own fit takes up to `rank` of the rows' freedom; rounding leaves the rest.
+        fair = 2 * math.sqrt(len(weight) / max(len(weight) - rank, 1))
+        patches = whole if left(whole) <= fair * left(patches) else patches
         image = nn.functional.fold(
             patches.T[None], observation.input_shape[1:], layer.kernel_size, stride=layer.stride
         )
-        problem = None
+        problem, share = None, float(left(patches))
         if rank < count:
             problem = f"the gradients of {count} positions have rank {rank}: patches are mixed"
-        elif left > LEFT or off > AGREES:
-            shares = f"{left:.1g} of the first layer's gradient, positions {off:.1g} of its bias'"
+        elif share > LEFT or off > AGREES:
+            shares = f"{share:.1g} of the first layer's gradient, positions {off:.1g} of its bias'"
             problem = f"patches leave {shares}: noise"
         inputs = boxed(image.to(observation.update.rows), task)
-        return Reconstruction(inputs, observation.labels, left, (), problem)
+        return Reconstruction(inputs, observation.labels, share, (), problem)
 
 
-def _patch_layer(task: Task, shape: tuple[int, ...]) -> tuple[str, Any]:
+def patch_layer(task: Task, shape: tuple[int, ...]) -> tuple[str, Any]:
     """The convolution over separate patches that the model calls on the image itself."""
     low, high = task.input_range
     probe = torch.linspace(low, high, math.prod(shape)).reshape(1, *shape).to(task.parameters)

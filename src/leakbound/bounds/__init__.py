@@ -14,6 +14,7 @@ from leakbound.bounds import (
     identification,
     information,
     known_model,
+    language,
     record_priors,
     renyi,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "identification",
     "information",
     "known_model",
+    "language",
     "record_priors",
     "renyi",
     "tight_trace_bound",

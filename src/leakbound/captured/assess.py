@@ -35,6 +35,8 @@ from leakbound.risk.released import Released
 from leakbound.risk.success import RiskSpec
 from leakbound.types import Batch, Observation, Reconstruction
 
+PART = 1 << 22
+"""Entries of an update that are compared in double precision at a time."""
 NO_PUBLIC = "a bound is for images of a known kind: give public images (--public DATA)"
 NO_NOISE = "the declared noise was not added to this update: no bound that needs it holds"
 NO_LAW = "no noise of a known distribution was declared: the update itself bounds no attacker"
@@ -132,11 +134,14 @@ def explained(understood: Understood, answer: Reconstruction) -> records.Explain
         rows = expected_rows(observation, task, answer.inputs, labels.to(answer.inputs.device))
     if observation.update.mask is not None:
         rows = rows * observation.update.mask
-    a, b = seen.double(), rows.detach().double()
-    energy, own, both = float(a.square().sum()), float(b.square().sum()), float((a * b).sum())
+    sums = torch.zeros(4, dtype=torch.float64, device=seen.device)
+    parts = (torch.split(part.flatten(), PART) for part in (seen, rows.detach()))
+    for one, two in zip(*parts, strict=True):  # an update may have gigabytes
+        a, b = one.double(), two.double()
+        sums += torch.stack([a @ a, b @ b, a @ b, (a - b) @ (a - b)])
+    energy, own, both, off = sums.tolist()
     if not energy > 0 or not own > 0:
         return None
-    off = float((a - b).square().sum())
     direction = max(0.0, both) ** 2 / (energy * own)
     return records.Explained(share=1 - off / energy, direction=direction, scale=both / own)
 

@@ -179,9 +179,14 @@ def _kind(
             f"common with the weights before ({_first(before)}); give the weights before that "
             "belong to it, or kind: gradient, delta or weights"
         )
-    a, b = (_floats(both) for both in pairs)
-    long = float(a.norm()), float(b.norm())
-    cosine = float(a @ b) / max(long[0] * long[1], 1e-300)
+    products = torch.zeros(3, dtype=torch.float64)
+    for a, b in zip(*pairs, strict=True):  # one tensor at a time: files may have gigabytes
+        if a.is_floating_point() and b.is_floating_point():
+            one, two = a.double().flatten(), b.double().flatten()
+            products += torch.stack([one @ one, two @ two, one @ two])
+    square = products.tolist()
+    long = square[0] ** 0.5, square[1] ** 0.5
+    cosine = square[2] / max(long[0] * long[1], 1e-300)
     if cosine > ALIKE and long[0] < 2 * long[1] < 4 * long[0]:
         notes.append(
             f"taken as the weights after training: cosine {cosine:.4f} with the weights before"
@@ -247,11 +252,6 @@ def _check_values(named: Named, name: str) -> None:
 def _first(named: Named) -> str:
     words = [f"{key} {tuple(value.shape)}" for key, value in list(named.items())[:3]]
     return ", ".join([*words, "..."] if len(named) > 3 else words)
-
-
-def _floats(parts: list[Tensor]) -> Tensor:
-    own = [p.double().reshape(-1) for p in parts if p.is_floating_point()]
-    return torch.cat(own) if own else torch.zeros(0, dtype=torch.float64)
 
 
 def write(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check, client, tensors
+from leakbound._util.memory import free_bytes
 from leakbound.assess.certificate import outside
 from leakbound.attacks.planted import Front
 from leakbound.captured import findings as reading
@@ -40,6 +41,10 @@ from leakbound.types import (
     Update,
 )
 
+COPIES, FROZEN_COPIES = 12, 4
+"""Copies of trained and of frozen weights that an attack holds at most: of a GPT-2 of 0.66 GiB, an
+attack took 8.2 GiB besides the program, with the pages of both files.
+"""
 SEARCH = 30.0
 """Seconds for the search for the number of local steps of one update."""
 
@@ -331,6 +336,22 @@ def _labels(told: TrainingInfo, task: Task, count: int) -> Tensor | None:
     return labels.to(task.parameters.device)
 
 
+def _check_memory(model: nn.Module) -> None:
+    """Reject a model whose copies and updates would not fit into free memory."""
+    needed = sum(
+        (COPIES if p.requires_grad else FROZEN_COPIES) * p.numel() * p.element_size()
+        for p in model.parameters()
+    )
+    free = free_bytes()
+    if free is not None and needed > free:
+        raise ValueError(
+            f"the model has {sum(p.numel() for p in model.parameters()):,} numbers; an attack on "
+            f"its update takes about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of "
+            "memory are free: freeze what is not sent (requires_grad_(False)), load the model in "
+            "16 bits, or use a larger machine"
+        )
+
+
 def as_chain(defense: Defense | None) -> Chain:
     if defense is not None and not isinstance(defense, Defense):
         raise ValueError(
@@ -355,6 +376,7 @@ def task_of(
     Dropout is switched off, since its draws are the client's secret. Batch norms stay in the
     model's mode; running statistics are those of the weights before.
     """
+    _check_memory(model)
     own, notes = copy.deepcopy(model), []
     if any(map(drops, own.modules())):
         notes.append(

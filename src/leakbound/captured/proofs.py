@@ -111,12 +111,14 @@ def spread(capture: Capture, task: Task, rate: float | None) -> Tensor:
     """
     total = _of(capture.update, task, capture.name)
     if capture.kind != "gradient":
-        weights = task.parameters.double()
-        start = torch.full_like(weights, torch.finfo(task.parameters.dtype).eps) * weights.abs()
+        start = task.parameters.abs().mul_(torch.finfo(task.parameters.dtype).eps)
         if capture.before is not None:
-            start = torch.maximum(start, _of(capture.before, task, "before"))
-        total = torch.maximum(total, start) if capture.kind == "delta" else total + start
-    return total / (rate or 1.0)
+            torch.maximum(start, _of(capture.before, task, "before"), out=start)
+        if capture.kind == "delta":
+            torch.maximum(total, start, out=total)
+        else:
+            total += start
+    return total.div_(rate or 1.0)
 
 
 def coarsest(capture: Capture) -> float:
@@ -125,17 +127,16 @@ def coarsest(capture: Capture) -> float:
 
 
 def _of(named: Mapping[str, Tensor], task: Task, what: str) -> Tensor:
-    own = {str(name): _spread(value) for name, value in named.items()}
-    return tensors.flat(task, own, what=what).double()
+    own = tensors.by_name(task, named, what=what)
+    each = (_spread(own[name]).to(task.parameters).flatten() for name, *_ in task.layout)
+    return torch.cat([*each])
 
 
 def _spread(value: Tensor) -> Tensor:
-    if not value.is_floating_point():
-        return value
     kind = _kind(value)
     about = torch.finfo(kind)
-    least = value.detach().double().abs().clamp_min(about.smallest_normal)
-    return least * about.eps * (0.25 if kind in HALVES else 1.0)
+    share = about.eps * (0.25 if kind in HALVES else 1.0)
+    return value.detach().double().abs_().clamp_min_(about.smallest_normal).mul_(share)
 
 
 def _kind(value: Tensor) -> torch.dtype:

@@ -17,6 +17,7 @@ from leakbound import check
 from leakbound._util.text import printable
 from leakbound.audit.run_file import versions
 from leakbound.bounds import record_priors
+from leakbound.bounds.language import BIGRAM
 from leakbound.bounds.law import positive, probability, single
 from leakbound.cli import options
 from leakbound.cli.risk import bounded
@@ -248,7 +249,7 @@ def _options(values: dict[str, Any]) -> options.BoundOptions:
         raise ValueError(f"training input_range is {values['input_range']}; give LOW,HIGH")
     check.one_of(["visible", "hidden"], participation=values.get("participation", "visible"))
     if "prior" in values:
-        check.one_of([SPHERE, SAMPLE, THESE, *record_priors.KINDS], prior=values["prior"])
+        check.one_of([SPHERE, SAMPLE, THESE, *record_priors.KINDS, BIGRAM], prior=values["prior"])
     if "noise_multiplier" not in values:
         raise ValueError("training has no noise_multiplier; add noise_multiplier=1.0")
     return options.BoundOptions(**values)

@@ -15,7 +15,7 @@ from leakbound.cli.parser import Option
 Directory = Annotated[Path | None, Option("DIR")]
 File = Annotated[Path | None, Option("FILE")]
 Source = Annotated[str | None, Option("DATA")]
-Prior = Literal["sample", "these", "sphere", "gaussian", "mixture", "gallery"]
+Prior = Literal["sample", "these", "sphere", "gaussian", "mixture", "gallery", "bigram"]
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound.models.adapters import AdapterLayer
 from leakbound.models.blocks import initialized
+from leakbound.random import normal
 
 TURNS = 10_000.0
 """The base of the wavelengths of rotary positions."""
+SMALL = 0.05
+"""Norm of an adapter's product over that of the weights."""
 
 
 class TransformerBlock(nn.Module):
@@ -107,6 +111,8 @@ def decoder(
     heads: int = 4,
     positions: str = "learned",
     tied: bool = False,
+    embeddings: str = "trained",
+    adapters: int = 0,
 ) -> nn.Module:
     """A causal transformer (pre-norm) that scores the next token at every place.
 
@@ -120,8 +126,12 @@ def decoder(
         heads: attention heads in each; they divide the width into even parts.
         positions: "learned" (one vector per place) or "rotary".
         tied: the output layer is the token table.
+        embeddings: "trained", or "frozen": clients do not send what belongs to tokens and places.
+        adapters: rank of LoRA on queries and values, which alone are trained; 0: none. Both factors
+            are drawn, as after some rounds; their product is a twentieth of the weights.
 
-    Source: Radford et al. 2019 (GPT-2), without dropout; Su et al. 2021 for "rotary".
+    Source: Radford et al. 2019 (GPT-2), without dropout; Su et al. 2021 for "rotary"; Hu et al.
+        2022 for LoRA.
 
     Example:
         >>> model = decoder(input_shape=(8,), classes=50, generator=torch.Generator())
@@ -129,6 +139,9 @@ def decoder(
         torch.Size([2, 8, 50])
     """
     check.one_of(("learned", "rotary"), positions=positions)
+    check.one_of(("trained", "frozen"), embeddings=embeddings)
+    if adapters:
+        check.count(adapters=adapters)
     given: dict[str, Any] = {
         "width": width,
         "layers": layers,
@@ -137,7 +150,26 @@ def decoder(
         "tied": tied,
     }
     rotary = positions == "rotary"
-    return _built(input_shape, classes, generator, vocabulary or classes, rotary=rotary, **given)
+    model = _built(input_shape, classes, generator, vocabulary or classes, rotary=rotary, **given)
+    if embeddings == "frozen":
+        for name in ("tokens", "places"):
+            part = getattr(model, name)
+            if part is not None:
+                part.requires_grad_(False)
+    return _adapted(model, adapters, generator) if adapters else model
+
+
+def _adapted(model: nn.Module, rank: int, generator: torch.Generator) -> nn.Module:
+    """The model with LoRA of this rank on queries and values; everything else is frozen."""
+    model.requires_grad_(False)
+    for block in model.get_submodule("blocks").children():
+        for name in ("query", "value"):
+            base: Any = getattr(block, name)
+            down = normal((rank, base.in_features), generator) / base.in_features**0.5
+            up = normal((base.out_features, rank), generator) / rank**0.5
+            size = SMALL * base.weight.norm() / (up @ down).norm()
+            setattr(block, name, AdapterLayer(base, down, size * up, 1.0))
+    return model.eval()
 
 
 def encoder(

@@ -180,9 +180,10 @@ def row_of(own: Assessment) -> RowTable | None:
 def _sequence(own: SequenceResult, place: int) -> RowTable:
     count = len(own.reconstruction)
     truth, right = own.truth or (None,) * count, own.matched or (None,) * count
+    shares = own.agreement or (None,) * count
     cells = tuple(
         RowCell(str(k), False, *values)
-        for k, values in enumerate(zip(truth, own.reconstruction, right, strict=True), 1)
+        for k, values in enumerate(zip(truth, own.reconstruction, right, shares, strict=True), 1)
     )
     return RowTable(place, cells[:MOST], max(0, count - MOST), "token")
 

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from leakbound.bounds import record_priors
 from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample, TheseExamples
+from leakbound.bounds.language import BIGRAM, BigramText
 from leakbound.bounds.law import positive, whole
-from leakbound.domains import Domain
+from leakbound.domains import Domain, tokens_of
 from leakbound.risk.kappa import BaselineMatches, baseline_matches, distance_of, row_matches
 from leakbound.risk.target import Target
 
@@ -160,10 +161,13 @@ class Examples:
             return PublicSample(self.images, labels, sources=self.origins, **self._measured)
         if kind == THESE:
             return TheseExamples(self.images, labels, **self._measured)
-        if self.domain is not None:
+        tokens = tokens_of(self.domain)
+        if tokens is not None and kind == BIGRAM:
+            return BigramText.from_sequences(self.images, tokens.vocabulary)
+        if self.domain is not None or kind == BIGRAM:
             raise ValueError(
-                f"prior is {kind!r}, a model for mean squared errors, and the data are of a domain "
-                f"with another distance ({self.domain.name}); give {SAMPLE!r} or {THESE!r}"
+                f"prior is {kind!r}, which is no model of this data ({self.name}); give {SAMPLE!r} "
+                f"or {THESE!r}, or {BIGRAM!r} for text"
             )
         if labels_known:
             raise ValueError(
@@ -194,6 +198,11 @@ class Examples:
         if self.images is None:
             return None
         return Attainable.of(PublicSample(self.images, sources=self.origins, **self._measured))
+
+    @property
+    def name(self) -> str:
+        """What the examples are."""
+        return "images" if self.domain is None else self.domain.name
 
     @property
     def _measured(self) -> dict[str, Any]:

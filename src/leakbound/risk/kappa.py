@@ -17,9 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from leakbound.assess.criterion import Criterion
 from leakbound.bounds import identification, record_priors
 from leakbound.bounds.distances import ColumnMisses, Distance, GivenMetric, SquaredError
+from leakbound.bounds.language import BigramText
 from leakbound.bounds.law import positive, single
-from leakbound.bounds.record_priors import RecordPrior, flat_images, largest_match_rate
-from leakbound.domains import Domain, table_of
+from leakbound.bounds.record_priors import Baseline, RecordPrior, flat_images, largest_match_rate
+from leakbound.domains import Domain, table_of, tokens_of
 from leakbound.risk.target import Target
 from leakbound.types import Batch, NotApplicable
 
@@ -146,9 +147,16 @@ def refuse_matched(found: BaselineMatches, target: Target) -> None:
 
 
 def of_public(
-    public: Batch | None, kind: str, components: int, labels_known: bool, eta: float
-) -> tuple[RecordPrior, float]:
-    """A prior taken from public examples, and log kappa under it at an MSE of eta.
+    public: Batch | None,
+    kind: str,
+    components: int,
+    labels_known: bool,
+    eta: float,
+    domain: Domain | None = None,
+) -> tuple[Baseline, float]:
+    """A prior taken from public examples, and log kappa under it at an MSE of eta, or a level.
+
+    Of text, it is the bigram model, whatever the kind.
 
     A known label is not part of the release, so candidates may differ by class. A model of images
     may have a much smaller kappa than real images. The share of the others (of its class) that one
@@ -159,6 +167,10 @@ def of_public(
             f"the probability needs at least {record_priors.MIN_EXAMPLES} public examples for a "
             "prior"
         )
+    tokens = tokens_of(domain)
+    if tokens is not None:
+        text = BigramText.from_sequences(public.inputs.cpu().numpy(), tokens.vocabulary)
+        return text, float(text.log_kappa(eta))
     flat = public.inputs.flatten(1).double().cpu().numpy()
     labels = public.labels.cpu().numpy()
     by_class = kind == "gaussian" and labels_known  # one Gaussian per class
@@ -187,7 +199,7 @@ def _fitted(kind: str, flat: NDArray[Any], labels: NDArray[Any], components: int
     return record_priors.Gallery(flat)
 
 
-def after_copy(noise_std: float, prior: RecordPrior, *, eta: float, baseline: float) -> float:
+def after_copy(noise_std: float, prior: Baseline, *, eta: float, baseline: float) -> float:
     """Log of the largest probability that one candidate from x + w comes within eta of x.
 
     Gaussians: given the copy and its part, x is Gaussian with a covariance that does not depend on

@@ -21,6 +21,7 @@ from leakbound.bounds.record_priors import KINDS
 from leakbound.channel import clipped_gram, most_examples
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.defenses.dp_sgd import ClipExamples, Mean
+from leakbound.domains import tokens_of
 from leakbound.risk import kappa
 from leakbound.risk.released import (
     Released,
@@ -379,15 +380,15 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     private = private_noise(released, spec)
     if private is None or spec.prior == "none":
         return None
-    refuse_other_distances(released)
-    labels_known = released.threat.labels_known
-    public, eta = released.public, released.criterion.error
-    prior, one = released.of_public(
-        ("baseline", spec.prior, spec.components, labels_known, eta),
-        lambda: kappa.of_public(public, spec.prior, spec.components, labels_known, eta),
-    )
-    blind = min(0.0, one + math.log(released.examples))  # any of the candidates may match
     copies = _copies(released)
+    if tokens_of(released.criterion.domain) is None or copies:
+        refuse_other_distances(released)
+    labels_known = released.threat.labels_known
+    public, domain = released.public, released.criterion.domain
+    eta = kappa.level_of(released.criterion)
+    how = spec.prior, spec.components, labels_known, eta, domain
+    prior, one = released.of_public(("baseline", *how), lambda: kappa.of_public(public, *how))
+    blind = min(0.0, one + math.log(released.examples))  # any of the candidates may match
     noise, scope, name = private
     if copies:
         logs = max(one, kappa.after_copy(copies[0], prior, eta=eta, baseline=one))

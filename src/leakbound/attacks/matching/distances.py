@@ -39,6 +39,18 @@ def cosine_layers(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: li
     return torch.stack(parts).mean()
 
 
+def cosine_signal(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+    """As `cosine_layers`; with weights 1/std, a tensor counts by its share of signal energy."""
+    parts, shares = [], []
+    for a, b in spans:
+        own = None if weights is None else weights[:, a:b]
+        parts.append(cosine(guess[:, a:b], seen[:, a:b], own, []))
+        white = (seen[:, a:b] if own is None else seen[:, a:b] * own).square().mean()
+        shares.append(torch.ones_like(white) if own is None else (1 - 1 / white).clamp_min(0))
+    share = torch.stack(shares) / torch.stack(shares).sum().clamp_min(TINY)
+    return (share * torch.stack(parts)).sum()
+
+
 def cosine_weighted(
     guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]
 ) -> Tensor:
@@ -67,6 +79,7 @@ def manhattan(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[S
 DISTANCES = {
     "cosine": cosine,
     "cosine_layers": cosine_layers,
+    "cosine_signal": cosine_signal,
     "cosine_weighted": cosine_weighted,
     "euclidean": euclidean,
     "manhattan": manhattan,

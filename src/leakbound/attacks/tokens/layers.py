@@ -158,21 +158,31 @@ def word_table(task: Task) -> WordTable:
     Raises:
         NotApplicable: there is none, or it is frozen.
     """
-    ids = probe(domain_of(task)).to(task.parameters.device)
-    calls = _calls(task, ids, (nn.Embedding,))
     names = {id(p): name for name, p in task.model.named_parameters()}
-    read = [name for name, seen in calls.items() if seen is not None and torch.equal(seen, ids)]
+    read = embeddings(task)
     for name in read:
         own: Any = task.model.get_submodule(name)
         if id(own.weight) in names and not own.scale_grad_by_freq:
             others = (m for m in task.model.modules() if m is not own)
             tied = any(getattr(other, "weight", None) is own.weight for other in others)
             return WordTable(names[id(own.weight)], name, tied, own.padding_idx)
-    if read:
-        raise NotApplicable(
-            f"the word embedding {read[0]!r} is frozen, so the client sends no gradient of it"
-        )
-    raise NotApplicable("the model calls no nn.Embedding with the tokens")
+    raise NotApplicable(
+        f"the word embedding {read[0]!r} is frozen, so the client sends no gradient of it"
+    )
+
+
+def embeddings(task: Task) -> list[str]:
+    """The modules `nn.Embedding`, trained or not, that the model calls with the tokens.
+
+    Raises:
+        NotApplicable: there is none.
+    """
+    ids = probe(domain_of(task)).to(task.parameters.device)
+    calls = _calls(task, ids, (nn.Embedding,))
+    read = [name for name, seen in calls.items() if seen is not None and torch.equal(seen, ids)]
+    if not read:
+        raise NotApplicable("the model calls no nn.Embedding with the tokens")
+    return read
 
 
 def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, float] | None:
@@ -415,15 +425,15 @@ def _last_labels(
     """
     vocabulary, device = domain_of(task).vocabulary, task.parameters.device
     none = torch.zeros(len(prefixes), dtype=torch.int64), [False] * len(prefixes)
-    heads = [g for g in readers(task) if g.gradient(task, task.parameters).shape[0] == vocabulary]
-    names = [name for name, _ in heads[-1].weights] if heads else []
-    if not names or not whole(observation, task, names):
+    head = output_layer(task)
+    names = [] if head is None else [name for name, _ in head.weights]
+    if head is None or not whole(observation, task, names):
         return none
-    gradient = heads[-1].gradient(task, observation.update.rows[at])
+    gradient = head.gradient(task, observation.update.rows[at])
     left, ends = torch.zeros_like(gradient), []
     for prefix in prefixes:
         ids = prefix[None].to(device)
-        inside = inputs_of(task, heads[-1].names[0], ids)[0].double().cpu()
+        inside = inputs_of(task, head.names[0], ids)[0].double().cpu()
         errors = call(task, task.tensors(), ids, twice=False)[0].double().cpu().softmax(-1)
         if errors.shape[-1] != vocabulary:
             return none
@@ -437,6 +447,13 @@ def _last_labels(
     most, last = shares.max(0)
     rest = shares.scatter(0, last[None], 0.0).abs().amax(0)
     return last, (((most - 1).abs() < UNIQUE) & (rest < UNIQUE)).tolist()
+
+
+def output_layer(task: Task) -> Readers | None:
+    """The last linear layer with a row for every token; None if there is none."""
+    count = domain_of(task).vocabulary
+    heads = (g for g in readers(task) if g.gradient(task, task.parameters).shape[0] == count)
+    return next(reversed([*heads]), None)
 
 
 def word_table_shared(task: Task, weight: str) -> bool:

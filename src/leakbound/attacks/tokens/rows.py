@@ -19,6 +19,7 @@ from leakbound.attacks.tokens.layers import (
     first_linear,
     is_zero,
     labels_of,
+    output_layer,
     place_rows,
     shifted,
     whole,
@@ -124,6 +125,26 @@ class TokenRows(Attack):
                 ends = (row[row >= 0] for row in labels)
                 found |= {int(row[-1]) for row in ends if len(row)}
         return tuple(sorted(found - {domain_of(task).padding}))
+
+
+def labels_in_outputs(observation: Observation) -> set[int]:
+    """The tokens whose rows of the output layer stand out, as those of labels do."""
+    task, update, found = seen_task(observation), observation.update, set[int]()
+    head = output_layer(task)
+    if head is None or not shifted(task):
+        return found
+    most = observation.examples * domain_of(task).length
+    for at, row in enumerate(update.rows):
+        values = head.gradient(task, row)
+        try:
+            seen = _apart(values.norm(dim=1), most)
+        except NotApplicable:
+            if observation.noise_variance is None:
+                continue
+            seen = _above(observation, values, head.gradient(task, observation.noise_variance[at]))
+        if int(seen.sum()) <= most:
+            found |= set(seen.nonzero()[:, 0].tolist())
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,426 @@
+"""Token matching: search sequences of tokens whose simulated update is closest to the one seen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from leakbound import check
+from leakbound.attacks.base import Attack
+from leakbound.attacks.labels import infer_labels
+from leakbound.attacks.matching.attack import GradientMatching
+from leakbound.attacks.matching.loop import MOSTLY, begin, solve, unexplained
+from leakbound.attacks.matching.objective import Objective, hides
+from leakbound.attacks.pace import tick
+from leakbound.attacks.tokens.adapters import AdapterPursuit
+from leakbound.attacks.tokens.layers import domain_of, embeddings, shifted
+from leakbound.attacks.tokens.rows import TokenRows, labels_in_outputs
+from leakbound.attacks.tokens.span import TokenSpan
+from leakbound.losses import NamedLoss, named
+from leakbound.random import normal
+from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+
+START, EXPLAINED, ENDS = 0.1, 1e-6, 16
+"""Spread of the logits at the start; share of an exact update that the right sequences may leave
+unexplained, for rounding; how many tokens are tried at the end of a sequence.
+"""
+
+
+@dataclass(frozen=True)
+class TokenMatching(Attack):
+    """Search sequences of tokens whose simulated update is closest to the update that was seen.
+
+    Every place has a softmax over candidate tokens, which weights the rows of the word embedding.
+    Gradient matching moves the logits; then the search changes or swaps single tokens, in the order
+    that the objective's derivative suggests, while the distance falls. Other attacks give the
+    candidates where they apply: rows of the word embedding, spans, adapters, and rows of the output
+    layer for labels. Otherwise all tokens are candidates.
+
+    It needs no exact gradient, so it applies to noise, compression, several local steps and other
+    optimizers, where spans fail. It simulates what is known of the client and its defense.
+
+    `problem` is None only if the sequences explain the update up to rounding and known noise. There
+    is no certificate: other sequences may explain it, too.
+
+    Args:
+        steps: steps of the search over weights.
+        restarts: the largest number of searches; the first that explains the update ends them.
+        learning_rate: Adam's, at the start.
+        moves: the largest number of changes after a search.
+        tries: how many changes are simulated before each; the best is made.
+
+    Assumptions: the model looks tokens up in one `nn.Embedding`. Lengths are searched as padding.
+
+    Raises:
+        NotApplicable: no tokens, no such embedding, or labels that are other tokens.
+
+    Source: Balunovic et al. 2022 (LAMP) and Deng et al. 2021 (TAG) for searches over embeddings,
+        which alternate with changes of tokens; Ebrahimi et al. 2018 (HotFlip) for the order of
+        changes. The softmax over candidates and their sources are this project's.
+
+    Example:
+        >>> import leakbound as lb
+        >>> from leakbound.domains import TokenDomain
+        >>> model = lb.models.decoder(vocabulary=9, places=4, width=8, layers=1, heads=2,
+        ...     generator=lb.stream(0, "model"))
+        >>> tokens = torch.tensor([[7, 2, 7, 1]])
+        >>> task = lb.Task.of(model, domain=TokenDomain(9, 4), loss="next_token", classes=9)
+        >>> sources = [lb.stream(0, "client"), lb.stream(0, "cohort")]
+        >>> seen = lb.play(task, [lb.Batch(tokens, tokens)], lb.defenses.NoDefense(), sources)
+        >>> TokenMatching(steps=100)(seen.observation, lb.stream(0)).inputs
+        tensor([[7, 2, 7, 1]])
+    """
+
+    steps: int = 300
+    restarts: int = 3
+    learning_rate: float = 0.1
+    moves: int = 100
+    tries: int = 24
+
+    def __post_init__(self) -> None:
+        check.count(steps=self.steps, restarts=self.restarts, tries=self.tries)
+        check.non_negative(moves=self.moves)
+        check.positive(learning_rate=self.learning_rate)
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        labels, found = _labels(observation, generator), list[tuple[float, float, Tensor]]()
+        search = _Matching.of(self, observation, labels, candidates_of(observation))
+        for _ in range(self.restarts):
+            found.append(search.run(generator))
+            left = found[-1][1]
+            known = EXPLAINED + search.objective.noise_share
+            if (left <= known and search.problem(left) is None) or tick():
+                break
+        value, left, tokens = min(found, key=lambda own: own[0])
+        problem, agreement = search.problem(left), None
+        if len(found) > 1:
+            agreement = torch.stack([_same(tokens, own) for *_, own in found]).double().mean(0)
+        return Reconstruction(tokens.cpu(), None, value, (), problem, agreement=agreement)
+
+
+def candidates_of(observation: Observation) -> Tensor:
+    """(K,) the tokens that other attacks find, in order; all tokens if none of them applies.
+
+    Padding is one of them if the domain has it.
+    """
+    domain = domain_of(observation.task)
+    found: set[int] = set()
+    for attack in (TokenRows(), TokenSpan(), AdapterPursuit()):
+        try:
+            found = {*attack.tokens(observation)}
+        except NotApplicable:
+            continue
+        if found:
+            break
+    changed = getattr(observation.defense, "links", True)  # not known, or there are some
+    if not found or (changed and 2 * len(found) < observation.examples * domain.length):
+        return torch.arange(domain.vocabulary)  # noise or compression may hide most of them
+    found |= labels_in_outputs(observation)
+    return torch.tensor(sorted(found if domain.padding is None else found | {domain.padding}))
+
+
+def _same(tokens: Tensor, others: Tensor) -> Tensor:
+    """(B, n) whether other sequences, in the order that fits best, have the same tokens."""
+    costs = (tokens[:, None] != others).sum(-1)
+    order = torch.as_tensor(linear_sum_assignment(costs.cpu().numpy())[1])
+    return (tokens == others[order.to(others.device)]).cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class _Matching:
+    """Weights (B, n, K) of candidates (K,) for the places, and the objective that they have."""
+
+    attack: TokenMatching
+    observation: Observation
+    labels: Tensor | None
+    candidates: Tensor
+    settings: GradientMatching
+    objective: Objective
+
+    @staticmethod
+    def of(
+        attack: TokenMatching,
+        observation: Observation,
+        labels: Tensor | None,
+        candidates: Tensor,
+    ) -> _Matching:
+        candidates = candidates.to(observation.task.parameters.device)
+        task = weighted(observation.task, candidates)
+        shape = domain_of(observation.task).length, len(candidates)
+        soft = replace(observation, task=task, input_shape=shape, labels=labels, auxiliary=None)
+        noisy = observation.noise_variance is not None  # weights of a mask alone are no 1/std
+        settings = GradientMatching(
+            distance="cosine_signal" if noisy else "cosine_layers",
+            steps=attack.steps,
+            learning_rate=attack.learning_rate,
+            schedule="cosine",
+            box=False,
+            labels="told" if labels is not None else "joint",
+        )
+        objective = Objective.of(settings, soft)
+        return _Matching(attack, observation, labels, candidates, settings, objective)
+
+    def problem(self, left: float) -> str | None:
+        """What is wrong with sequences that leave this share of the update unexplained: more than
+        rounding, and noise with four standard errors of its energy.
+        """
+        noise = self.objective.noise_share
+        if noise > MOSTLY:
+            return f"too much noise: it is {noise:.1%} of the update, and a match proves little"
+        if left <= EXPLAINED + noise * (1 + 4 * (2 / self.objective.seen.numel()) ** 0.5):
+            return None
+        return (
+            f"the sequences leave {left:.2g} of the update unexplained, and noise would leave "
+            f"{noise:.2g}: some tokens may be wrong"
+        )
+
+    def run(self, generator: torch.Generator) -> tuple[float, float, Tensor]:
+        """The lowest distance of one search, the share of the update that it does not explain, and
+        the sequences (B, n).
+        """
+        shape = self.observation.examples, *self.objective.observation.input_shape
+        start = START * normal(shape, generator, like=self.objective.seen)
+        search = begin(self.settings, self.objective, generator, images=_Weights(start))
+        found = solve(self.settings, [search])[0]
+        labels = self.labels if self.labels is not None else found.labels
+        assert labels is not None  # the search has found them
+        tokens = self.candidates[found.inputs.argmax(-1)]
+        wider = self._wider(tokens, labels)
+        tokens = wider._changed(wider._ended(tokens, labels), labels)
+        tokens = wider._ended(tokens, labels)
+        value = wider._value(tokens, labels)
+        return value, unexplained(wider.objective, wider._one_hot(tokens), labels), tokens
+
+    def _wider(self, tokens: Tensor, labels: Tensor) -> _Matching:
+        """A search with those tokens of the whole vocabulary, too, that the derivative suggests.
+
+        The last token of a sequence may be a label alone, and tokens may be withheld.
+        """
+        vocabulary = domain_of(self.observation.task).vocabulary
+        complete = not shifted(self.observation.task) and not hides(self.observation)
+        if complete or len(self.candidates) == vocabulary:
+            return self
+        every = _Matching.of(self.attack, self.observation, self.labels, torch.arange(vocabulary))
+        change = every._slope(tokens, labels)
+        change[:, :, self.candidates] = torch.inf
+        parts = [change[row, at] for row, at in enumerate(self._ends(tokens))]
+        parts += [*change] if hides(self.observation) else []
+        least = [at % vocabulary for part in parts for at in _least(part, ENDS)]
+        more = torch.unique(torch.cat([self.candidates, self.candidates.new_tensor(least)]))
+        return _Matching.of(self.attack, self.observation, self.labels, more)
+
+    def _changed(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """The sequences (B, n) after changes of single tokens that lower the distance."""
+        value = self._value(tokens, labels)
+        for _ in range(self.attack.moves):
+            if value <= EXPLAINED**2 or tick():
+                break
+            options = self._options(tokens, labels)
+            each = [self._value(option, labels) for option in options]
+            best = min(range(len(each)), key=each.__getitem__, default=0)
+            if not each or each[best] >= value:
+                break
+            value, tokens = each[best], options[best]
+        return tokens
+
+    def _ended(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """The sequences with the best of the last tokens that the derivative suggests most."""
+        if not shifted(self.observation.task):
+            return tokens
+        slope, best = self._slope(tokens, labels), self._value(tokens, labels)
+        for row, at in enumerate(self._ends(tokens)):
+            for k in _least(slope[row, at], ENDS):
+                other = tokens.clone()
+                other[row, at] = self.candidates[k]
+                if (value := self._value(other, labels)) < best:
+                    best, tokens = value, other
+        return tokens
+
+    def _slope(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """(B, n, K) how much each candidate at a place would change the distance, to first order"""
+        weights = self._one_hot(tokens).requires_grad_()
+        match = self.objective.match(self.objective.rows(weights, labels))
+        slope = torch.autograd.grad(match, weights)[0]
+        return slope - (slope * weights.detach()).sum(-1, keepdim=True)
+
+    def _options(self, tokens: Tensor, labels: Tensor) -> list[Tensor]:
+        """The changes that the derivative suggests most: another token, two that swap, one that
+        moves within its sequence, or an earlier end.
+        """
+        each = self._slope(tokens, labels)
+        slope, now = each.flatten(0, 1), self._places(tokens).flatten()
+        swap = slope[:, now]  # (places, tokens of the others)
+        swap = (swap + swap.T).masked_fill(now[:, None] == now, torch.inf)
+        swap = swap.masked_fill(torch.ones_like(swap).tril() > 0, torch.inf)
+        change = slope.scatter(1, now[:, None], torch.inf)
+        found, part = [], -(-self.attack.tries // 3)
+        for at in _least(change, part):
+            other = now.clone()
+            other[at // change.shape[1]] = at % change.shape[1]
+            found.append(other)
+        for at in _least(swap, part):
+            other, first, second = now.clone(), at // len(now), at % len(now)
+            other[first], other[second] = now[second], now[first]
+            found.append(other)
+        orders = _moved(tokens.shape[1]).to(tokens.device)
+        moved = self._places(tokens)[:, orders]  # (B, orders, n)
+        if (padding := domain_of(self.observation.task).padding) is not None:
+            ended = self._places(tokens)[:, None].repeat(1, tokens.shape[1] - 1, 1)
+            pad = self._places(tokens.new_tensor([padding]))
+            ended = torch.where(torch.ones_like(ended[0]).triu(1) > 0, pad, ended)
+            moved = torch.cat([moved, ended], 1)
+        gains = each[:, None].expand(-1, moved.shape[1], -1, -1).gather(3, moved[..., None])
+        for at in _least(gains.sum((2, 3)), part):
+            other, row = now.clone().view_as(tokens), at // moved.shape[1]
+            other[row] = moved[row, at % moved.shape[1]]
+            found.append(other.flatten())
+        return [self.candidates[other].view_as(tokens) for other in found]
+
+    def _ends(self, tokens: Tensor) -> list[int]:
+        """The last place of each sequence before its padding."""
+        padding = domain_of(self.observation.task).padding
+        if padding is None:
+            return [tokens.shape[1] - 1] * len(tokens)
+        return [max(1, own) - 1 for own in (tokens != padding).sum(1).tolist()]
+
+    @torch.no_grad()
+    def _value(self, tokens: Tensor, labels: Tensor) -> float:
+        return float(self.objective.match(self.objective.rows(self._one_hot(tokens), labels)))
+
+    def _places(self, tokens: Tensor) -> Tensor:
+        """The numbers of tokens among the candidates, which are in increasing order."""
+        return torch.searchsorted(self.candidates, tokens)
+
+    def _one_hot(self, tokens: Tensor) -> Tensor:
+        own = nn.functional.one_hot(self._places(tokens), len(self.candidates))
+        return own.to(self.objective.seen)
+
+
+def _moved(length: int) -> Tensor:
+    """(n (n - 1) - 1, n) the orders in which one of n places is moved to another."""
+    every = torch.arange(length).tolist()
+    orders = {
+        (*rest[:to], at, *rest[to:])
+        for at in every
+        for rest in ([k for k in every if k != at],)
+        for to in every
+    }
+    return torch.tensor(sorted(orders - {tuple(every)}))
+
+
+def _least(values: Tensor, count: int) -> list[int]:
+    """The places of the smallest finite values of a tensor, as if it were flat."""
+    flat = values.flatten()
+    best = flat.topk(min(count, len(flat)), largest=False)
+    found: list[int] = best.indices[best.values.isfinite()].tolist()
+    return found
+
+
+class _Weights:
+    """The variables of the search: logits (B, n, K) of the weights."""
+
+    def __init__(self, start: Tensor) -> None:
+        self.logits = start.requires_grad_()
+        self.variables = [self.logits]
+
+    def __call__(self) -> Tensor:
+        return self.logits.softmax(-1)
+
+    def settle(self, box: tuple[float, float] | None) -> None:
+        """Do nothing: weights are valid."""
+
+
+def _labels(observation: Observation, generator: torch.Generator) -> Tensor | None:
+    """The labels that the simulated loss takes; None: they are searched."""
+    loss = named(observation.task.loss)
+    if loss.name == "next_token":  # the weighted tokens are the labels
+        return torch.zeros(observation.examples, dtype=torch.int64)
+    if loss.of_inputs:
+        raise NotApplicable(f"labels under {loss.name!r} are other tokens than the input's")
+    if observation.labels is not None:
+        return observation.labels
+    try:
+        return infer_labels(observation, generator)
+    except NotApplicable:
+        return None
+
+
+# --- a model of weighted tokens ----------------------------------------------------------------
+
+
+class _TakesWeights:
+    """The forward pass of a language model for weights (B, n, K) of candidate tokens.
+
+    What depends on the tokens themselves, such as the mask of padding, follows the heaviest ones.
+    """
+
+    def __init__(
+        self, forward: Callable[[Tensor], Any], module: nn.Embedding, candidates: Tensor
+    ) -> None:
+        self.forward, self.module, self.candidates = forward, module, candidates
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        def mixed(module: Any, _: Any, output: Tensor) -> Tensor:
+            rows = module.weight[self.candidates]
+            if module.padding_idx is not None:  # its row has no gradient
+                fixed = (self.candidates == module.padding_idx)[:, None]
+                rows = torch.where(fixed, rows.detach(), rows)
+            found: Tensor = weights.to(rows) @ rows
+            return found
+
+        hook = self.module.register_forward_hook(mixed)
+        try:
+            output = self.forward(self.candidates[weights.argmax(-1)])
+        finally:
+            hook.remove()
+        return output if isinstance(output, Tensor) else output["logits"]
+
+
+class _WithLabels(_TakesWeights):
+    """As `_TakesWeights`; the weights of all tokens (B, n, V) stand behind the scores (B, n, V).
+
+    Padding is no label, so it has no weight there.
+    """
+
+    padding: int | None = None
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        scores = super().__call__(weights)
+        if self.padding is not None:
+            weights = weights * (self.candidates != self.padding)
+        labels = torch.zeros_like(scores).index_add(-1, self.candidates, weights.to(scores))
+        return torch.cat([scores, labels], -1)
+
+
+def _next_weights(output: Tensor, _: Tensor) -> Tensor:
+    """`losses.next_token` for scores and weights (B, n, 2 V)."""
+    scores, labels = output.chunk(2, -1)
+    labels = labels[:, 1:]
+    return -(labels * scores[:, :-1].log_softmax(-1)).sum() / labels.sum()
+
+
+def weighted(task: Task, candidates: Tensor) -> Task:
+    """The task with weights (n, K) of candidate tokens (K,) as inputs, at the same parameters.
+
+    With a weight of 1 for one token of each place, it has the update of these tokens.
+
+    Raises:
+        NotApplicable: the model does not take its tokens from one embedding alone.
+    """
+    model = copy.copy(task.model)
+    vars(model)["_modules"] = dict(task.model._modules)
+    own: Any = task.model.get_submodule(embeddings(task)[0])
+    takes = (_WithLabels if shifted(task) else _TakesWeights)(task.model.forward, own, candidates)
+    vars(model)["forward"] = takes
+    changed = replace(task, model=model, domain=None, input_range=(0.0, 1.0), public=None)
+    if isinstance(takes, _WithLabels):
+        takes.padding = domain_of(task).padding
+        loss = NamedLoss("next weights", _next_weights, "any")
+        changed = replace(changed, loss=loss, label_range=None)
+    return changed

@@ -1,0 +1,150 @@
+"""A language model as a prior of sequences, and the prior-only success under it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import sparse
+
+from leakbound.bounds.distances import ColumnMisses
+from leakbound.bounds.law import Array, one
+from leakbound.bounds.record_priors import MIN_EXAMPLES, MOST, TOGETHER, Baseline
+
+__all__ = ["BIGRAM", "BigramText"]
+
+BIGRAM = "bigram"
+"""The name of this prior."""
+ROUNDING = 1e-9
+"""Relative rounding of sums of products; added, to keep an upper bound."""
+
+
+@dataclass(frozen=True, eq=False)
+class BigramText(Baseline):
+    """Sequences (n,) of tokens in which each depends on the one before: a smoothed bigram model.
+
+    P(v | u) = (1 - w_u) count(u, v) / count(u) + w_u P(v), with w_u = t_u / (t_u + count(u)), where
+    t_u is the number of different tokens that follow u. P(v) is their share of all tokens, with one
+    more of each token of the vocabulary.
+
+    `log_kappa` bounds how often any one sequence differs from a random one in at most eta places.
+    It is exact for eta = 0. For more, it lets every token of the candidate depend on the random
+    sequence's tokens before, which can only raise the probability. The model treats repeated
+    sentences as far rarer than they are. So the bound is at least the largest share of the other
+    public sequences that one of them matches.
+
+    Args:
+        first: (V,) probabilities of the first token.
+        shared: (V,) the P(v).
+        mixed: (V,) the weights w_u of P(v) after each token.
+        follows: (V, V) sparse, (1 - w_u) count(u, v) / count(u).
+        length: n.
+        seen: (N, n) public sequences that one candidate may match as often as counted.
+
+    Source: Witten and Bell 1991 for the smoothing; the bound is this project's.
+
+    Example:
+        >>> rows = np.tile([[1, 2, 1], [2, 1, 2]], (50, 1))
+        >>> model = BigramText.from_sequences(rows, vocabulary=3)
+        >>> round(float(np.exp(model.log_kappa(0))), 3)
+        0.495
+    """
+
+    first: Array
+    shared: Array
+    mixed: Array
+    follows: sparse.csr_array
+    length: int
+    seen: Array
+
+    name = "bigram model of the public text, no rarer than seen"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dim", self.length)
+        object.__setattr__(
+            self, "distance", ColumnMisses(lambda rows: 4 * rows, self.length, "sequence", "tokens")
+        )
+
+    @classmethod
+    def from_sequences(cls, sequences: ArrayLike, vocabulary: int) -> BigramText:
+        """Count the tokens of sequences (N, n), padding included.
+
+        Raises:
+            ValueError: there are fewer than 64 sequences, or tokens outside of the vocabulary.
+        """
+        rows = np.asarray(sequences).astype(np.int64)
+        if rows.ndim != 2 or len(rows) < MIN_EXAMPLES:
+            raise ValueError(
+                f"sequences has shape {rows.shape}; give (N, n) with N of {MIN_EXAMPLES} or more"
+            )
+        if rows.min() < 0 or rows.max() >= vocabulary:
+            raise ValueError(
+                f"sequences run from {rows.min()} to {rows.max()}; the vocabulary has the tokens 0 "
+                f"to {vocabulary - 1}"
+            )
+        shared = np.bincount(rows.ravel(), minlength=vocabulary) + 1.0
+        shared /= shared.sum()
+        starts = np.bincount(rows[:, 0], minlength=vocabulary).astype(float)
+        share = _weight(np.count_nonzero(starts), starts.sum())
+        before, after = rows[:, :-1].ravel(), rows[:, 1:].ravel()
+        size = vocabulary, vocabulary
+        counts = sparse.csr_array((np.ones(len(before)), (before, after)), shape=size)
+        counts.sum_duplicates()
+        total, kinds = counts.sum(1), np.diff(counts.indptr)
+        mixed = _weight(kinds, total)
+        scale = sparse.diags_array((1 - mixed) / np.maximum(total, 1))
+        return cls(
+            (1 - share) * starts / starts.sum() + share * shared,
+            shared,
+            mixed,
+            sparse.csr_array(scale @ counts),
+            rows.shape[1],
+            rows[:: -(-len(rows) // MOST)],
+        )
+
+    def log_kappa(self, eta: ArrayLike) -> Any:
+        levels = self.distance.levels(eta)
+        most = int(min(np.floor(levels.max()), self.length))
+        best = self._best(most)
+        model = np.array([best[min(int(level), most)] for level in np.floor(levels)])
+        found = np.maximum(model * (1 + ROUNDING), [self._matched(level) for level in levels])
+        return one(np.minimum(0.0, np.log(found)).reshape(np.shape(eta)))
+
+    def _matched(self, level: float) -> float:
+        """The largest share of the other public sequences that one of them matches."""
+        most = max(
+            (self.distance.apart(self.seen[at : at + TOGETHER], self.seen) <= level).sum(1).max()
+            for at in range(0, len(self.seen), TOGETHER)
+        )
+        return float(most - 1) / (len(self.seen) - 1)
+
+    def _best(self, most: int) -> Array:
+        """(most + 1,) largest probability that at most 0, 1, ... places of a sequence differ."""
+        value = np.ones((len(self.shared), most + 1))  # of what follows each token
+        for _ in range(self.length - 1):
+            fewer = np.concatenate([np.zeros((len(value), 1)), value[:, :-1]], 1)
+            gain = value - fewer  # of a right token
+            mean = self.follows @ fewer + np.outer(self.mixed, self.shared @ fewer)
+            value = mean + self._largest(gain)
+        fewer = np.concatenate([np.zeros((len(value), 1)), value[:, :-1]], 1)
+        return np.asarray(self.first @ fewer + (self.first[:, None] * (value - fewer)).max(0))
+
+    def _largest(self, gain: Array) -> Array:
+        """(V, K) the largest P(v | u) gain (V, K) over v, for each u."""
+        found = np.outer(self.mixed, (self.shared[:, None] * gain).max(0))
+        rows, columns = self.follows.nonzero()
+        if not len(rows):
+            return found
+        chances = self.follows.data + self.mixed[rows] * self.shared[columns]
+        starts = np.flatnonzero(np.diff(rows, prepend=-1))
+        for k in range(gain.shape[1]):
+            best = np.maximum.reduceat(chances * gain[columns, k], starts)
+            found[rows[starts], k] = np.maximum(found[rows[starts], k], best)
+        return found
+
+
+def _weight(kinds: Any, total: Any) -> Any:
+    """The weight of what all tokens share, from how many followed and of how many kinds."""
+    return np.where(total > 0, kinds / np.maximum(kinds + total, 1), 1.0)
