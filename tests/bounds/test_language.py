@@ -113,9 +113,9 @@ def test_bound_and_calibrate_take_it():
     assert prior.name.startswith("bigram model")
     assert prior.dim == examples.dim
     assert float(prior.log_kappa(8)) > float(prior.log_kappa(0))
-    with pytest.raises(ValueError, match="no model of this data"):
+    with pytest.raises(ValueError, match="no model of data"):
         examples.prior("gaussian")
-    with pytest.raises(ValueError, match="no model of this data"):
+    with pytest.raises(ValueError, match="no model of data"):
         Examples.of("digits").prior("bigram")
 
 

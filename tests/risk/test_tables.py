@@ -152,7 +152,7 @@ def test_labels_let_the_attacker_choose_by_class():
             "no number of examples like these .* ask for more columns",
         ),
         ("columns>=0.5 with probability<=0.05", {}, "ask for more columns"),
-        (TARGET, {"prior": "mixture"}, "another distance .table."),
+        (TARGET, {"prior": "mixture"}, "this distance .table."),
         (TARGET, {"prior": "sphere"}, "measured in another way"),
         (Target.of_psnr(20, 0.05), {}, "measured in another way"),
     ],
@@ -265,7 +265,7 @@ def test_calibrate_shows_columns(capsys):
         (("bound", "--noise-multiplier", 1, "--eta", 0.01), "eta holds mean squared errors"),
         (("bound", "--noise-multiplier", 1, "--share", 1.5), "share is 1.5"),
         (("calibrate", "--target", "psnr>=20 with probability<=0.1"), "data are rows"),
-        (("calibrate", "--target", TARGET, "--prior", "gallery"), "another distance"),
+        (("calibrate", "--target", TARGET, "--prior", "gallery"), "this distance"),
         (("evidence", "--training", "noise_multiplier=1", "data=german", "--out", "x"), "bound"),
     ],
 )

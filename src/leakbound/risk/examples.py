@@ -166,8 +166,8 @@ class Examples:
             return BigramText.from_sequences(self.images, tokens.vocabulary)
         if self.domain is not None or kind == BIGRAM:
             raise ValueError(
-                f"prior is {kind!r}, which is no model of this data ({self.name}); give {SAMPLE!r} "
-                f"or {THESE!r}, or {BIGRAM!r} for text"
+                f"prior is {kind!r}, no model of data with this distance ({self.name}); give "
+                f"{SAMPLE!r} or {THESE!r}, or {BIGRAM!r} for text"
             )
         if labels_known:
             raise ValueError(

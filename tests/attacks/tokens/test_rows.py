@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound import models
 from leakbound.attacks.tokens.rows import TokenRows
 from leakbound.defenses import GaussianNoise, LaplaceNoise, NoDefense, TopK
 from leakbound.domains import TokenDomain
@@ -16,20 +15,10 @@ from leakbound.random import stream
 from leakbound.testing import check_attack
 from leakbound.types import Batch, LocalPlan, NotApplicable, Task
 
-WORDS, WIDTH = 120, 96
+from .conftest import WORDS, peer, tokens
+from .conftest import decoder_or_encoder as built
+
 NOISE = [stream(0, "a"), stream(0, "b")]
-
-
-def built(kind, length, seed=0, words=WORDS, width=WIDTH):
-    given = {"input_shape": (length,), "generator": stream(seed, "model"), "width": width}
-    if kind == "encoder":
-        return models.encoder(classes=2, vocabulary=words, heads=2, **given)
-    turned = "rotary" if "rotary" in kind else "learned"
-    return models.decoder(classes=words, heads=2, positions=turned, tied="tied" in kind, **given)
-
-
-def tokens(count, length, seed=0, words=WORDS, lowest=0):
-    return torch.randint(lowest, words, (count, length), generator=stream(seed, "ids"))
 
 
 def seen(model, ids, defense=None, plan=None, padding=None, words=WORDS, encoder=False):
@@ -238,27 +227,3 @@ def test_models_of_transformers(kind):
         ordered = count == 1 and kind != "llama"
         assert (answer.problem is None) == ordered
         assert torch.equal(answer.inputs, ids) == ordered
-
-
-def peer(transformers, kind, seed=0):
-    """A small random model of the transformers library."""
-    wide = {"num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 192}
-    wide |= {"vocab_size": WORDS, "hidden_size": WIDTH}
-    special = {"bos_token_id": None, "eos_token_id": None}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        if kind == "bert":
-            config = transformers.BertConfig(max_position_embeddings=16, **wide)
-            return transformers.BertForSequenceClassification(config).eval()
-        if kind == "llama":
-            wide |= {"num_key_value_heads": 2, "max_position_embeddings": 16, **special}
-            config = transformers.LlamaConfig(**wide)
-            return transformers.LlamaForCausalLM(config).eval()
-        sizes = {"n_positions": 16, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, **special}
-        if kind == "gpt2 classes":
-            config = transformers.GPT2Config(vocab_size=WORDS, **sizes, pad_token_id=0)
-            return transformers.GPT2ForSequenceClassification(config).eval()
-        config = transformers.GPT2Config(
-            vocab_size=WORDS, **sizes, tie_word_embeddings="tied" in kind
-        )
-        return transformers.GPT2LMHeadModel(config).eval()

@@ -8,7 +8,6 @@ import torch
 from scipy import stats
 from torch import nn
 
-from leakbound import models
 from leakbound.attacks.tokens.layers import chosen, readers
 from leakbound.attacks.tokens.span import CHANCE, Span, TokenSpan
 from leakbound.client import example_gradients
@@ -20,7 +19,7 @@ from leakbound.random import stream
 from leakbound.testing import check_attack
 from leakbound.types import Batch, LocalPlan, NotApplicable, Task
 
-WORDS, WIDTH = 120, 96
+from .conftest import WIDTH, WORDS, decoder_or_encoder, peer, tokens
 
 
 class Plain(nn.Module):
@@ -47,19 +46,11 @@ def built(kind, length, seed=0, words=WORDS, width=WIDTH):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return Plain(length, words, width, first="first" in kind)
-    given = {"input_shape": (length,), "generator": stream(seed, "model"), "width": width}
-    if kind == "encoder":
-        return models.encoder(classes=2, vocabulary=words, heads=2, **given)
-    turned = "rotary" if "rotary" in kind else "learned"
-    return models.decoder(classes=words, heads=2, positions=turned, tied="tied" in kind, **given)
+    return decoder_or_encoder(kind, length, seed, words, width)
 
 
 def classifies(kind):
     return kind in ("encoder", "bert", "gpt2 classes") or kind.startswith("plain")
-
-
-def tokens(count, length, seed=0, words=WORDS, lowest=0):
-    return torch.randint(lowest, words, (count, length), generator=stream(seed, "ids"))
 
 
 def seen(kind, ids, defense=None, plan=None, padding=None, words=WORDS, seed=0, model=None, **more):
@@ -131,6 +122,28 @@ def test_an_encoder_with_two_sequences(kind):
         right += same and found.problem is None
         assert same or "undecided" in found.problem
     assert right >= 3
+
+
+def test_marks_whose_gradients_cancel_hide_no_sequence():
+    """Opposite labels and shared marks: rounding exceeds what the sum of gradients suggests."""
+    transformers = pytest.importorskip("transformers")
+    for seed in range(3):
+        ids = tokens(2, 8, seed, lowest=3)
+        ids[:, 0], ids[:, -1] = 1, 2
+        found = answer(seen("bert", ids, model=peer(transformers, "bert", seed)))
+        assert rows(found.inputs) == rows(ids)
+        assert found.problem is None
+
+
+def test_a_span_has_no_more_directions_than_tokens():
+    """Beyond the edge of rounding, the last gap before as many counts; else all of them."""
+    sizes = torch.tensor([1.0, 0.5, 1e-6, 4e-7, 3e-7], dtype=torch.float64)
+    gradient = torch.diag(sizes)
+    assert Span.of(gradient, None, 1e-10).rank == 2  # all above the edge: the largest gap
+    wide = torch.zeros(7, 8, dtype=torch.float64)
+    wide[:5, :5] = gradient
+    ranks = [Span.of(wide, None, 1e-10, most).rank for most in (9, 4, 3, 1)]
+    assert ranks == [5, 2, 2, 1]
 
 
 def test_tokens_are_those_of_the_batch():
@@ -330,25 +343,3 @@ def test_models_of_transformers(kind):
         found = answer(observation)
         assert rows(found.inputs) == rows(ids)
         assert found.problem is None
-
-
-def peer(transformers, kind, seed=0):
-    """A small random model of the transformers library."""
-    wide = {"num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 192}
-    wide |= {"vocab_size": WORDS, "hidden_size": WIDTH}
-    special = {"bos_token_id": None, "eos_token_id": None}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        if kind == "bert":
-            config = transformers.BertConfig(max_position_embeddings=16, **wide)
-            return transformers.BertForSequenceClassification(config).eval()
-        if kind == "llama":
-            wide |= {"num_key_value_heads": 2, "max_position_embeddings": 16, **special}
-            config = transformers.LlamaConfig(**wide)
-            return transformers.LlamaForCausalLM(config).eval()
-        sizes = {"n_positions": 16, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, **special}
-        if kind == "gpt2 classes":
-            config = transformers.GPT2Config(vocab_size=WORDS, **sizes, pad_token_id=0)
-            return transformers.GPT2ForSequenceClassification(config).eval()
-        config = transformers.GPT2Config(vocab_size=WORDS, **sizes, tie_word_embeddings=False)
-        return transformers.GPT2LMHeadModel(config).eval()

@@ -20,15 +20,16 @@ from leakbound.attacks.matching.objective import Objective, hides
 from leakbound.attacks.pace import tick
 from leakbound.attacks.tokens.adapters import AdapterPursuit
 from leakbound.attacks.tokens.layers import domain_of, embeddings, shifted
-from leakbound.attacks.tokens.rows import TokenRows, labels_in_outputs
+from leakbound.attacks.tokens.rows import TokenRows, labels_in_outputs, largest_rows
 from leakbound.attacks.tokens.span import TokenSpan
 from leakbound.losses import NamedLoss, named
 from leakbound.random import normal
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
-START, EXPLAINED, ENDS = 0.1, 1e-6, 16
+START, EXPLAINED, ENDS, LIKELY = 0.1, 1e-6, 16, 4
 """Spread of the logits at the start; share of an exact update that the right sequences may leave
-unexplained, for rounding; how many tokens are tried at the end of a sequence.
+unexplained, for rounding; how many tokens are tried at the end of a sequence; candidates for each
+place if noise or compression hides which tokens occur.
 """
 
 
@@ -45,8 +46,8 @@ class TokenMatching(Attack):
     It needs no exact gradient, so it applies to noise, compression, several local steps and other
     optimizers, where spans fail. It simulates what is known of the client and its defense.
 
-    `problem` is None only if the sequences explain the update up to rounding and known noise. There
-    is no certificate: other sequences may explain it, too.
+    `problem` is None only if the sequences explain the update up to rounding and known noise, and
+    no search found others that do. There is no certificate.
 
     Args:
         steps: steps of the search over weights.
@@ -91,14 +92,17 @@ class TokenMatching(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         labels, found = _labels(observation, generator), list[tuple[float, float, Tensor]]()
         search = _Matching.of(self, observation, labels, candidates_of(observation))
+        noise = search.objective.noise_share
         for _ in range(self.restarts):
             found.append(search.run(generator))
-            left = found[-1][1]
-            known = EXPLAINED + search.objective.noise_share
-            if (left <= known and search.problem(left) is None) or tick():
+            right = [own for _, left, own in found if search.problem(left) is None]
+            enough = found[-1][1] <= EXPLAINED + noise and len(right) > (noise > 0)
+            if (right and enough) or tick():
                 break
         value, left, tokens = min(found, key=lambda own: own[0])
         problem, agreement = search.problem(left), None
+        if not all(bool(_same(tokens, own).all()) for own in right):
+            problem = problem or "other sequences explain the update as well"
         if len(found) > 1:
             agreement = torch.stack([_same(tokens, own) for *_, own in found]).double().mean(0)
         return Reconstruction(tokens.cpu(), None, value, (), problem, agreement=agreement)
@@ -107,7 +111,8 @@ class TokenMatching(Attack):
 def candidates_of(observation: Observation) -> Tensor:
     """(K,) the tokens that other attacks find, in order; all tokens if none of them applies.
 
-    Padding is one of them if the domain has it.
+    If noise or compression hides most of them, those with the largest gradients. Padding is one of
+    them if the domain has it.
     """
     domain = domain_of(observation.task)
     found: set[int] = set()
@@ -118,9 +123,12 @@ def candidates_of(observation: Observation) -> Tensor:
             continue
         if found:
             break
+    places = observation.examples * domain.length
     changed = getattr(observation.defense, "links", True)  # not known, or there are some
-    if not found or (changed and 2 * len(found) < observation.examples * domain.length):
-        return torch.arange(domain.vocabulary)  # noise or compression may hide most of them
+    if changed and 2 * len(found) < places:
+        found |= set(largest_rows(observation, LIKELY * places))
+    if not found:
+        return torch.arange(domain.vocabulary)
     found |= labels_in_outputs(observation)
     return torch.tensor(sorted(found if domain.padding is None else found | {domain.padding}))
 

@@ -147,6 +147,20 @@ def labels_in_outputs(observation: Observation) -> set[int]:
     return found
 
 
+def largest_rows(observation: Observation, count: int) -> list[int]:
+    """The tokens with the largest rows of the word embedding's gradient; none if it is frozen."""
+    task = seen_task(observation)
+    try:
+        table = word_table(task)
+    except NotApplicable:
+        return []
+    sizes = sum(_part(task, table.weight, row).square().sum(1) for row in observation.update.rows)
+    assert isinstance(sizes, Tensor)  # an update has a row or more
+    sizes = sizes[: domain_of(task).vocabulary]
+    found: list[int] = sizes.topk(min(count, len(sizes))).indices.tolist()
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class _Rows:
     """The gradient's rows (V, k) of tokens as they are tested, which of them are touched, and the

@@ -40,10 +40,6 @@ that other points pass. Multiple of the edge of rounding errors from which a sin
 smallest ratio of singular values around noise that is not known; factor for errors of rounding, as
 they depend on each other.
 """
-CUT, CANCELLED = 30.0, 1e3
-"""Smallest ratio of singular values where another span ends, too; how far rounding may exceed its
-edge where gradients of examples cancel.
-"""
 
 
 @dataclass(frozen=True)
@@ -150,8 +146,6 @@ class TokenSpan(Attack):
 class Span:
     """The row space of a gradient: basis (d, k), singular values (k,), and the noise of an entry.
 
-    `edge` is the singular value from which directions were counted.
-
     Example:
         >>> span = Span.of(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]]), None, 1e-7)
         >>> span.rank, span.far(torch.eye(3))[0].tolist()
@@ -161,16 +155,14 @@ class Span:
     basis: Tensor
     sizes: Tensor
     noise: float
-    edge: float = 0.0
 
     @staticmethod
-    def of(
-        gradient: Tensor, noise: float | None, rounding: float, *, most: int | None = None
-    ) -> Span:
+    def of(gradient: Tensor, noise: float | None, rounding: float, most: int | None = None) -> Span:
         """The span of singular values above the edge of noise, or of relative rounding errors.
 
         If all of them are, there is noise that is not known: those before the largest gap count.
-        At most `most` count.
+        At most `most` count, up to the last gap: where gradients of examples nearly cancel,
+        rounding is that of the terms and not of their sum.
         """
         outputs, width = gradient.shape
         wide = gradient.double()
@@ -182,21 +174,18 @@ class Span:
         if not noise and rank == len(s) > 2:
             ratios = s[:-1] / s[1:].clamp_min(1e-300)
             rank = int(ratios.argmax()) + 1 if float(ratios.max()) > GAP else len(s)
-        rank = rank if most is None else min(rank, most)
+        if most is not None and rank > most:
+            gaps = (s[:most] > GAP * s[1 : most + 1]).nonzero()[:, 0].tolist()
+            rank = gaps[-1] + 1 if gaps else most
         rest = (outputs - rank) * (width - rank)
         left = float(s[rank:].square().sum() / rest) ** 0.5 if rest else 0.0
         noise = max(noise or 0.0, left if (noise or 0.0) > least else SLACK * left)
-        return Span(v[:rank].T.contiguous(), s[:rank], noise, level * edge)
+        return Span(v[:rank].T.contiguous(), s[:rank], noise)
 
     @property
     def rank(self) -> int:
         """The number of directions."""
         return len(self.sizes)
-
-    def ends(self, rank: int) -> bool:
-        """Whether it may have only this many directions: a gap follows, and then small ones."""
-        last, following = self.sizes[rank - 1 : rank + 1].tolist()
-        return bool(last > CUT * following and following < CANCELLED * self.edge)
 
     @property
     def free(self) -> int:
@@ -269,28 +258,17 @@ class _Scene:
             problem = "several local steps change what layers get, so their spans are not exact"
         return _Scene(observation, task, domain, first, later, problem)
 
-    def spans(self, at: int) -> list[Span]:
-        """The spans of the later groups.
-
-        Where gradients of examples nearly cancel, rounding is that of the terms, not of the sum,
-        and directions of it are counted. So a span is cut at a gap where another one ends.
-        """
-        spans = [self.span(group, at) for group in self.later]
-        for k, span in enumerate(spans):
-            for rank in sorted({other.rank for other in spans}, reverse=True):
-                if 0 < rank < span.rank and span.ends(rank):
-                    spans[k] = self.span(self.later[k], at, most=rank)
-                    break
-        return spans
-
-    def span(self, group: Readers, at: int, *, most: int | None = None) -> Span:
-        """The span of a group's gradient in row `at`, of `most` directions if it is given."""
+    def span(self, group: Readers, at: int) -> Span:
+        """The span of a group's gradient in row `at`, of at most as many directions as tokens."""
         rows, noise = self.observation.update.rows, self.observation.noise_variance
         known = None
         if noise is not None:
             known = float(group.gradient(self.task, noise[at]).mean().sqrt())
         rounding = float(torch.finfo(rows.dtype).eps)
-        return Span.of(group.gradient(self.task, rows[at]), known, rounding, most=most)
+        counts = self.observation.update.examples
+        most = (counts[at] if len(counts) == len(rows) else sum(counts)) * self.domain.length
+        most *= self.task.plan.steps
+        return Span.of(group.gradient(self.task, rows[at]), known, rounding, most)
 
     def known(self, at: int) -> list[int]:
         """The tokens whose rows of the word embedding have a gradient; empty if it is frozen."""
@@ -370,9 +348,9 @@ class _Search:
         All but the first confirm what passed it. If the gradient does not reach all places, as in
         the last block of a classifier, a layer's span has fewer directions, and it is left out.
         """
-        spans = self.scene.spans(self.at)
         found: list[tuple[str, Span]] = []
-        for group, span in zip(self.scene.later, spans, strict=True):
+        for group in self.scene.later:
+            span = self.scene.span(group, self.at)
             least = found[0][1].rank if found else 1
             if span.free >= 2 and span.rank >= least:
                 found.append((group.names[0], span))
