@@ -322,8 +322,9 @@ class TrainingOptions:
     prior: Annotated[Prior | None, Option("PRIOR")] = None
     """What the bound assumes about the data; by default "sample". "sample" uses no model,
     only --data as public examples. "these": --data are the private examples themselves. "mixture",
-    "gaussian" and "gallery" are models fitted to --data (protected under a model). "sphere" is a
-    uniform direction that needs no --data; under it nothing is called protected."""
+    "gaussian", "gallery" and, for text, "bigram" are models fitted to --data (protected under a
+    model). "sphere" is a uniform direction that needs no --data; under it nothing is called
+    protected."""
     labels_known: bool = False
     """The attacker knows the label. They choose a candidate per class."""
     input_range: Annotated[tuple[float, float], Option("LOW HIGH")] = (0.0, 1.0)
