@@ -204,7 +204,7 @@ def summed_task(observation: Observation) -> Task:
     if not task.plan.is_sum:
         raise NotApplicable(
             f"the client trains by {task.plan.optimizer.capitalize()}, whose update is no sum of "
-            "gradients"
+            "gradients: what it leaks is undecided, not protected"
         )
     return task
 

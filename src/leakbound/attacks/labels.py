@@ -244,9 +244,12 @@ def fill(expected: Tensor, examples: int, *, certain: Tensor | None = None) -> T
 
 
 def stand_ins(observation: Observation, generator: torch.Generator) -> Tensor:
-    """Substitute images for the batch: public ones if available, otherwise random ones."""
+    """Substitutes for the batch: public examples if available, otherwise random ones."""
     if observation.auxiliary is not None:
         return observation.auxiliary.inputs[:PUBLIC]
+    domain = observation.task.domain
+    if domain is not None and not domain.dtype.is_floating_point:
+        return domain.start(STAND_INS, generator).to(observation.task.parameters.device)
     low, high = observation.task.input_range
     shape = (STAND_INS, *observation.input_shape)
     return low + (high - low) * uniform(shape, generator, like=observation.task.parameters)

@@ -1,5 +1,6 @@
 """Captured updates of a federated run: read them, observe them as an attacker does, attack them."""
 
+from leakbound.captured.adapters import read_adapter, sent_tensors
 from leakbound.captured.capture import Capture, load, load_all, updates_in, write
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import TrainingInfo, observe
@@ -16,6 +17,8 @@ __all__ = [
     "load",
     "load_all",
     "observe",
+    "read_adapter",
+    "sent_tensors",
     "updates_in",
     "write",
 ]

@@ -145,7 +145,7 @@ def read_adapter(
         >>> model[0].scale, [name for name, p in model.named_parameters() if p.requires_grad]
         (2.0, ['0.lora_A.weight', '0.lora_B.weight'])
     """
-    path, config = _located(adapter)
+    path, config = _located(adapter, "adapter")
     _refuse_quantized(base)
     named = _read(path, config, base)
     model = copy.deepcopy(base).requires_grad_(False).eval()
@@ -183,21 +183,22 @@ def sent_tensors(update: Path | str, base: nn.Module) -> dict[str, Tensor]:
     Raises:
         ValueError: as `read_adapter`.
     """
-    path, config = _located(update)
+    path, config = _located(update, "update")
     return _read(path, config, base)
 
 
-def _located(given: Path | str) -> tuple[Path, AdapterConfig]:
+def _located(given: Path | str, what: str) -> tuple[Path, AdapterConfig]:
     place = Path(given)
     path = place / WEIGHTS if place.is_dir() else place
-    if place.is_dir() and not path.exists() and (place / "adapter_model.bin").exists():
+    pickled = path if path.exists() else path.with_suffix(".bin")
+    if pickled.suffix == ".bin" and pickled.exists():
         raise ValueError(
-            f"adapter is {str(given)!r}, which holds adapter_model.bin, a pickle that can run code "
-            "when opened; save it with save_pretrained(..., safe_serialization=True)"
+            f"{what} is {str(pickled)!r}, a pickle that can run code when opened; save it with "
+            "save_pretrained(..., safe_serialization=True)"
         )
-    files.check_regular(path, "adapter")
+    files.check_regular(path, what)
     if path.suffix != ".safetensors":
-        raise ValueError(f"adapter is {str(given)!r}; give a folder or a .safetensors file")
+        raise ValueError(f"{what} is {str(given)!r}; give a folder or a .safetensors file")
     return path, read_config(path.with_name(CONFIG))
 
 

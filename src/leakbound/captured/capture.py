@@ -219,7 +219,9 @@ def _shared(update: Named, before: Named) -> tuple[list[Tensor], list[Tensor]]:
 
 def _paired(update: Named, before: Named) -> tuple[list[Tensor], list[Tensor]]:
     """As `_shared`; names lose wrappers' prefixes, and tensors without names use the closest."""
-    found = _shared(*(tensors.bare(named) for named in (update, before)))
+    found = _shared(update, before)  # a part of the tensors may share a prefix that is no wrapper's
+    if not found[0]:
+        found = _shared(*(tensors.bare(named) for named in (update, before)))
     if found[0] or not all(tensors.unnamed(key) for key in update):
         return found
     left, first, second = list(before.values()), [], []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,13 +15,14 @@ from leakbound import check, client, tensors
 from leakbound._util.memory import free_bytes
 from leakbound.assess.certificate import outside
 from leakbound.attacks.planted import Front
+from leakbound.attacks.tokens.layers import embeddings
 from leakbound.captured import findings as reading
 from leakbound.captured import proofs
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
 from leakbound.client import respond
 from leakbound.defenses import Chain, Defense, NoDefense, chain
-from leakbound.domains import Domain
+from leakbound.domains import Domain, TokenDomain, tokens_of
 from leakbound.losses import named
 from leakbound.random import stream, uniform
 from leakbound.task import drops
@@ -421,6 +423,7 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
     shape = (2 if task.coupled else 1, *input_shape)
     image = torch.full(shape, (low + high) / 2).to(task.parameters)
     tokens = task.domain is not None and not task.domain.dtype.is_floating_point
+    _check_vocabulary(task)
     try:
         if tokens:
             image = reading.probes(task, shape[0], input_shape)
@@ -453,6 +456,27 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
             "or build the model with this many"
         )
     return replace(task, label_range=task.label_range or max(2, width))
+
+
+def _check_vocabulary(task: Task) -> None:
+    """Reject a number of tokens that is not that of the model's word table.
+
+    Tokens beyond it cannot occur, and missing ones would never be found. Sequences of two tokens
+    find the table without an error; from three places on, no numbers of places look like them.
+    """
+    domain = tokens_of(task.domain)
+    if domain is None or domain.length < 3:
+        return
+    names: list[str] = []
+    with suppress(Exception):  # the caller's own test reports a model that fails
+        names = embeddings(replace(task, domain=TokenDomain(2, domain.length)))
+    for name in names:
+        rows = task.model.get_submodule(name).num_embeddings
+        if rows != domain.vocabulary:
+            raise ValueError(
+                f"vocabulary is {domain.vocabulary}, but the model's table {name!r} has {rows} "
+                f"tokens; give --vocabulary {rows}"
+            )
 
 
 def _of_one(capture: Capture, defense: Chain) -> Chain:

@@ -27,8 +27,9 @@ DEFAULT = "inverting_gradients"
 """The attack where none is named."""
 
 _OF_UPDATES = (
-    *("before", "kind", "input_shape", "classes", "labels", "local_steps", "learning_rate"),
-    *("local_batch_size", "steps_search", "truth", "public", "round", "no_examples"),
+    *("before", "adapter", "kind", "input_shape", "classes", "labels", "local_steps"),
+    *("learning_rate", "local_batch_size", "steps_search", "truth", "public", "round"),
+    "no_examples",
 )
 
 

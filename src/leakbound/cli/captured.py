@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,12 @@ def attack(command: options.AttackOptions) -> int:
         value = getattr(command, name)
         if value is not None and not 1 <= value <= MOST:
             raise ValueError(f"{name} is {value}; give a whole number from 1 to {MOST}")
-    found = _captures(command)
-    settings = _settings(command, found[0])
+    found = [] if command.adapter else _captures(command)
+    settings = _settings(command, found[0].about if found else {})
     model = _model(command, settings)
+    if command.adapter:
+        model, own = _adapted(command, model)
+        found = [own]
     known = TrainingInfo(
         command.batch_size,
         _labels(command.labels),
@@ -106,10 +110,10 @@ def _check_exists(path: Path) -> None:
         )
 
 
-def _settings(command: options.AttackOptions, first: Capture) -> Settings:
+def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Settings:
     rows = [spec_of("attack", text) for text in command.attack]
     schema = None if command.schema is None else Schema.confirmed_by(command.schema)
-    given = command.input_shape or first.about.get("input_shape", "")
+    given = command.input_shape or about.get("input_shape", "")
     classes, loss = command.classes, named(command.loss)
     if schema is not None:
         classes = len(schema.classes) or None
@@ -122,8 +126,10 @@ def _settings(command: options.AttackOptions, first: Capture) -> Settings:
                 f"vocabulary is {command.vocabulary}, for sequences of tokens; give their length "
                 "(--input-shape 32), and no schema"
             )
-        domain, classes = TokenDomain(command.vocabulary, shape[0]), command.vocabulary
-        loss = LOSSES["next_token"] if loss.name == "cross_entropy" else loss
+        domain = TokenDomain(command.vocabulary, shape[0])
+        if classes is None:  # otherwise it classifies whole sequences
+            classes = command.vocabulary
+            loss = LOSSES["next_token"] if loss.name == "cross_entropy" else loss
     return Settings(
         shape,
         command.input_range,
@@ -181,11 +187,34 @@ def capture(command: options.CaptureOptions) -> int:
 def _captures(command: options.AttackOptions) -> list[Capture]:
     path, before = command.update, command.before
     assert path is not None  # asked in `attack`
+    if any(path.glob("adapter_model.*")) if path.is_dir() else path.stem == "adapter_model":
+        raise ValueError(
+            f"update is {str(path)!r}, an adapter that PEFT wrote; give the adapter that the "
+            "server sent (--adapter PATH), and the base of both as --model"
+        )
     if path.is_dir():
         return captured.load_all(path, before, kind=command.kind, round=command.round)
     if command.round is not None:
         raise ValueError(f"round is {command.round}, but update is one file; leave round out")
     return [captured.load(path, before, kind=command.kind)]
+
+
+def _adapted(command: options.AttackOptions, base: nn.Module) -> tuple[nn.Module, Capture]:
+    """The base with the server's adapter, and the client's update of the adapter."""
+    path, adapter = command.update, command.adapter
+    assert path is not None  # asked in `attack`
+    assert adapter is not None
+    for name in ("before", "round"):
+        if (value := getattr(command, name)) is not None:
+            raise ValueError(
+                f"{name} is {str(value)!r}, but with --adapter the weights before are the "
+                f"adapter's, and update is one client's; leave {name} out"
+            )
+    model = captured.read_adapter(adapter, base, update=path)
+    sent = captured.sent_tensors(path, base)
+    return model, replace(
+        captured.load(sent, model.state_dict(), kind=command.kind), name=path.name
+    )
 
 
 def _model(command: options.AttackOptions, settings: Settings) -> nn.Module:

@@ -73,13 +73,13 @@ class AttackOptions:
     GROUPS: ClassVar = {
         "Experiment": "attack model data schema loss batch_size defense seed time",
         "Attacker": "labels_unknown defense_unknown malicious_server statistics_known",
-        "Captured update": "update before kind input_shape input_range vocabulary classes labels "
-        "local_steps learning_rate local_batch_size steps_search truth public round",
+        "Captured update": "update before adapter kind input_shape input_range vocabulary classes "
+        "labels local_steps learning_rate local_batch_size steps_search truth public round",
         "Output": "error_bound explain lpips_weights out no_examples json",
     }
     RARE: ClassVar = (
-        "schema loss time statistics_known kind input_range vocabulary classes labels local_steps "
-        "learning_rate local_batch_size steps_search round lpips_weights no_examples"
+        "schema loss time statistics_known adapter kind input_range vocabulary classes labels "
+        "local_steps learning_rate local_batch_size steps_search round lpips_weights no_examples"
     )
 
     attack: Annotated[tuple[str, ...], Option("NAME")] = ()
@@ -127,6 +127,9 @@ class AttackOptions:
     also a model in JSON."""
     before: File = None
     """Weights sent to the client. With a file of `leakbound capture` they are found beside it."""
+    adapter: Annotated[Path | None, Option("PATH")] = None
+    """Adapter sent to the client: PEFT's folder or .safetensors file. --update is the client's, in
+    the same form, and --model the base of both."""
     kind: Literal["auto", "gradient", "delta", "weights", "xgboost"] = "auto"
     """What the update holds. A gradient, a delta (after - before), the weights after, or trees of
     XGBoost (docs/trees.md), for which no model is needed."""
@@ -135,7 +138,8 @@ class AttackOptions:
     input_range: Annotated[tuple[float, float], Option("LOW HIGH")] = (0.0, 1.0)
     """Range of the model's inputs."""
     vocabulary: int | None = None
-    """Tokens of a language model: inputs are sequences of them, of the length --input-shape."""
+    """Tokens of a language model: inputs are sequences of them, of the length --input-shape. With
+    --classes, the model classifies sequences."""
     classes: int | None = None
     """Classes of the model; by default its number of outputs."""
     labels: Annotated[str, Option("LABELS")] = ""

@@ -18,6 +18,7 @@ SHOWN = 12
 _OF_MODELS = (
     *("attack", "batch_size", "input_shape", "classes", "labels", "local_steps", "no_examples"),
     *("local_batch_size", "steps_search", "round", "malicious_server", "statistics_known"),
+    "adapter",
 )
 
 

@@ -42,9 +42,11 @@ def flat(task: Task, named: Named, *, what: str) -> Tensor:
     problems = list(_problems(task, own))
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        mend = "is it from another model or version?"
+        if any(".lora_" in key for key in own.keys() - {name for name, *_ in task.layout}):
+            mend = "it is an adapter: give the one that was sent (--adapter PATH), and its base"
         raise ValueError(
-            f"{what} does not fit the model: {'; '.join(problems[:_SHOWN])}{more}; is it from "
-            "another model or version?"
+            f"{what} does not fit the model: {'; '.join(problems[:_SHOWN])}{more}; {mend}"
         )
     parts = []
     for name, _, _, _ in task.layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -15,7 +16,7 @@ from torch.func import functional_call
 from leakbound import check
 from leakbound.attacks.base import Answer, Attack, each_row, summed_task
 from leakbound.attacks.blind import VANISHED
-from leakbound.attacks.tokens.layers import dictionary, domain_of, inputs_of
+from leakbound.attacks.tokens.layers import dictionary, domain_of, inputs_of, probe, touched
 from leakbound.attacks.tokens.pursuit import (
     CHANCE,
     EDGE,
@@ -24,7 +25,6 @@ from leakbound.attacks.tokens.pursuit import (
     edge,
     pursue,
 )
-from leakbound.client import call
 from leakbound.random import permutation, stream, uniform
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task, Unit
 
@@ -319,38 +319,6 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     return None if bad else space
 
 
-@torch.no_grad()
-def touched(observation: Observation, task: Task, at: int) -> Tensor | None:
-    """The tokens whose rows of a trained word table have a gradient; None if no such table is
-    trained, or all rows have one (as of tied weights, or noise).
-    """
-    domain = domain_of(task)
-    named = task.unflatten(observation.update.rows[at])
-    found: list[Tensor] = []
-
-    def note(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        given.append(args[0])
-
-    for name, module in task.model.named_modules():
-        if not isinstance(module, nn.Embedding) or f"{name}.weight" not in named:
-            continue
-        given: list[Tensor] = []
-        handle = module.register_forward_pre_hook(note)
-        drawn = permutation(domain.vocabulary, stream(0, "adapter", "words"))
-        drawn = drawn[torch.arange(domain.length) % len(drawn)][None].to(task.parameters.device)
-        try:
-            call(task, task.tensors(), drawn, twice=False)
-        finally:
-            handle.remove()
-        if given and torch.equal(given[0].reshape(-1), drawn.reshape(-1)):
-            rows = named[f"{name}.weight"][: domain.vocabulary].any(1).cpu()
-            if module.padding_idx is not None:
-                rows[module.padding_idx] = True
-            found.append(rows)
-    rows = torch.stack(found).all(0) if found else torch.ones(1, dtype=torch.bool)
-    return None if bool(rows.all()) else rows.nonzero()[:, 0]
-
-
 @dataclass(frozen=True, eq=False)
 class Spanned:
     """The rows of a gradient of B as a space: `inside` (r, k) with singular values `s`, `outside`
@@ -396,6 +364,9 @@ class AdapterPursuit(Attack):
     of B shows A x for each input x: tokens are tested against its row space, as long as their
     number is below the rank. All adapters that get these inputs count together, such as those of
     queries and values. If the word table is trained, only tokens with a gradient there count.
+
+    If one round has too many tokens for one answer, earlier rounds of the same client count, too:
+    they give candidates, whether they hold the same examples or not.
 
     Layers show no order of tokens. If positions are learned, outside of what they add each token
     has one direction, which is searched for; for one sequence the places follow.
@@ -471,15 +442,16 @@ class AdapterPursuit(Attack):
         layer, some = FirstLayer.of(task), touched(observation, task, at)
         if not bool(observation.update.rows[at].any()):
             return FoundTokens((), None, float("nan"), False, VANISHED)
-        blocks = [
-            block_of(observation, task, at, pair, down=True).scaled
-            for pair in layer.pairs
-            if pair.a in task.names
-        ]
-        rows = torch.cat(blocks) if blocks else torch.zeros(0, 1, dtype=torch.float64)
+        rows = _downs(observation, layer, at)
         first: FoundTokens | None = None
         if len(rows):
             first = self._pursued(task, layer, rows, count, some)
+            past = () if first.certain else _same_inputs(observation, task, layer)
+            if past:
+                every = torch.cat([rows, *(_downs(seen, layer, at) for seen in past)])
+                union = self._pursued(task, layer, every, count * (1 + len(past)), some)
+                if union.certain:  # of all rounds; which of them are in this one?
+                    first = self._pursued(task, layer, rows, count, torch.tensor(union.tokens))
             if first.certain:
                 return first
         try:
@@ -519,6 +491,30 @@ class AdapterPursuit(Attack):
             if again.done:
                 places = tuple(sorted(own.named(one) for one in again.where))
         return FoundTokens(tokens, places, share, certain, why)
+
+
+def _downs(observation: Observation, layer: FirstLayer, at: int) -> Tensor:
+    """The gradients of A of the layer's adapters in one row, in units of their rounding."""
+    task = summed_task(observation)
+    pairs = [pair for pair in layer.pairs if pair.a in task.names]
+    blocks = [block_of(observation, task, at, pair, down=True).scaled for pair in pairs]
+    return torch.cat(blocks) if blocks else torch.zeros(0, 1, dtype=torch.float64)
+
+
+def _same_inputs(
+    observation: Observation, task: Task, layer: FirstLayer
+) -> tuple[Observation, ...]:
+    """The client's earlier rounds in which the layer got the same inputs for the same tokens: what
+    precedes it has not changed.
+    """
+    ids = probe(domain_of(task)).to(task.parameters.device)
+    now, found = inputs_of(task, layer.hook, ids), list[Observation]()
+    for seen in observation.history:
+        with suppress(NotApplicable):
+            earlier = inputs_of(summed_task(seen), layer.hook, ids)
+            if earlier.equal(now) and len(seen.update.rows) == len(observation.update.rows):
+                found.append(seen)
+    return tuple(found)
 
 
 def spanned_tokens(

@@ -68,7 +68,7 @@ class TokenMatching(Attack):
     Example:
         >>> import leakbound as lb
         >>> from leakbound.domains import TokenDomain
-        >>> model = lb.models.decoder(vocabulary=9, places=4, width=8, layers=1, heads=2,
+        >>> model = lb.models.decoder(input_shape=(4,), classes=9, width=8, layers=1, heads=2,
         ...     generator=lb.stream(0, "model"))
         >>> tokens = torch.tensor([[7, 2, 7, 1]])
         >>> task = lb.Task.of(model, domain=TokenDomain(9, 4), loss="next_token", classes=9)

@@ -201,7 +201,10 @@ def certified(
     limit, count = edge(len(rows), room - len(chosen.where)), len(chosen.where)
     size = float(torch.linalg.matrix_norm(chosen.residual, 2))
     if not chosen.done:
-        return False, f"the residual is {size / limit:.3g} times the rounding of the update"
+        return False, (
+            f"the residual is {size / limit:.3g} times the rounding of the update (too many "
+            "tokens, Adam, weight decay or undeclared noise): undecided, not protected"
+        )
     if not count:
         return False, "the update is not larger than its rounding"
     s = torch.linalg.svdvals(target)
