@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "closest",
@@ -59,6 +59,11 @@ def count(**values: int) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} is {value!r}; give a whole number of at least 1")
+
+
+def given(rule: Callable[..., None], **values: Any) -> None:
+    """The rule on the values that are not None."""
+    rule(**{name: value for name, value in values.items() if value is not None})
 
 
 def one_of(allowed: Iterable[str], **values: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import accumulate, pairwise
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -511,8 +511,7 @@ def pure_simulate(
 
 def input_jvp(task: Task, inputs: Tensor, labels: Tensor, tangent: Tensor) -> Tensor:
     """Change (P,) of the gradient when the inputs move along `tangent` (B, *S)."""
-    change: Tensor = jvp(lambda x: pure_gradient(task, x, labels), (inputs,), (tangent,))[1]
-    return change
+    return cast(Tensor, jvp(lambda x: pure_gradient(task, x, labels), (inputs,), (tangent,))[1])
 
 
 def pure_gradient(

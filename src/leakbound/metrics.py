@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -206,8 +206,7 @@ def evaluate(
 def _errors(paired: Paired, data_range: float) -> list[float]:
     check.positive(data_range=data_range)
     guess, truth = _images(paired)
-    errors: list[float] = (guess - truth).square().flatten(1).mean(1).tolist()
-    return errors
+    return cast(list[float], (guess - truth).square().flatten(1).mean(1).tolist())
 
 
 def _images(paired: Paired) -> tuple[Tensor, Tensor]:
@@ -220,5 +219,4 @@ def _shortest_side(images: Tensor) -> int:
 
 
 def _listed(values: Tensor) -> Values:
-    listed: Values = values.tolist()
-    return listed
+    return cast(Values, values.tolist())

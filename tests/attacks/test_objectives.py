@@ -25,9 +25,19 @@ def _cosine(a, b):
     )
 
 
+def _above_noise(b):
+    """The shares of energy above 1; without weights, or if nothing is above, all count alike."""
+    energy = [np.mean(b[:, i:j] ** 2) for i, j in SPANS]
+    share = [max(0.0, 1 - 1 / e) for e in energy]
+    return share if any(share) and not np.array_equal(b, SEEN.numpy()) else [1.0] * len(share)
+
+
 CLOSED = {
     "cosine": _cosine,
     "cosine_layers": lambda a, b: np.mean([_cosine(a[:, i:j], b[:, i:j]) for i, j in SPANS]),
+    "cosine_signal": lambda a, b: np.average(
+        [_cosine(a[:, i:j], b[:, i:j]) for i, j in SPANS], weights=_above_noise(b)
+    ),
     "cosine_weighted": lambda a, b: np.average(
         [_cosine(a[:, i:j], b[:, i:j]) for i, j in SPANS],
         weights=[np.count_nonzero(b[:, i:j]) for i, j in SPANS],

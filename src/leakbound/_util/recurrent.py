@@ -6,7 +6,7 @@ CPU kernels write in place, which `vmap` over weights refuses.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,8 +60,7 @@ class _StepByStep(nn.RNNBase):
         """Outputs (T, B, H) of one layer in one direction, and its last state."""
 
         def weight(part: str) -> Tensor | None:
-            found: Tensor | None = getattr(self, part + name, None)
-            return found
+            return cast(Tensor | None, getattr(self, part + name, None))
 
         inner, short = weight("weight_hh"), weight("weight_hr")
         assert inner is not None  # every recurrent layer has it

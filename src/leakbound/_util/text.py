@@ -1,7 +1,8 @@
-"""Make untrusted text safe: on one line of a terminal, and as values of TOML."""
+"""Make untrusted text safe: on one line of a terminal, and as values of TOML; name JSON values."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 DEEPEST = 8
 """How deep lists of a setting may lie in one another."""
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def digest(value: Any) -> str:
+    """Sixteen hex digits that name a JSON value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def printable(text: str) -> str:

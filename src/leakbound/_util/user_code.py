@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -35,8 +35,7 @@ def find(kind: str, path: str) -> Callable[..., Any]:
         raise ValueError(
             f"{kind} is {path!r}, which is a {type(build).__name__}; name a function that builds it"
         )
-    found: Callable[..., Any] = build
-    return found
+    return cast(Callable[..., Any], build)
 
 
 @contextmanager

@@ -104,6 +104,5 @@ def _strata(labels: Tensor) -> Tensor:
     if labels.is_floating_point() and labels.ndim == 1 and len(values) > DISTINCT:
         parts = max(STRATA, len(labels) // (2 * FEWEST))
         edges = torch.linspace(0, 1, parts + 1, dtype=torch.float64)[1:-1]
-        near: Tensor = torch.bucketize(labels.double(), labels.double().quantile(edges))
-        return near
+        return torch.bucketize(labels.double(), labels.double().quantile(edges))
     return group

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
 
 import msgspec
 from msgspec import Meta
@@ -59,8 +59,6 @@ PROTECTS: Final[dict[Basis, Verdict]] = {
     "fitted model": UNDER_MODEL,
 }
 """The verdict for a bound that excludes the threshold, by what the bound rests on."""
-STATUSES: Final = ("ok", "not_applicable", "failed")
-
 Status = Literal["ok", "not_applicable", "failed"]
 # Squares and sums of these numbers stay finite, so readers need no further check.
 Number = Annotated[float, Meta(ge=-1e300, le=1e300)]
@@ -504,8 +502,7 @@ class RunInfo(RecordPart, frozen=True, kw_only=True):
 
     @property
     def fields(self) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        return found
+        return cast(dict[str, Any], msgspec.json.decode(msgspec.json.encode(self)))
 
 
 Record = Assessment | Training

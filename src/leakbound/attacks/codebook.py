@@ -13,8 +13,9 @@ from leakbound._util.codewords import codewords
 from leakbound._util.decibels import EXTREME, mse_of_psnr
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.planted import sent_by_attacker
 from leakbound.attacks.trap import TrapLoss
-from leakbound.types import Exact, NotApplicable, Observation, Reconstruction, Server, Task
+from leakbound.types import Exact, NotApplicable, Observation, Reconstruction, Task
 
 
 class CodebookModel(nn.Module):
@@ -76,6 +77,7 @@ class Codebook(Attack):
 
     Example:
         >>> import leakbound as lb
+        >>> from leakbound.types import Server
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> images = torch.rand(20, 1, 4, 4, generator=lb.stream(0, "images"))
         >>> public, batch = lb.Batch(images, torch.arange(20) % 3), (images[5:6], torch.tensor([2]))
@@ -131,14 +133,9 @@ class Codebook(Attack):
 
 
 def _task(observation: Observation) -> Task:
-    if observation.threat.server is not Server.MALICIOUS:
-        raise NotApplicable("the server is honest: it sends the agreed model and no codebook")
-    task = seen_task(observation)
-    if not isinstance(task.model, CodebookModel):
-        raise NotApplicable(
-            "the model that was sent holds no codebook: there are no public examples to build one"
-        )
-    return task
+    missing = "codebook: there are no public examples to build one"
+    holds, agreed = lambda model: isinstance(model, CodebookModel), "and no codebook"
+    return sent_by_attacker(observation, seen_task, holds, agreed=agreed, lacks=missing)
 
 
 def _sizes(observation: Observation, task: Task) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
+from leakbound.attacks.blind import VANISHED
 from leakbound.client import respond
 from leakbound.covariance import Structured
 from leakbound.engines.sensitivity import example_gradients
@@ -130,7 +131,7 @@ class CandidateLikelihood(Attack):
 
     def _problem(self, observation: Observation, scores: Tensor) -> str | None:
         if not bool((observation.update.rows != 0).any()):
-            return "gradient vanished: the update is zero everywhere"
+            return VANISHED
         if len(scores) < 2:
             return "there is only one candidate: nothing to distinguish"
         first, second = scores.topk(2).values.tolist()

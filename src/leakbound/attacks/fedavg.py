@@ -12,6 +12,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import boxed, seen_task
+from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching.distances import euclidean
 from leakbound.attacks.matching.loop import answer, begin, run
@@ -70,8 +71,7 @@ class FedAvgMatching(MatchingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.local_steps is not None:
-            check.count(local_steps=self.local_steps)
+        check.given(check.count, local_steps=self.local_steps)
         if not self.candidates:
             raise ValueError("candidates is empty; give at least one number of local steps")
         for steps in self.candidates:
@@ -84,8 +84,7 @@ class FedAvgMatching(MatchingSettings):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         if not bool((observation.update.rows != 0).any()):
             middle = torch.full(observation.batch_shape, float("nan")).to(observation.update.rows)
-            reason = "gradient vanished: the update is zero everywhere"
-            return Reconstruction(boxed(middle, observation.task), problem=reason)
+            return Reconstruction(boxed(middle, observation.task), problem=VANISHED)
         steps = self.find_steps(observation, generator)
         guess = self._deal(observation, generator, steps)
         search = LocalSearch(self, observation, generator, guess)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +42,7 @@ class Untrained(nn.Module):
         x = _doubled(x, (2 * self.side[0], 2 * self.side[1]))
         x = nn.functional.leaky_relu(self.norm(self.middle(x)), 0.2)
         x = nn.functional.leaky_relu(self.late_norm(self.late(_doubled(x, self.shape[1:]))), 0.2)
-        drawn: Tensor = self.last(x).sigmoid()
-        return drawn
+        return cast(Tensor, self.last(x).sigmoid())
 
 
 class Generated:
@@ -74,8 +73,7 @@ class Generated:
         return (low + (high - low) * drawn).clamp(low, high)
 
     def _one(self, weights: dict[str, Tensor], latent: Tensor) -> Tensor:
-        image: Tensor = functional_call(self.model, weights, (latent[None],))[0]
-        return image
+        return cast(Tensor, functional_call(self.model, weights, (latent[None],))[0])
 
     def settle(self, box: tuple[float, float] | None) -> None:
         """Do nothing: the images are clamped where they are drawn."""
@@ -117,8 +115,7 @@ def _untrained(shape: tuple[int, int, int], latent: int, generator: torch.Genera
 
 
 def _doubled(x: Tensor, size: tuple[int, ...]) -> Tensor:
-    wide: Tensor = nn.functional.interpolate(x, size=size, mode="bilinear")
-    return wide
+    return nn.functional.interpolate(x, size=size, mode="bilinear")
 
 
 @dataclass(frozen=True)
@@ -171,15 +168,11 @@ class Gias(Attack):
         self._stage(1, self.latent_rate), self._stage(1, self.weight_rate)  # checks the rest
 
     def _stage(self, steps: int, rate: float) -> GradientMatching:
+        names = ("distance", "total_variation", "batch_norm", "statistics")
+        own = {name: getattr(self, name) for name in names}
+        more = 0.04 if self.total_variation else 0.0
         return GradientMatching(
-            distance=self.distance,
-            total_variation=self.total_variation,
-            noise_variation=0.04 if self.total_variation else 0.0,
-            steps=steps,
-            learning_rate=rate,
-            signed=False,
-            batch_norm=self.batch_norm,
-            statistics=self.statistics,
+            **own, noise_variation=more, steps=steps, learning_rate=rate, signed=False
         )
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:

@@ -16,6 +16,12 @@ from leakbound.attacks.matching.loop import Loop, answer
 from leakbound.domains import has_neighbors
 from leakbound.types import NotApplicable, Observation, Reconstruction
 
+SEARCHED = (
+    *("distance", "total_variation", "steps", "learning_rate", "size"),
+    *("batch_norm", "first_norm", "statistics"),
+)
+"""The settings that are those of each start, under the same names."""
+
 
 @dataclass(frozen=True)
 class GradInversion(Attack):
@@ -70,18 +76,8 @@ class GradInversion(Attack):
 
     def search(self) -> GradientMatching:
         """The settings of one start."""
-        return GradientMatching(
-            distance=self.distance,
-            total_variation=self.total_variation,
-            steps=self.steps,
-            learning_rate=self.learning_rate,
-            signed=False,
-            schedule="cosine",
-            size=self.size,
-            batch_norm=self.batch_norm,
-            first_norm=self.first_norm,
-            statistics=self.statistics,
-        )
+        own = {name: getattr(self, name) for name in SEARCHED}
+        return GradientMatching(**own, signed=False, schedule="cosine")
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         if not has_neighbors(observation.input_shape):

@@ -90,8 +90,7 @@ class RobbingTheFed(Attack):
         check.one_of(MEASURES, measure=self.measure)
         check.one_of(LAWS, law=self.law)
         check.positive(gain=self.gain)
-        if self.features is not None:
-            check.count(features=self.features)
+        check.given(check.count, features=self.features)
         if self.mean is not None or self.std is not None:
             self._check_statistics()
 
@@ -141,8 +140,7 @@ class RobbingTheFed(Attack):
         elif hits < observation.examples:
             problem = (
                 f"the update shows {hits} clear steps for {observation.examples} inputs: some "
-                "inputs share a "
-                f"bin or are lost in noise; at least {alone} were alone in their bin"
+                f"inputs share a bin or are lost in noise; at least {alone} were alone in their bin"
             )
         return Reconstruction(boxed(answer, task), None, problem=problem)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,17 +47,31 @@ def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -
     return replace(task, model=model, parameters=parameters, buffers=buffers)
 
 
-def planted_task(observation: Observation, kind: str) -> Task:
+def sent_by_attacker(
+    observation: Observation,
+    seen: Callable[[Observation], Task],
+    holds: Callable[[nn.Module], bool],
+    *,
+    agreed: str,
+    lacks: str,
+) -> Task:
+    """The task that was `seen`, if a malicious server sent a model that holds its layer."""
     if observation.threat.server is not Server.MALICIOUS:
-        raise NotApplicable(
-            "the server is honest: it sends the agreed model without a malicious layer"
-        )
-    task = summed_task(observation)
-    if not isinstance(task.model, Front) or task.model.kind != kind:
-        raise NotApplicable(
-            f"the model that was sent holds no {kind}: it has no public images to build one from"
-        )
+        raise NotApplicable(f"the server is honest: it sends the agreed model {agreed}")
+    task = seen(observation)
+    if not holds(task.model):
+        raise NotApplicable(f"the model that was sent holds no {lacks}")
     return task
+
+
+def planted_task(observation: Observation, kind: str) -> Task:
+    return sent_by_attacker(
+        observation,
+        summed_task,
+        lambda model: isinstance(model, Front) and model.kind == kind,
+        agreed="without a malicious layer",
+        lacks=f"{kind}: it has no public images to build one from",
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED, public_images
+from leakbound.attacks.planted import sent_by_attacker
 from leakbound.attacks.trap_estimators import (
     TrapReading,
     most_often,
@@ -23,7 +24,6 @@ from leakbound.types import (
     NotApplicable,
     Observation,
     Reconstruction,
-    Server,
     Task,
 )
 
@@ -113,7 +113,7 @@ class LinearTrap(Attack):
 
     Example:
         >>> import leakbound as lb
-        >>> from leakbound.types import ThreatModel
+        >>> from leakbound.types import Server, ThreatModel
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
         >>> batch = torch.tensor([[[[0.1, 0.2], [0.3, 0.4]]]]), torch.tensor([0])
         >>> trap, threat = LinearTrap("unbiased", features=4), ThreatModel(server=Server.MALICIOUS)
@@ -134,10 +134,8 @@ class LinearTrap(Attack):
         check.one_of(ESTIMATORS, estimator=self.estimator)
         check.count(rows=self.rows)
         check.positive(scale=self.scale)
-        if self.norm is not None:
-            check.positive(norm=self.norm)
-        if self.features is not None:
-            check.count(features=self.features)
+        check.given(check.positive, norm=self.norm)
+        check.given(check.count, features=self.features)
         if self.eta is not None:
             check.positive(eta=self.eta)
         elif self.estimator == "gamma":
@@ -288,16 +286,9 @@ class _Reader:
 
 
 def _task(observation: Observation) -> Task:
-    if observation.threat.server is not Server.MALICIOUS:
-        raise NotApplicable("the server is honest: it sends the agreed model without a linear trap")
-    task = seen_task(observation)
-    if not isinstance(task.model, Trap):
-        raise NotApplicable(
-            "the model that was sent holds no linear trap: without public images the input's size "
-            "is "
-            "not known; give features"
-        )
-    return task
+    missing = "linear trap: without public images the input's size is not known; give features"
+    holds, agreed = lambda model: isinstance(model, Trap), "without a linear trap"
+    return sent_by_attacker(observation, seen_task, holds, agreed=agreed, lacks=missing)
 
 
 def _caught(observation: Observation) -> Tensor:
@@ -347,5 +338,4 @@ def _ratios(observation: Observation) -> Tensor:
     bias = _trap_rows(task, observation.update.rows, "layer.bias")
     used = bias != 0
     each = torch.where(used[..., None], weight / torch.where(used, bias, 1)[..., None], 0)
-    mean: Tensor = each.sum(1) / used.sum(1, keepdim=True).clamp_min(1)
-    return mean
+    return each.sum(1) / used.sum(1, keepdim=True).clamp_min(1)

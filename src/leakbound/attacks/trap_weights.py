@@ -68,10 +68,8 @@ class TrapWeights(Attack):
     def __post_init__(self) -> None:
         check.count(rows=self.rows, expected=self.expected)
         check.positive(gain=self.gain)
-        if self.scale is not None:
-            check.positive(scale=self.scale)
-        if self.features is not None:
-            check.count(features=self.features)
+        check.given(check.positive, scale=self.scale)
+        check.given(check.count, features=self.features)
 
     def plant(self, task: Task) -> Task:
         """Put the layer before the model; return the task unchanged without public data to build
@@ -182,8 +180,7 @@ class _WeightReader:
         support = agree.sum(1)
         best = (support == support.max()) & told
         loudest = torch.where(best, size.abs(), -1).argmax()
-        members: Tensor = agree[loudest] & told[loudest]
-        return members
+        return agree[loudest] & told[loudest]
 
     def _read(self, members: Tensor) -> tuple[Tensor, Tensor]:
         """The mean [d x | d] (N + 1,) of rows that agree, and its image (N,)."""

@@ -14,6 +14,7 @@ from leakbound import check
 from leakbound._util.cache import RecentCache
 from leakbound.attacks.analytic import _layer, input_layer
 from leakbound.attacks.base import Attack, boxed, seen_task
+from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.data_dependent_law import (
     CandidateLikelihood,
     _defense,
@@ -102,7 +103,7 @@ class VarianceReadout(Attack):
         inputs = curve(seen).reshape(observation.batch_shape).to(task.parameters)
         problem = None
         if not bool(observation.update.rows.any()):
-            problem = "gradient vanished: the update is zero everywhere"
+            problem = VANISHED
         elif not float(left) < 1 - MIXED:
             problem = "the noise of public images reveals almost nothing of their pixels"
         return Reconstruction(boxed(inputs, task), observation.labels, float(left), (), problem)
@@ -189,8 +190,7 @@ class LawMatching(Attack):
         if self.total_variation and not has_neighbors(observation.input_shape):
             raise NotApplicable("total variation needs images (C, H, W)")
         if not bool(observation.update.rows.any()):
-            reason = "gradient vanished: the update is zero everywhere"
-            return Reconstruction(boxed(x, task), labels, problem=reason)
+            return Reconstruction(boxed(x, task), labels, problem=VANISHED)
         best, trace = self._descend(observation, task, x, labels)
         final, fit = negative_log_likelihood(
             observation, task, best, labels, floor=self.floor, freedom=self.freedom
@@ -325,8 +325,7 @@ class LawEvolution(Attack):
         with torch.no_grad():
             first = cost(middle)
             if not bool(observation.update.rows.any()):
-                reason = "gradient vanished: the update is zero everywhere"
-                return Reconstruction(image(middle), labels, problem=reason)
+                return Reconstruction(image(middle), labels, problem=VANISHED)
             middle, trace = self._evolve(cost, middle, spread, generator)
             final = cost(middle)
         problem = None

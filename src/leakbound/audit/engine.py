@@ -24,7 +24,7 @@ from leakbound.audit import experiment
 from leakbound.audit import plan as plans
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.experiment import Result, died, run_training
-from leakbound.audit.plan import DataSpec, Experiment, Plan, TrainingUnit, Unit
+from leakbound.audit.plan import DataSpec, Experiment, Plan, TrainingUnit, Unit, units_left
 from leakbound.engines.choose import LARGEST
 from leakbound.protocol import Round
 from leakbound.types import Reconstruction
@@ -58,9 +58,7 @@ def run(
         >>> [result.record.verdict for result in run(plan)]
         ['exposed']
     """
-    finished = set(done)
-    everything: list[Unit] = [*plan.trainings(), *plan.experiments()]
-    units = [unit for unit in everything if unit.id not in finished]
+    units = units_left(plan, done)
     context = context or PlanContext(plan.data)
     if workers > 1:
         yield from _run_many(units, context, workers, pictures, started)

@@ -23,7 +23,7 @@ from leakbound.audit.context import PlanContext, check_plan
 from leakbound.audit.estimate import Clock, estimate
 from leakbound.audit.experiment import DIED, NO_MEMORY, Result
 from leakbound.audit.journal import Journal
-from leakbound.audit.plan import Plan, Unit, plain
+from leakbound.audit.plan import Plan, Unit, plain, units_left
 from leakbound.audit.plan_file import load, parse, row_of
 from leakbound.audit.run_file import claim, header
 from leakbound.defenses import Defense
@@ -189,8 +189,7 @@ def _clock(context: PlanContext, workers: int, plan: Plan, kept: set[str]) -> Cl
     """None on a cluster, whose machines are not known."""
     if not workers:
         return None
-    every: list[Unit] = [*plan.trainings(), *plan.experiments()]
-    units = [unit for unit in every if unit.id not in kept]
+    units = units_left(plan, kept)
     return Clock(*estimate(units, context, plan.seeds[0]), max(1, min(workers, len(units))))
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 from leakbound import registry
+from leakbound._util.text import digest as digest
 from leakbound.assess.record import AttackInfo
 from leakbound.attacks import Attack, settings_hash
 from leakbound.defenses import Chain, chain
@@ -100,7 +99,7 @@ class Experiment:
     @cached_property
     def id(self) -> str:
         """Sixteen hex digits that name the experiment, in any plan."""
-        return digest(plain(self))[:16]
+        return digest(plain(self))
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class TrainingUnit:
     @cached_property
     def id(self) -> str:
         """Sixteen hex digits that name it."""
-        return digest(plain(self))[:16]
+        return digest(plain(self))
 
 
 Unit = Experiment | TrainingUnit
@@ -166,7 +165,7 @@ class Plan:
     @property
     def hash(self) -> str:
         """Sixteen hex digits that name the whole plan."""
-        return digest(plain(self))[:16]
+        return digest(plain(self))
 
     def experiments(self) -> tuple[Experiment, ...]:
         """All experiments in the plan's order.
@@ -199,6 +198,13 @@ class Plan:
         )
 
 
+def units_left(plan: Plan, done: Iterable[str]) -> list[Unit]:
+    """The units of a plan without those of the given names, in their order."""
+    finished = set(done)
+    every: list[Unit] = [*plan.trainings(), *plan.experiments()]
+    return [unit for unit in every if unit.id not in finished]
+
+
 def refuse_large(sizes: Mapping[str, int]) -> None:
     """Reject a grid that is too large by its lengths alone, before any of it is made."""
     count = math.prod(sizes.values())
@@ -227,11 +233,6 @@ def plain(thing: Any) -> Any:
     if isinstance(thing, dict):
         return {key: plain(value) for key, value in thing.items()}
     return thing
-
-
-def digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def build_defense(links: tuple[Spec, ...]) -> Chain:

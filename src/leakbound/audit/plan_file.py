@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from leakbound import check, registry
 from leakbound._util import files
@@ -149,8 +149,7 @@ def _risk(table: Mapping[str, Any]) -> RiskSpec:
     value = _section("risk", table)
     if value.get("probability") == 0:
         table = {"risk": {**value, "probability": None}}
-    spec: RiskSpec = _dataclass(RiskSpec, "risk", table)
-    return spec
+    return cast(RiskSpec, _dataclass(RiskSpec, "risk", table))
 
 
 def _threat(table: Mapping[str, Any]) -> ThreatModel:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from leakbound._util import pictures
+from leakbound._util.text import digest
 from leakbound.assess import record as records
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
@@ -16,7 +17,7 @@ from leakbound.attacks import Attack, settings_hash
 from leakbound.attacks.pace import noted
 from leakbound.audit import experiment
 from leakbound.audit.context import one_thread
-from leakbound.audit.plan import attack_info, build_attack, build_defense, digest, plain
+from leakbound.audit.plan import attack_info, build_attack, build_defense, plain
 from leakbound.audit.plan_file import only
 from leakbound.defenses import Chain, Defense, chain
 from leakbound.domains import Domain, of_shape
@@ -157,7 +158,7 @@ def simulate(
         answer = noted(built_attack(played.observation, stream(seed, "attack", about.name)))
     criterion = Criterion.of(domain, psnr=psnr, share=share)
     header = records.Assessment(
-        experiment=digest([about.hash, repr(built), seed, plain(threat), named(loss).name])[:16],
+        experiment=digest([about.hash, repr(built), seed, plain(threat), named(loss).name]),
         attack=about,
         defense=defense_info,
         model=experiment.model_info(type(model).__name__, task),

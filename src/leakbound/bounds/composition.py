@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
-from leakbound.bounds.identification import log_blind
+from leakbound.bounds.identification import gaussian, log_blind
 from leakbound.bounds.law import (
     Array,
     RiskLaw,
-    Scope,
     groups,
     non_negative,
     one,
@@ -310,23 +309,19 @@ def _each(solve: Callable[..., float], gamma: ArrayLike, blind: Array, *more: Ar
     return one(np.reshape(np.array(found, float), parts[0].shape))
 
 
+_FULL = gaussian.scope
 visible = Visible(
-    Scope(
-        covers="all",
-        attackers="all attackers, models and gradient maps with a per-example norm of at most the "
-        "clip norm, over adaptive steps, who see which steps hold the example",
-        prior="averaged over the prior that kappa is computed for; other examples fixed or known",
-        known="everything but the example and the noise; also the steps that hold it",
-        not_said="a bound for one given example, or for a sharper prior",
+    replace(
+        _FULL,
+        attackers=f"{_FULL.attackers}, who see which steps hold the example",
+        known=f"{_FULL.known}; also the steps that hold it",
         equation="Hayes et al. 2023; docs/errata.md, the valid corridor",
     )
 )
 subsampled = Subsampled(
-    Scope(
-        covers="all",
-        attackers="all attackers, models and gradient maps with a per-example norm of at most the "
-        "clip norm, over adaptive steps, who do not see which steps hold the example",
-        prior="averaged over the prior that kappa is computed for; other examples fixed or known",
+    replace(
+        _FULL,
+        attackers=f"{_FULL.attackers}, who do not see which steps hold the example",
         known="everything but the example, the noise and the steps that hold it",
         not_said="a bound where the server picks or sees the participants (take `visible`), for "
         "one given example, or for a sharper prior",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from leakbound.bounds.law import Array, groups, non_negative, one, probability, rate, whole
+from leakbound.bounds.law import Array, arguments, groups, one
 from leakbound.bounds.privacy_loss import curve
 from leakbound.bounds.roots import FAR, edge, least_where
 
@@ -29,7 +29,7 @@ def mu(noise_multiplier: ArrayLike, *, steps: ArrayLike = 1) -> Any:
 
     Source: Dong, Roth and Su 2022; docs/errata.md, C13.
     """
-    sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
+    sigma, count = arguments(noise_multiplier=noise_multiplier, steps=steps)
     with np.errstate(divide="ignore", over="ignore"):
         return one(np.sqrt(count) / sigma)
 
@@ -60,11 +60,8 @@ def delta(
         >>> round(delta(1.0, epsilon=1.0), 5)
         0.12694
     """
-    sigma, level, q, count = np.broadcast_arrays(
-        non_negative("noise_multiplier", noise_multiplier),
-        non_negative("epsilon", epsilon),
-        rate("sampling_rate", sampling_rate),
-        whole("steps", steps),
+    sigma, level, q, count = arguments(
+        noise_multiplier=noise_multiplier, epsilon=epsilon, sampling_rate=sampling_rate, steps=steps
     )
     found = np.array(np.exp(log_delta(np.asarray(mu(sigma, steps=count)), level)))
     for here, composed in _sampled(sigma, q, count):
@@ -87,11 +84,8 @@ def epsilon(
         >>> round(epsilon(1.0, delta=1e-5), 3)
         4.377
     """
-    sigma, level, q, count = np.broadcast_arrays(
-        non_negative("noise_multiplier", noise_multiplier),
-        probability("delta", delta),
-        rate("sampling_rate", sampling_rate),
-        whole("steps", steps),
+    sigma, level, q, count = arguments(
+        noise_multiplier=noise_multiplier, delta=delta, sampling_rate=sampling_rate, steps=steps
     )
     found = np.array(_full_epsilon(np.asarray(mu(sigma, steps=count)), level))
     for here, composed in _sampled(sigma, q, count):
@@ -121,11 +115,8 @@ def noise_for(
         >>> round(noise_for(epsilon=1.0, delta=1e-5), 4)
         3.7306
     """
-    level, most, q, count = np.broadcast_arrays(
-        non_negative("epsilon", epsilon),
-        probability("delta", delta),
-        rate("sampling_rate", sampling_rate),
-        whole("steps", steps),
+    level, most, q, count = arguments(
+        epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, steps=steps
     )
 
     def holds(place: Array) -> Array:

@@ -24,6 +24,7 @@ from leakbound.bounds.law import (
     Array,
     RiskLaw,
     Scope,
+    arguments,
     between,
     groups,
     non_negative,
@@ -75,7 +76,7 @@ class UnbiasedLaw(RiskLaw):
             >>> round(unbiased(0.1, dim=784, eta=0.01), 3)
             0.507
         """
-        sigma, n, eta, r = _arguments(noise_multiplier, dim, eta, norm)
+        sigma, n, eta, r = arguments(noise_multiplier=noise_multiplier, dim=dim, eta=eta, norm=norm)
         with np.errstate(all="ignore"):
             scaled = (np.sqrt(eta) / r / sigma) ** 2 * n / 2
         sure = (sigma == 0) | (eta == np.inf)
@@ -147,7 +148,7 @@ class ExactLaw(RiskLaw):
             >>> round(exact.log(0.05, dim=3072, eta=0.037 / 3072), 3)
             -4077.52
         """
-        sigma, n, eta, r = _arguments(noise_multiplier, dim, eta, norm)
+        sigma, n, eta, r = arguments(noise_multiplier=noise_multiplier, dim=dim, eta=eta, norm=norm)
         return one(_log_gamma(sigma, n, _relative_error(n, eta, r)))
 
     def eta_at(
@@ -169,9 +170,8 @@ class ExactLaw(RiskLaw):
             >>> round(3072 * eta, 3), round(exact(0.0037, dim=3072, eta=eta), 6)
             (0.037, 0.001)
         """
-        sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim)
-        r, gamma = positive("norm", norm), probability("gamma", gamma)
-        sigma, n, r, gamma = np.broadcast_arrays(sigma, n, r, gamma)
+        level = {"norm": norm, "gamma": gamma}
+        sigma, n, r, gamma = arguments(noise_multiplier=noise_multiplier, dim=dim, **level)
         target, high = np.log(gamma), np.full(sigma.shape, DEPTH)
 
         def excess(odds: Array) -> Array:  # cot^2 theta = (1 - e) / e = exp(-odds)
@@ -201,9 +201,7 @@ class ExactLaw(RiskLaw):
             >>> round(exact.noise_for(1e-3, dim=3072, eta=0.037 / 3072), 6)
             0.003687
         """
-        gamma, n = probability("gamma", gamma), whole("dim", dim)
-        eta, r = positive("eta", eta, infinite=True), positive("norm", norm)
-        gamma, n, eta, r = np.broadcast_arrays(gamma, n, eta, r)
+        gamma, n, eta, r = arguments(gamma=gamma, dim=dim, eta=eta, norm=norm)
         e, target = _relative_error(n, eta, r), np.log(gamma)
         blind = _log_gamma(np.full(e.shape, LARGEST), n, e)
         if np.any(blind >= target):
@@ -258,8 +256,7 @@ class NccLaw(RiskLaw):
             >>> round(ncc.population(0.05, dim=784), 4)
             0.5812
         """
-        sigma, n = non_negative("noise_multiplier", noise_multiplier), whole("dim", dim)
-        part = rate("spread", spread)
+        sigma, n, part = arguments(noise_multiplier=noise_multiplier, dim=dim, spread=spread)
         with np.errstate(over="ignore"):
             return one(1 / np.sqrt(1 + n * (sigma / part) ** 2))
 
@@ -425,11 +422,8 @@ def averaged(
         0.0976
     """
     check.one_of(("visible", "hidden"), participation=participation)
-    sigma, n, e, r, count, q = np.broadcast_arrays(
-        *_arguments(noise_multiplier, dim, eta, norm),
-        whole("steps", steps),
-        rate("sampling_rate", sampling_rate),
-    )
+    known = {"dim": dim, "eta": eta, "norm": norm, "steps": steps, "sampling_rate": sampling_rate}
+    sigma, n, e, r, count, q = arguments(noise_multiplier=noise_multiplier, **known)
     found = np.empty(sigma.shape)
     for here, (number, some) in groups(count, q):
         own = participation
@@ -532,18 +526,6 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array]:
     low, high = law.ppf(DUST), steps - stats.binom(steps, 1 - q).ppf(DUST)
     k = np.arange(max(0.0, low), min(steps, high) + 1)
     return k, law.pmf(k)
-
-
-def _arguments(
-    noise_multiplier: ArrayLike, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike
-) -> tuple[Array, Array, Array, Array]:
-    a, b, c, d = np.broadcast_arrays(
-        non_negative("noise_multiplier", noise_multiplier),
-        whole("dim", dim),
-        positive("eta", eta, infinite=True),
-        positive("norm", norm),
-    )
-    return a, b, c, d
 
 
 def _relative_error(n: Array, eta: Array, r: Array) -> Array:

@@ -20,6 +20,7 @@ from leakbound.bounds.law import (
     Array,
     RiskLaw,
     Scope,
+    arguments,
     between,
     non_negative,
     one,
@@ -146,11 +147,7 @@ def glrt(noise_multiplier: ArrayLike, *, dim: ArrayLike, kappa: ArrayLike) -> An
         >>> round(glrt(0.5, dim=10, kappa=0.1), 3)
         0.326
     """
-    sigma, n, kappa = np.broadcast_arrays(
-        non_negative("noise_multiplier", noise_multiplier),
-        whole("dim", dim),
-        probability("kappa", kappa),
-    )
+    sigma, n, kappa = arguments(noise_multiplier=noise_multiplier, dim=dim, kappa=kappa)
     with np.errstate(divide="ignore", over="ignore"):
         shift = np.minimum(1 / sigma**2, 1e9)
     there = stats.ncx2.sf(stats.chi2.isf(kappa, n), n, shift)

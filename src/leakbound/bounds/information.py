@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from leakbound.bounds.law import Array, between, non_negative, one, probability, whole
+from leakbound.bounds.law import Array, arguments, between, non_negative, one, whole
 from leakbound.bounds.roots import inward, least_where
 
 __all__ = ["fano", "gaussian_distortion", "shannon_lower_bound"]
@@ -28,9 +28,7 @@ def fano(information: ArrayLike, *, kappa: ArrayLike) -> Any:
         >>> round(fano(1.0, kappa=0.01), 3)
         0.277
     """
-    bits, blind = np.broadcast_arrays(
-        non_negative("information", information), probability("kappa", kappa)
-    )
+    bits, blind = arguments(information=information, kappa=kappa)
 
     def enough(p: Array) -> Array:
         nats = np.asarray(special.kl_div(p, blind) + special.kl_div(1 - p, 1 - blind))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
@@ -109,6 +110,28 @@ def whole(name: str, value: ArrayLike, least: int = 1) -> Array:
         bad = array[array != np.floor(array)].flat[0]
         raise ValueError(f"{name} is {bad:g}; give a whole number of at least {least}")
     return array
+
+
+RULES: Mapping[str, Callable[[str, ArrayLike], Array]] = {
+    "noise_multiplier": non_negative,
+    "epsilon": non_negative,
+    "information": non_negative,
+    "delta": probability,
+    "gamma": probability,
+    "kappa": probability,
+    "norm": positive,
+    "eta": partial(positive, infinite=True),
+    "sampling_rate": rate,
+    "spread": rate,
+    "steps": whole,
+    "dim": whole,
+}
+"""What an argument of a law may be, by its name, where the law says nothing else."""
+
+
+def arguments(**values: ArrayLike) -> Sequence[Array]:
+    """Arguments of a law, checked by `RULES`, and broadcast."""
+    return np.broadcast_arrays(*(RULES[name](name, value) for name, value in values.items()))
 
 
 def single(name: str, value: Array) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,8 +193,7 @@ class GaussianPrior(Prior):
             noise = noise @ np.linalg.inv(np.linalg.cholesky(self.information))
         else:
             noise = noise / np.sqrt(self.information)
-        images: Array = self.mean + (noise if self.basis is None else noise @ self.basis.T)
-        return images
+        return cast(Array, self.mean + (noise if self.basis is None else noise @ self.basis.T))
 
 
 def real(name: str, value: Any, dimensions: int) -> Array:

@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from scipy import fft, optimize, special
@@ -69,16 +69,14 @@ class ResultCache:
             if key in self._entries:
                 self._entries.move_to_end(key)
                 self.hits += 1
-                found: T = self._entries[key][0]
-                return found
+                return cast(T, self._entries[key][0])
             self.misses += 1
         made = make()
         parts = (made, *getattr(made, "__dict__", {}).values())
         weight = ENTRY + sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
         with self._lock:
             if key in self._entries:
-                first: T = self._entries[key][0]
-                return first
+                return cast(T, self._entries[key][0])
             if weight <= self.most_bytes:
                 self._entries[key] = (made, weight)
                 self.bytes += weight

@@ -6,45 +6,38 @@ beats them. The gammas hold for every attacker and are looser than `identificati
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from leakbound.bounds.identification import log_blind
+from leakbound.bounds.identification import gaussian, log_blind
 from leakbound.bounds.law import Array, Scope, non_negative, one, scoped, whole
 
 __all__ = ["balle_gamma", "dfil", "fisher_bound", "guo_bound", "hannun_loss", "renyi_gamma"]
 
 RANK = 1e-12
 """Smaller eigenvalues, relative to the largest, count as 0: directions that are not released."""
-_UNBIASED = "unbiased attackers only"
-_BIASED = "anything about biased attackers: a zero image, shrinkage, a prior, a network"
 _AT_ONE = Scope(
     covers="equivariant",
-    attackers=_UNBIASED,
+    attackers="unbiased attackers only",
     prior="the one example at which the Jacobian was taken",
     known="everything but the example and the noise",
-    not_said=_BIASED,
+    not_said="anything about biased attackers: a zero image, shrinkage, a prior, a network",
     equation="Hannun et al. 2021; Guo et al. 2022",
 )
-_PRIVATE = Scope(
-    covers="all",
+_PRIVATE = replace(
+    gaussian.scope,
     attackers="all attackers of a mechanism with the stated privacy",
-    prior="averaged over the prior that kappa is computed for; other examples fixed or known",
-    known="everything but the example and the noise",
-    not_said="a bound for one given example, or for a sharper prior",
     equation="Balle et al. 2022",
 )
 
 
 @scoped(
-    Scope(
-        covers="equivariant",
-        attackers=_UNBIASED,
+    replace(
+        _AT_ONE,
         prior="every example of a domain with the given diameters",
-        known="everything but the example and the noise",
-        not_said=_BIASED,
         equation="Guo et al. 2022",
     )
 )

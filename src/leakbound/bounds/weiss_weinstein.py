@@ -29,9 +29,8 @@ from leakbound.bounds.cramer_rao import ASSUMPTIONS, ErrorBound
 from leakbound.bounds.priors import SMOOTH, Array, Prior, real, symmetric
 
 EQUATION = (
-    "Weiss and Weinstein, IEEE Trans. IT 31(5), 1985, s = 1/2: "
-    "sum_j h_j^2 mu_j(h_j)^2 / (2 (1 - mu_j(2 h_j))) >= sum_j 2 c_j h_j mu_j(h_j) - 2 c_j^2 (1 - "
-    "mu_j(2 h_j))"
+    "Weiss and Weinstein, IEEE Trans. IT 31(5), 1985, s = 1/2: sum_j h_j^2 mu_j(h_j)^2 / (2 (1 - "
+    "mu_j(2 h_j))) >= sum_j 2 c_j h_j mu_j(h_j) - 2 c_j^2 (1 - mu_j(2 h_j))"
 )
 NEEDS = (
     *ASSUMPTIONS[:2],

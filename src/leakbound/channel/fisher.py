@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -164,8 +164,7 @@ def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -
     if patterns:
         pattern = torch.cat(patterns)
         found = found + 0.5 * (pattern @ pattern.T)
-    symmetric: Array = ((found + found.T) / 2).cpu().numpy()
-    return symmetric
+    return cast(Array, ((found + found.T) / 2).cpu().numpy())
 
 
 def fisher_trace(
@@ -209,11 +208,9 @@ def _mean_moved(channel: Channel, batch: Batch, directions: Tensor) -> Tensor:
     of = partial(channel.expected, labels=batch.labels)
 
     def along(direction: Tensor) -> Tensor:
-        change: Tensor = jvp(of, (batch.inputs,), (direction,))[1]
-        return change
+        return cast(Tensor, jvp(of, (batch.inputs,), (direction,))[1])
 
-    mean: Tensor = vmap(along)(directions)
-    return mean
+    return vmap(along)(directions)
 
 
 def _is_gradient(channel: Channel) -> bool:
@@ -282,5 +279,4 @@ def _of_batch(channel: Channel, batch: Batch, basis: Tensor | None, steps: Array
             )
             change = channel.whiten(ends[: len(part)] - ends[len(part) :], inputs, labels)
         found.append(torch.exp(-change.double().square().sum(1) / 8))
-    shares: Array = torch.cat(found).reshape(steps.shape).cpu().numpy()
-    return shares
+    return cast(Array, torch.cat(found).reshape(steps.shape).cpu().numpy())

@@ -11,7 +11,7 @@ from functools import partial
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import Result, died
 from leakbound.audit.folder import Runner
-from leakbound.audit.plan import Plan, Unit
+from leakbound.audit.plan import Plan, Unit, units_left
 from leakbound.cluster.connection import connected
 from leakbound.cluster.dispatch import dispatch
 
@@ -40,9 +40,7 @@ def run(
     of a running cluster's head; None starts a Ray here. A node whose versions, machine, data or
     code differ from this process's is rejected, since these change records.
     """
-    finished = set(done)
-    every: list[Unit] = [*plan.trainings(), *plan.experiments()]
-    units = [unit for unit in every if unit.id not in finished]
+    units = units_left(plan, done)
     context = context or PlanContext(plan.data)
     if context.device.type != "cpu":
         raise ValueError(f"device is {str(context.device)!r}, but workers on Ray compute on CPUs")

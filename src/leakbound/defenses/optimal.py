@@ -7,6 +7,7 @@ read the client's batch, and their pattern of noise or zeros leaks it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,14 +53,34 @@ def _set_level(defense: Defense, default: float, levels: dict[str, float | None]
         )
 
 
-def _batch_sensitivity(
-    link: Defense, context: Context, source: Source, directions: int | None
-) -> Sensitivity:
-    """Sensitivity and gradient of the client's batch: what the local forms leak."""
-    if context is None:
-        raise ValueError(f"{link!r} runs on a client, which has a batch; give its context")
-    batch = context.batch
-    return sensitivity(context.task, batch.inputs, batch.labels, source, directions=directions)
+@dataclass(frozen=True, repr=False)
+class _Local(Defense):
+    """Common part of the local forms, which decide by the client's own batch, and leak it."""
+
+    accepts = frozenset({Unit.CLIENT})
+    keeps_law = False
+    uses_context = True
+    data_dependent_law = True
+
+    directions: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]  # of the form beside this one
+        check.given(check.count, directions=self.directions)
+
+    def _kept(self, state: State, context: Context, source: Source) -> tuple[int, Any]:
+        """How many rounds have used what a batch decided, this one too, and what it was."""
+        age, chosen = state or (0, None)
+        if chosen is not None and age < self.refresh:  # type: ignore[attr-defined]
+            return age + 1, chosen
+        if context is None:
+            raise ValueError(f"{self!r} runs on a client, which has a batch; give its context")
+        batch, task = context.batch, context.task
+        given = task, batch.inputs, batch.labels
+        return 1, self._decided(sensitivity(*given, source, directions=self.directions), task)
+
+    def _decided(self, own: Sensitivity, task: Task) -> Any:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,8 +104,7 @@ class _Noise(Defense):
         check.count(refresh=self.refresh)
         levels = self._levels()
         _set_level(self, 0.01, levels)
-        given = {**levels, "clamp": self.clamp}
-        check.positive(**{name: value for name, value in given.items() if value is not None})
+        check.given(check.positive, **levels, clamp=self.clamp)
 
     def _levels(self) -> dict[str, float | None]:
         return {"noise_std": self.noise_std, "utility_std": self.utility_std}
@@ -271,7 +291,7 @@ class FixedNoise(Resolved):
 
 
 @dataclass(frozen=True, repr=False)
-class LocalOptimalNoise(_Noise):
+class LocalOptimalNoise(_Local, _Noise):
     """Add optimal noise for this very batch; its variances depend on private data and leak them.
 
     This is the form that the paper evaluates. The noise pattern itself leaks, and no amount of
@@ -299,25 +319,12 @@ class LocalOptimalNoise(_Noise):
         ('known noise distribution', True)
     """
 
-    accepts = frozenset({Unit.CLIENT})
-    uses_context = True
-    data_dependent_law = True
-
-    directions: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.directions is not None:
-            check.count(directions=self.directions)
-
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        age, covariance = state or (0, None)
-        if covariance is None or age >= self.refresh:
-            own = _batch_sensitivity(self, context, source, self.directions)
-            assert context is not None  # `_batch_sensitivity` has used it
-            age, covariance = 0, self._variances(own.values, own.gradient, context.task)
-        law = Gaussian(covariance.detach(), private=True)
-        return self._release(update, law, source), (age + 1, covariance)
+        kept = self._kept(state, context, source)
+        return self._release(update, Gaussian(kept[1].detach(), private=True), source), kept
+
+    def _decided(self, own: Sensitivity, task: Task) -> Tensor:
+        return self._variances(own.values, own.gradient, task)
 
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
         """The variances that a candidate would get, along fixed directions: differentiable."""
@@ -389,9 +396,8 @@ class _Pruning(Defense):
         check.count(refresh=self.refresh)
         shares = {"rate": self.rate, "utility_share": self.utility_share}
         _set_level(self, 0.7, {**shares, "threshold": self.threshold})
-        check.fraction(**{name: value for name, value in shares.items() if value is not None})
-        if self.threshold is not None:
-            check.positive(threshold=self.threshold)
+        check.given(check.fraction, **shares)
+        check.given(check.positive, threshold=self.threshold)
 
     @property
     def draws_mask(self) -> bool:  # type: ignore[override]
@@ -481,7 +487,7 @@ class FixedPruning(Resolved):
 
 
 @dataclass(frozen=True, repr=False)
-class LocalOptimalPruning(_Pruning):
+class LocalOptimalPruning(_Local, _Pruning):
     """Withhold the coordinates of this very batch that leak the most; the mask leaks private data.
 
     This is the form that the paper evaluates: the coordinates with the largest
@@ -504,23 +510,12 @@ class LocalOptimalPruning(_Pruning):
         ('none', True)
     """
 
-    accepts = frozenset({Unit.CLIENT})
-    keeps_law = False
-    uses_context = True
-    data_dependent_law = True
     masks_by_value = True
 
-    directions: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.directions is not None:
-            check.count(directions=self.directions)
-
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
-        age, chosen = state or (0, None)
-        if chosen is None or age >= self.refresh:
-            own = _batch_sensitivity(self, context, source, self.directions)
-            age, chosen = 0, self._choose(own.values, own.gradient.square())
-        mask = chosen.draw(update.rows, source)
-        return update.masked(mask, by_value=True, drawn=self.draws_mask), (age + 1, chosen)
+        kept = self._kept(state, context, source)
+        mask = kept[1].draw(update.rows, source)
+        return update.masked(mask, by_value=True, drawn=self.draws_mask), kept
+
+    def _decided(self, own: Sensitivity, task: Task) -> _SentCoordinates:
+        return self._choose(own.values, own.gradient.square())

@@ -49,8 +49,7 @@ class PublicShape:
         check.one_of(RULES, rule=self.rule)
         check.one_of(CORRELATIONS, correlation=self.correlation)
         check.count(images=self.images, rank=self.rank)
-        if self.clamp is not None:
-            check.positive(clamp=self.clamp)
+        check.given(check.positive, clamp=self.clamp)
         plain = self.rule == "energy" and not self.layers and self.clamp is None
         if self.correlation != "none" and not plain:
             raise ValueError(

@@ -12,7 +12,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -196,8 +196,7 @@ def arguments(domain: TableDomain, rows: Tensor) -> tuple[Tensor, ...]:
         >>> [part.tolist() for part in arguments(domain, torch.tensor([[0.5, 0, 0, 1]]))]
         [[[0.5]], [[2]]]
     """
-    found: tuple[Tensor, ...] = TakesRows(lambda *given: given, domain)(rows)
-    return found
+    return cast(tuple[Tensor, ...], TakesRows(lambda *given: given, domain)(rows))
 
 
 class TakesTokens:

@@ -282,8 +282,7 @@ class SeriesDomain(NumberDomain):
         low, high = self.input_range
         known = torch.tensor(self.scales or (high - low,) * self.shape[0], dtype=torch.float64)
         apart = a.detach().cpu().double() - b.detach().cpu().double()
-        errors: Tensor = (apart.square().mean(-1).sqrt() / known).amax(-1)
-        return errors
+        return (apart.square().mean(-1).sqrt() / known).amax(-1)
 
     def within(self, *, psnr: float, share: float) -> float:
         """An error of 10^(-psnr/20) scales on the worst channel."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -130,8 +130,7 @@ class Gelu(Activation):
         inner = torch.tanh(scale * (u + cubic * u**3))
         first, second = scale * (1 + 3 * cubic * u * u), 6 * scale * cubic * u
         slope = 1 - inner * inner
-        result: Tensor = slope * (first + 0.5 * u * (second - 2 * inner * first * first))
-        return result
+        return cast(Tensor, slope * (first + 0.5 * u * (second - 2 * inner * first * first)))
 
 
 class Silu(Activation):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -292,8 +292,7 @@ def _product(columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _pack(weight: Tensor, options: Any) -> Tensor:
-    packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(weight, *options, None)
-    return packed
+    return cast(Tensor, torch.ops.mkldnn._reorder_convolution_weight(weight, *options, None))
 
 
 def _run(x: Tensor, packed: Tensor, bias: Tensor | None, options: Any) -> Tensor:

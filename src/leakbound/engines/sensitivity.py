@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -135,16 +135,14 @@ def sensitivity(
         torch.Size([10])
     """
     check.one_of(ESTIMATORS, estimator=estimator)
-    if chunk is not None:
-        check.count(chunk=chunk)
+    check.given(check.count, chunk=chunk)
     if directions is None:
         directions = 0 if estimator == "exact" else default_directions(estimator, len(inputs))
         if estimator == "per_sample" and inputs[0].numel() <= directions:
             estimator = "exact"
     elif estimator != "exact":
         check.count(directions=directions)
-    if forward is not None:
-        check.count(forward=forward)
+    check.given(check.count, forward=forward)
     inputs = inputs.detach()
     parts = _plain(task, inputs, labels)
     given = (task, inputs, labels, chunk)
@@ -250,8 +248,7 @@ def pair_changes(task: Task, inputs: Tensor, labels: Tensor, tangents: Tensor) -
             slope = grad(lambda flat: task.loss(client.forward(task, x[None], flat), label[None]))
             return slope(task.parameters)
 
-        moved: Tensor = jvp(own, (image,), (tangent,))[1]
-        return moved
+        return cast(Tensor, jvp(own, (image,), (tangent,))[1])
 
     each: Tensor = vmap(pair)(inputs, labels, tangents)
     return each.detach()
@@ -262,8 +259,7 @@ def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Ten
 
     Pure `torch.func`, differentiable in the inputs and in the directions.
     """
-    changes: Tensor = vmap(lambda way: client.input_jvp(task, inputs, labels, way))(directions)
-    return changes
+    return vmap(lambda way: client.input_jvp(task, inputs, labels, way))(directions)
 
 
 def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:

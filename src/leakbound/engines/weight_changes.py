@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -347,15 +347,12 @@ def _local(
 
     def pulled(a: Tensor, d: Tensor) -> dict[str, Tensor]:
         def run(weights: dict[str, Tensor]) -> Tensor:
-            out: Tensor = functional_call(module, {**tensors, **weights}, (a[None],))
-            return out
+            return cast(Tensor, functional_call(module, {**tensors, **weights}, (a[None],)))
 
-        grads: dict[str, Tensor] = vjp(run, own)[1](d[None])[0]
-        return grads
+        return cast(dict[str, Tensor], vjp(run, own)[1](d[None])[0])
 
     def pair(a: Tensor, da: Tensor, d: Tensor, dd: Tensor) -> tuple[dict[str, Tensor], ...]:
-        both: tuple[dict[str, Tensor], ...] = jvp(pulled, (a, d), (da, dd))
-        return both
+        return cast(tuple[dict[str, Tensor], ...], jvp(pulled, (a, d), (da, dd)))
 
     with plain_attention():
         plain, moved = vmap(pair)(*tapped)

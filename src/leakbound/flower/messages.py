@@ -153,8 +153,7 @@ def _values(array: Array, like: Tensor, where: str) -> Tensor:
     if declared and (tuple(array.shape), array.dtype) != (shape, str(kind)):
         raise ValueError(
             f"{where} declares {array.dtype[:40]} of shape {tuple(array.shape)}, but its own "
-            "header "
-            f"declares {kind} of {shape}"
+            f"header declares {kind} of {shape}"
         )
     if str(kind) not in _TYPES:
         raise ValueError(f"{where} has the type {kind}; known are {list(_TYPES)}")

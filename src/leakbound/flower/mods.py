@@ -92,8 +92,7 @@ class DefenseMod:
         if self.defense.returns(self.defense.starts) is not Unit.CLIENT:
             raise ValueError(
                 f"{self.defense!r} leaves one row per example, but a client sends one row; put "
-                "Mean() "
-                "after it"
+                "Mean() after it"
             )
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -211,8 +210,7 @@ class _DefendedRound:
         if odd := set(record) ^ set(self.record):
             raise ValueError(
                 f"the array {min(odd)!r} is not in both {SENT} and {ANSWERED}; send back the "
-                "arrays "
-                "that were sent"
+                "arrays that were sent"
             )
         examples = _example_count(reply, tapped) if _is_tuned(self.defense) else 1
         ready = resolve(self.defense, self.task, examples, self.previous)
@@ -328,9 +326,8 @@ def _batch(tapped: Tapped, plan: LocalPlan, who: str, unit: Unit) -> Batch:
     if len(sizes) > 1 and not cut:
         raise ValueError(
             f"{who} needs the client's training batches, but the train function showed other "
-            "batches "
-            f"than the Setup says (steps={plan.steps}, batch_size={size}); tap one batch, or give "
-            "Setup the steps and the batch size"
+            f"batches than the Setup says (steps={plan.steps}, batch_size={size}); tap one batch, "
+            "or give Setup the steps and the batch size"
         )
     return joined(tapped)
 
@@ -377,8 +374,7 @@ def _check_meter(mods: Sequence[Mod]) -> None:
         if isinstance(mod, DefenseMod) or name in CHANGING:
             raise ValueError(
                 f"{name or repr(mod)} changes the weights after the LeakMeter evaluates them; put "
-                "the "
-                "LeakMeter before it in the list"
+                "the LeakMeter before it in the list"
             )
     for mod in mods[at + 1 :]:
         if (name := _flowers(mod)) in MASKING:

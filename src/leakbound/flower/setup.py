@@ -66,8 +66,7 @@ class Setup:
         if not isinstance(self.learning_rate, str):
             check.positive(learning_rate=self.learning_rate)
         check.count(steps=self.steps, most_bytes=self.most_bytes)
-        if self.batch_size is not None:
-            check.count(batch_size=self.batch_size)
+        check.given(check.count, batch_size=self.batch_size)
 
     def state(self) -> dict[str, Tensor]:
         """A fresh model's state dict: the names, shapes and types of a message's arrays."""

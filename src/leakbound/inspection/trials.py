@@ -141,7 +141,6 @@ def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Lay
 
 
 def _slopes(value: Tensor, wanted: list[Tensor]) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = torch.autograd.grad(
+    return torch.autograd.grad(
         value, wanted, allow_unused=True, materialize_grads=True, retain_graph=True
     )
-    return found

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -17,7 +16,7 @@ from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure as compare
 from leakbound.assess.record import EXPOSED, UNSETTLED, Bound, CriterionInfo, Verdict
 from leakbound.assess.verdict import verdict
-from leakbound.attacks import LinearInversion, infer_labels
+from leakbound.attacks import LinearInversion, infer_labels, label_accuracy
 from leakbound.attacks.base import Attack
 from leakbound.client import gradient
 from leakbound.defenses import Chain, NoDefense
@@ -236,8 +235,7 @@ class Reading:
 
     def record(self) -> dict[str, Any]:
         """The whole reading as plain values, for the client's own log."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
+        return cast(dict[str, Any], msgspec.to_builtins(self))
 
 
 def measure(
@@ -464,8 +462,7 @@ def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> 
         found = infer_labels(replace(seen, auxiliary=few), source).cpu()
     except NotApplicable:
         return None
-    both = Counter(found.tolist()) & Counter(batch.labels.tolist())
-    return both.total() / batch.size
+    return label_accuracy(found, batch.labels)
 
 
 def _words(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -38,8 +38,7 @@ class AdapterLayer(nn.Module):
         """The adapted layer's output."""
         result: Tensor = self.base_layer(x)
         change = self.lora_B(self.lora_A(x.to(self.lora_A.weight.dtype))) * self.scale
-        adapted: Tensor = (result + change).to(result.dtype)
-        return adapted
+        return cast(Tensor, (result + change).to(result.dtype))
 
 
 def _linear(weight: Tensor) -> nn.Linear:

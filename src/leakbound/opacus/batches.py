@@ -8,7 +8,7 @@ convolutions. A training that stops there reveals that a batch was empty.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from opacus.data_loader import DPDataLoader  # type: ignore[import-untyped]
@@ -53,8 +53,7 @@ def resampled(loader: DataLoader[Any], *, steps: int, seeded: bool) -> DataLoade
     )
     # torch forbids replacing a sampler, as its batches may be in use; none are yet
     object.__setattr__(loader, "batch_sampler", sampler)
-    result: DataLoader[Any] = loader
-    return result
+    return cast(DataLoader[Any], loader)
 
 
 class _EmptyBatches:

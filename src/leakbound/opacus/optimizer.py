@@ -139,8 +139,7 @@ class SecureNoise:
                 "secure_mode is True; leave it out: the noise comes from the system's entropy "
                 "anyway, unless a generator is given"
             )
-        if expected_batch_size is not None:
-            check.positive(expected_batch_size=expected_batch_size)
+        check.given(check.positive, expected_batch_size=expected_batch_size)
         super().__init__(  # type: ignore[call-arg]  # of the Opacus class behind this one
             optimizer,
             noise_multiplier=noise_multiplier,

@@ -74,8 +74,7 @@ class PruneFL(Pruning):
         check.fraction(candidates=self.candidates)
         check.one_of(RULES, rule=self.rule)
         check.positive(constant=self.constant)
-        if self.half_life is not None:
-            check.count(half_life=self.half_life)
+        check.given(check.count, half_life=self.half_life)
         for time in self.times or ():
             check.positive(times=time)
 

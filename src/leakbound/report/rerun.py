@@ -7,7 +7,6 @@ that what a page offers is never a guess.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
-from leakbound._util.text import toml, toml_key
+from leakbound._util.text import digest, toml, toml_key
 from leakbound.assess.record import Assessment, RunInfo
 
 ERROR_BOUND = {
@@ -37,11 +36,6 @@ class Rerun:
 
     command: str
     plan: str | None = None
-
-
-def digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def command_of(info: RunInfo, plan: str = "plan.toml", out: str = "rerun") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -318,8 +318,7 @@ def _channel(released: Released) -> Channel:
 def _by_class(spec: ErrorBoundSpec, released: Released) -> ClassPriors:
     make = partial(ClassPriors, released.public, spec.prior, spec.components)
     key = "prior", spec.prior, spec.components
-    made: ClassPriors = make() if released.once is None else released.once(key, make)
-    return made
+    return cast(ClassPriors, make() if released.once is None else released.once(key, make))
 
 
 def _basis(prior: Prior) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -65,8 +65,7 @@ class Released:
         The value must not hold the public batch, which would then never be freed.
         """
         if self.once is not None:
-            found: T = self.once(key, make)
-            return found
+            return cast(T, self.once(key, make))
         public = self.public
         if public is None or public.inputs.is_inference() or public.labels.is_inference():
             return make()  # changes to them cannot be detected
@@ -74,8 +73,7 @@ class Released:
         place = key, public.inputs._version, public.labels._version
         if place not in kept:
             kept[place] = make()
-        made: T = kept[place]
-        return made
+        return cast(T, kept[place])
 
     @property
     def examples(self) -> int:

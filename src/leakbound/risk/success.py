@@ -85,7 +85,7 @@ def known_sample(released: Released) -> counting.PublicSample:
     """The public examples as a sample, made once; labels count if they are known."""
     public, origins = released.public, released.origins
     assert public is not None  # the callers ask
-    found: counting.PublicSample = released.of_public(
+    return released.of_public(
         ("sample", *sample_key(released)),
         lambda: counting.PublicSample(
             public.inputs.flatten(1).double().cpu().numpy(),
@@ -96,7 +96,6 @@ def known_sample(released: Released) -> counting.PublicSample:
             distance=kappa.distance_of(released.criterion.domain),
         ),
     )
-    return found
 
 
 def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
@@ -448,10 +447,7 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
             public_examples=sample.n,
         )
 
-    made: Attained = released.of_public(
-        ("attained", *sample_key(released), hits[0], eta, spec), make
-    )
-    return made
+    return released.of_public(("attained", *sample_key(released), hits[0], eta, spec), make)
 
 
 def _attacked_noise(released: Released, spec: RiskSpec) -> float | None:

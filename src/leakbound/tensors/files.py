@@ -39,8 +39,7 @@ def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict
     if path.suffix in _PICKLES or path.suffix not in (".safetensors", ".npz"):
         raise ValueError(
             f"{str(path)!r} is not a .safetensors or .npz file. Pickled files (.pt, .pth, .bin, "
-            ".npy "
-            "of objects) can run code when opened and are refused: convert with "
+            ".npy of objects) can run code when opened and are refused: convert with "
             "safetensors.torch.save_file(state_dict, 'update.safetensors'), or with "
             "numpy.savez('update.npz', **arrays)"
         )
@@ -92,8 +91,7 @@ def _safetensors(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, st
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{str(path)!r} is not a valid safetensors file, or is truncated: {error}; save it "
-            "again "
-            "with safetensors.torch.save_file(...)"
+            "again with safetensors.torch.save_file(...)"
         ) from error
 
 

@@ -226,8 +226,7 @@ def _check_chance(attack: Attack, observation: Observation, batch: Batch, name: 
         require(
             stats.binom.sf(hits - 1, max(asked, 1), 1 / CANDIDATES) > UNLIKELY,
             f"{name} was shown noise, but its answer was closest to the truth {hits} of {asked} "
-            "times "
-            f"among {CANDIDATES} images: it knows the truth from another source",
+            f"times among {CANDIDATES} images: it knows the truth from another source",
         )
 
 

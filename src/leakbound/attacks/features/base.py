@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -30,8 +30,7 @@ class FoundFeatures:
     @property
     def basis(self) -> Tensor:
         """(n, N) an orthonormal basis of their span."""
-        basis: Tensor = torch.linalg.qr(self.vectors.double().T)[0].to(self.vectors)
-        return basis
+        return cast(Tensor, torch.linalg.qr(self.vectors.double().T)[0].to(self.vectors))
 
 
 class FeatureMethod(Protocol):

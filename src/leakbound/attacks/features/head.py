@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -102,8 +102,7 @@ def _factors(above: nn.Module, hidden: Tensor) -> Tensor:
         changed = hook(above, args)
         if changed is not None:
             args = changed if isinstance(changed, tuple) else (changed,)
-    factors: Tensor = args[0][0].detach().double()
-    return factors
+    return cast(Tensor, args[0][0].detach().double())
 
 
 def _own_copy(task: Task) -> nn.Module:

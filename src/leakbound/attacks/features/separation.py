@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -137,8 +138,7 @@ def _grams(left: Tensor, weight: Tensor, ridge: float = 0.0) -> Tensor:
     rank = left.shape[1]
     flat = weight.T @ (left[:, :, None] * left[:, None, :]).flatten(1)
     regular = (ridge + TINY) * torch.eye(rank).to(flat)
-    gram: Tensor = flat.reshape(-1, rank, rank) + regular
-    return gram
+    return flat.reshape(-1, rank, rank) + regular
 
 
 def _level(left_over: Tensor, weights: Tensor, rank: int) -> float:
@@ -156,8 +156,7 @@ def contrasts(sources: Tensor, slope: float = 1.0, *, literal: bool = False) -> 
     """
     unit = sources / sources.square().mean(1, keepdim=True).sqrt().clamp_min(1e-300)
     center = 0.0 if literal else gaussian_level(slope)
-    squared: Tensor = (log_cosh(slope * unit).mean(1) / slope - center).square()
-    return squared
+    return (log_cosh(slope * unit).mean(1) / slope - center).square()
 
 
 def log_cosh(values: Tensor) -> Tensor:
@@ -188,8 +187,7 @@ def whitener(rows: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(rows @ rows.T / rows.shape[1])
     if not bool(values.min() > 1e-13 * values.max()):
         raise NotSeparable("the sources' differences from their means are linearly dependent")
-    root: Tensor = (vectors / values.sqrt()).T
-    return root
+    return cast(Tensor, (vectors / values.sqrt()).T)
 
 
 def rotation(
@@ -220,8 +218,7 @@ def rotation(
         return -reached(torch.matrix_exp(raw - raw.T) @ best) / max(start, 1e-300)
 
     raw = minimized(loss, torch.zeros_like(best))
-    turned: Tensor = torch.matrix_exp(raw - raw.T) @ best
-    return turned
+    return torch.matrix_exp(raw - raw.T) @ best
 
 
 def gaussian_ceiling(shape: tuple[int, int], generator: torch.Generator, slope: float) -> float:
@@ -296,8 +293,7 @@ def heavy_tailed(unmixing: Tensor, rows: Tensor, fit: RowSpace | None = None) ->
             return value
 
         turn = minimized(loss, turn)
-    found: Tensor = turn @ base
-    return found
+    return cast(Tensor, turn @ base)
 
 
 def nonnegative(unmixing: Tensor, fit: RowSpace) -> Tensor:
@@ -317,22 +313,19 @@ def nonnegative(unmixing: Tensor, fit: RowSpace) -> Tensor:
         def loss(w: Tensor, slope: float = slope, width: float = width) -> Tensor:
             rows = w @ white
             below = (slope + 1) * _below(rows, w, quiet, width)
-            value: Tensor = (rows + below).mean(1).sum() - torch.linalg.slogdet(w)[1]
-            return value
+            return cast(Tensor, (rows + below).mean(1).sum() - torch.linalg.slogdet(w)[1])
 
         turn = minimized(loss, turn)
     noise = ((turn @ quiet) * turn).sum(1).clamp_min(0).sqrt()
     if float(noise.max()) < EXACT:
         turn = _onto_zeros(turn, white)
-    found: Tensor = turn / size.T
-    return found
+    return cast(Tensor, turn / size.T)
 
 
 def _below(rows: Tensor, w: Tensor, quiet: Tensor, width: float) -> Tensor:
     """How far values are below 0, smooth within `width` and the noise's standard deviation."""
     bend = ((w @ quiet) * w).sum(1, keepdim=True).clamp_min(1e-30).sqrt() + width
-    soft: Tensor = bend * functional.softplus(-rows / bend)
-    return soft
+    return bend * functional.softplus(-rows / bend)
 
 
 def _onto_zeros(turn: Tensor, white: Tensor) -> Tensor:
@@ -546,8 +539,7 @@ def _shrunk(fit: RowSpace) -> Tensor:
     values, turn = torch.linalg.eigh(whiten @ fit.noise @ whiten.T)
     kept = (1 - values).clamp(0, 1)
     back = torch.linalg.inv(whiten) @ turn
-    shrunk: Tensor = mean + (back * kept) @ (turn.T @ whiten @ away)
-    return shrunk
+    return cast(Tensor, mean + (back * kept) @ (turn.T @ whiten @ away))
 
 
 def _looks_gaussian(

@@ -65,8 +65,7 @@ class TensorMethod:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.random is not None:
-            check.count(random=self.random)
+        check.given(check.count, random=self.random)
         check.count(restarts=self.restarts)
         check.non_negative(fit=self.fit)
 
@@ -91,8 +90,7 @@ class TensorMethod:
         whole = responses
         if observation.update.mask_private:
             # An entry sent as 0 for its size is still a function only of the unit's products with
-            # the
-            # features, as Stein's lemma requires; the remaining entries are not a fair draw.
+            # the features, as Stein's lemma requires; the remaining entries are not a fair draw.
             whole = _responses(observation, task, head, chosen, spread, zeros=True)
         examples, features = observation.examples, responses.units.shape[1]
         units = int((whole.weights > 0).any(0).sum())

@@ -47,8 +47,9 @@ def cosine_signal(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: li
         parts.append(cosine(guess[:, a:b], seen[:, a:b], own, []))
         white = (seen[:, a:b] if own is None else seen[:, a:b] * own).square().mean()
         shares.append(torch.ones_like(white) if own is None else (1 - 1 / white).clamp_min(0))
-    share = torch.stack(shares) / torch.stack(shares).sum().clamp_min(TINY)
-    return (share * torch.stack(parts)).sum()
+    signal = torch.stack(shares)
+    signal = torch.where(signal.any(), signal, 1.0)  # noise alone: all count alike
+    return (signal / signal.sum() * torch.stack(parts)).sum()
 
 
 def cosine_weighted(

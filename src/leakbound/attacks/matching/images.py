@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -132,8 +132,7 @@ class _UNet(nn.Module):
             beside = levels.pop()
             wide = nn.functional.interpolate(x, size=beside.shape[2:], mode="bilinear")
             x = up(torch.cat([wide, beside], 1))
-        drawn: Tensor = self.last(x)
-        return drawn
+        return cast(Tensor, self.last(x))
 
 
 def _convolution(before: int, after: int) -> nn.Module:
@@ -150,8 +149,7 @@ def _drawn(name: str, shape: torch.Size, generator: torch.Generator, like: Tenso
         start = normal(shape, generator, like=like) * (2 / shape[1:].numel()) ** 0.5
     else:
         start = like.new_full(shape, float(name.endswith("weight")))
-    drawn: Tensor = start.requires_grad_()
-    return drawn
+    return cast(Tensor, start.requires_grad_())
 
 
 def images_for(

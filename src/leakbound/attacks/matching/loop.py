@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.base import boxed
+from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching.engine import Companion, Evaluator, Search, choose_engine
@@ -23,7 +24,6 @@ from leakbound.losses import named
 from leakbound.random import normal
 from leakbound.types import Exact, NotApplicable, Observation, Reconstruction
 
-VANISHED = "gradient vanished: the update is zero everywhere"
 STUCK = 0.9
 UNEXPLAINED = 0.1
 MASKED = 1e-3
@@ -289,8 +289,7 @@ def _free_labels(observation: Observation, generator: torch.Generator) -> Tensor
         shape = tuple(output.shape) if output.numel() > count else (count,)
     elif not shape[1]:
         raise NotApplicable("labels are to be optimized, but the number of classes is not known")
-    free: Tensor = normal(shape, generator, like=task.parameters).requires_grad_()
-    return free
+    return normal(shape, generator, like=task.parameters).requires_grad_()
 
 
 def _features(

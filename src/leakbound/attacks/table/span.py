@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -66,8 +67,7 @@ class Plane:
         """
         null, size = self.null.shape[1], sums[:, -1].sqrt().clamp_min(1e-300)
         allowed = self.allowed(sums[:, null:-1].norm(dim=1) / size)
-        found: Tensor = sums[:, :null].norm(dim=1) / size / allowed
-        return found
+        return cast(Tensor, sums[:, :null].norm(dim=1) / size / allowed)
 
     def outside(self, points: Tensor) -> Tensor:
         """(N,) distance of points (N, d) over the allowed one."""
@@ -157,5 +157,4 @@ class _Test:
         if not prefixes.shape[1]:
             return torch.zeros(len(prefixes), len(columns), dtype=torch.float64)
         at, adds = prefixes + self.starts[: prefixes.shape[1]], self.adds[:, columns].contiguous()
-        total: Tensor = torch.nn.functional.embedding_bag(at, adds, mode="sum")
-        return total
+        return torch.nn.functional.embedding_bag(at, adds, mode="sum")

@@ -19,6 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from leakbound._util import files
+from leakbound._util.text import digest
 from leakbound.assess.record import ESTIMATE, Assessment, Bound, Verdict, is_picture
 from leakbound.assess.verdict import verdict
 from leakbound.report import tables
@@ -28,7 +29,7 @@ from leakbound.report.evidence import auxiliary, parts, privacy, questions, sign
 from leakbound.report.evidence.parts import Answer, Epsilons, Item
 from leakbound.report.folder import Run
 from leakbound.report.gallery import captured_updates
-from leakbound.report.rerun import command_of, digest, toml_of
+from leakbound.report.rerun import command_of, toml_of
 from leakbound.report.tables import Names, Theorem, Theorems, grouped
 
 Accountant = Callable[[float], Epsilons]
