@@ -26,7 +26,7 @@ def _cosine(a, b):
 
 
 def _above_noise(b):
-    """The shares of energy above 1; without weights, or if nothing is above, all count alike."""
+    """The shares of energy above 1; without weights, or if nothing is above, all count the same."""
     energy = [np.mean(b[:, i:j] ** 2) for i, j in SPANS]
     share = [max(0.0, 1 - 1 / e) for e in energy]
     return share if any(share) and not np.array_equal(b, SEEN.numpy()) else [1.0] * len(share)

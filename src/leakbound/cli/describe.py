@@ -17,7 +17,17 @@ from leakbound._util.docstrings import parts
 from leakbound.registry import Entry
 from leakbound.types import Batch, Task
 
+_TEXT = "--data topics --model decoder"
 NEEDS: Mapping[str, str] = {
+    "adapter_pursuit": "--data topics --model decoder,adapters=4",
+    "patch_inversion": "--model vit",
+    "patch_span": "--model vit,patch=14,width=64 --batch-size 2",
+    "span_decoding": "--data german",
+    "tab_leak": "--data german",
+    "token_matching": _TEXT,
+    "token_rows": _TEXT,
+    "token_span": _TEXT,
+    "touched_rows": "--data german",
     "law_evolution": "--defense local_optimal_noise",
     "law_matching": "--defense local_optimal_noise",
     "variance_readout": "--defense local_optimal_noise",

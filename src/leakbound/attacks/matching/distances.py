@@ -48,7 +48,7 @@ def cosine_signal(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: li
         white = (seen[:, a:b] if own is None else seen[:, a:b] * own).square().mean()
         shares.append(torch.ones_like(white) if own is None else (1 - 1 / white).clamp_min(0))
     signal = torch.stack(shares)
-    signal = torch.where(signal.any(), signal, 1.0)  # noise alone: all count alike
+    signal = torch.where(signal.any(), signal, 1.0)  # noise alone: all count the same
     return (signal / signal.sum() * torch.stack(parts)).sum()
 
 
