@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class TokenMatching(Attack):
         restarts: the largest number of searches; the first that explains the update ends them.
         learning_rate: Adam's, at the start.
         moves: the largest number of changes after a search.
-        tries: how many changes are simulated before each; the best is made.
+        tries: how many changes are simulated for each, at most; the first that helps is made.
 
     Assumptions: the model looks tokens up in one `nn.Embedding`. Lengths are searched as padding.
 
@@ -229,12 +230,11 @@ class _Matching:
         for _ in range(self.attack.moves):
             if value <= EXPLAINED**2 or tick():
                 break
-            options = self._options(tokens, labels)
-            each = [self._value(option, labels) for option in options]
-            best = min(range(len(each)), key=each.__getitem__, default=0)
-            if not each or each[best] >= value:
+            pairs = ((self._value(own, labels), own) for own in self._options(tokens, labels))
+            better = next((pair for pair in pairs if pair[0] < value), None)
+            if better is None:
                 break
-            value, tokens = each[best], options[best]
+            value, tokens = better
         return tokens
 
     def _ended(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -267,15 +267,16 @@ class _Matching:
         swap = (swap + swap.T).masked_fill(now[:, None] == now, torch.inf)
         swap = swap.masked_fill(torch.ones_like(swap).tril() > 0, torch.inf)
         change = slope.scatter(1, now[:, None], torch.inf)
-        found, part = [], -(-self.attack.tries // 3)
+        found: tuple[list[Tensor], ...] = [], [], []
+        part = -(-self.attack.tries // 3)
         for at in _least(change, part):
             other = now.clone()
             other[at // change.shape[1]] = at % change.shape[1]
-            found.append(other)
+            found[0].append(other)
         for at in _least(swap, part):
             other, first, second = now.clone(), at // len(now), at % len(now)
             other[first], other[second] = now[second], now[first]
-            found.append(other)
+            found[1].append(other)
         orders = _moved(tokens.shape[1]).to(tokens.device)
         moved = self._places(tokens)[:, orders]  # (B, orders, n)
         if (padding := domain_of(self.observation.task).padding) is not None:
@@ -287,8 +288,9 @@ class _Matching:
         for at in _least(gains.sum((2, 3)), part):
             other, row = now.clone().view_as(tokens), at // moved.shape[1]
             other[row] = moved[row, at % moved.shape[1]]
-            found.append(other.flatten())
-        return [self.candidates[other].view_as(tokens) for other in found]
+            found[2].append(other.flatten())
+        turns = (other for turn in zip_longest(*found) for other in turn if other is not None)
+        return [self.candidates[other].view_as(tokens) for other in turns]
 
     def _ends(self, tokens: Tensor) -> list[int]:
         """The last place of each sequence before its padding."""
