@@ -140,7 +140,7 @@ def draw(points: Sequence[Point]) -> None:
         axis.plot(places, [np.mean(p.baseline) for p in own], "s--", color="#777777", markersize=3)
         axis.set_xticks(places, [point.setting for point in own], rotation=60, fontsize=8)
         axis.set_xlim(-0.5, len(own) - 0.5)
-        axis.set_title(name, fontsize=9)
+        axis.set_title(name.replace(" ", "\n"), fontsize=9)
         axis.grid(axis="y", color="#dddddd")
     axes[0].set_ylim(-3, 103)
     axes[0].set_ylabel("tokens right, percent")
