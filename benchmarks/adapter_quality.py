@@ -121,7 +121,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print("| r | B | update | tokens | precision | recall | certain | seconds |")
     print("|---|---|---|---|---|---|---|---|")
-    for rank in (4, 8, 16):
+    for rank in (4, 8, 16, 32, 64):
         for batch in (1, 4, 8):
             for name in STARTS:
                 if all(part in f"r={rank} B={batch} {name}" for part in args.only.split(" & ")):

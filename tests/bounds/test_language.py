@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from leakbound import data
 from leakbound.bounds.language import BigramText
@@ -69,9 +70,12 @@ def test_no_sequence_matches_more_often_than_the_bound(model):
 
 
 def test_the_bound_is_at_least_what_public_sequences_match(model, sequences):
-    share = ((sequences != [0, 1, 2, 1]).sum(1) == 0).sum() - 1
+    count, n = int(((sequences != [0, 1, 2, 1]).sum(1) == 0).sum()), len(sequences)
     found = float(np.exp(model.log_kappa(0)))
-    assert found == pytest.approx(max(model._best(0)[0], share / (len(sequences) - 1)), rel=1e-8)
+    limit = max(found, model._best(0)[0])
+    assert found == pytest.approx(limit)
+    # so few matches have a chance of 5 % at the limit (Clopper-Pearson)
+    assert stats.binom.cdf(count, n, found) <= 0.05 + 1e-9
     several = np.exp(model.log_kappa(np.array([0, 1.5, 9])))
     assert several[0] == pytest.approx(found)
     assert several[2] == 1
@@ -123,3 +127,22 @@ def test_it_fits_a_large_vocabulary_in_seconds():
     text = data.load("topics")
     model = BigramText.from_sequences(text.inputs.numpy(), 50_000)
     assert float(np.exp(model.log_kappa(0))) < 0.02
+
+
+@pytest.mark.parametrize("level", [0, 1, 4])
+def test_candidates_from_public_text_do_not_beat_it_on_held_out_text(level):
+    """The red team's check: the best public candidates, on sentences that nothing was fitted to."""
+    text = data.load("topics")
+    rows = text.inputs.numpy()
+    beaten = 0
+    for seed in range(10):
+        order = np.random.default_rng(seed).permutation(len(rows))
+        public, held = rows[order[: len(rows) // 2]], rows[order[len(rows) // 2 :]]
+        kappa = float(
+            np.exp(BigramText.from_sequences(public, text.domain.vocabulary).log_kappa(level))
+        )
+        near = np.stack([(public != row).sum(1) <= level for row in public]).sum(1)
+        for best in near.argsort()[-5:]:
+            share = ((held != public[best]).sum(1) <= level).mean()
+            beaten += share > kappa + 3 * np.sqrt(kappa * (1 - kappa) / len(held))
+    assert beaten == 0

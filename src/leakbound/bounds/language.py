@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import sparse
+from scipy import sparse, stats
 
 from leakbound.bounds.distances import ColumnMisses
 from leakbound.bounds.law import Array, one
-from leakbound.bounds.record_priors import MIN_EXAMPLES, MOST, TOGETHER, Baseline
+from leakbound.bounds.record_priors import CONFIDENCE, MIN_EXAMPLES, MOST, TOGETHER, Baseline
 
 __all__ = ["BIGRAM", "BigramText"]
 
@@ -32,8 +32,8 @@ class BigramText(Baseline):
     `log_kappa` bounds how often any one sequence differs from a random one in at most eta places.
     It is exact for eta = 0. For more, it lets every token of the candidate depend on the random
     sequence's tokens before, which can only raise the probability. The model treats repeated
-    sentences as far rarer than they are. So the bound is at least the largest share of the other
-    public sequences that one of them matches.
+    sentences as far rarer than they are. So the bound is at least the upper limit (95 %) on how
+    often the best public sequence matches.
 
     Args:
         first: (V,) probabilities of the first token.
@@ -49,7 +49,7 @@ class BigramText(Baseline):
         >>> rows = np.tile([[1, 2, 1], [2, 1, 2]], (50, 1))
         >>> model = BigramText.from_sequences(rows, vocabulary=3)
         >>> round(float(np.exp(model.log_kappa(0))), 3)
-        0.495
+        0.586
     """
 
     first: Array
@@ -113,12 +113,12 @@ class BigramText(Baseline):
         return one(np.minimum(0.0, np.log(found)).reshape(np.shape(eta)))
 
     def _matched(self, level: float) -> float:
-        """The largest share of the other public sequences that one of them matches."""
+        """Upper limit (95 %, Clopper-Pearson) on how often the best public sequence matches."""
         most = max(
             (self.distance.apart(self.seen[at : at + TOGETHER], self.seen) <= level).sum(1).max()
             for at in range(0, len(self.seen), TOGETHER)
         )
-        return float(most - 1) / (len(self.seen) - 1)
+        return float(stats.beta.ppf(CONFIDENCE, most + 1, max(1, len(self.seen) - most)))
 
     def _best(self, most: int) -> Array:
         """(most + 1,) largest probability that at most 0, 1, ... places of a sequence differ."""
