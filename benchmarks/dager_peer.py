@@ -51,8 +51,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import token_quality
 import torch
 from scipy.optimize import linear_sum_assignment
+from token_quality import HEADS, LAYERS, VOCABULARY, WIDTH
 from torch import Tensor
 
 from leakbound.attacks.tokens.rows import TokenRows
@@ -63,7 +65,6 @@ from leakbound.protocol import play
 from leakbound.random import stream
 from leakbound.types import Batch, NotApplicable, Observation, Task
 
-VOCABULARY, WIDTH, LAYERS, HEADS = 30_522, 384, 6, 12
 KINDS = ("GPT-2 classes", "GPT-2 next token", "GPT-2 next token, tied", "BERT classes")
 SIZES, LENGTHS = (1, 2, 4, 8), (16, 32)
 TOLERANCES = (None, 1e-7, 1e-8)
@@ -110,16 +111,7 @@ def model_of(kind: str) -> Any:
     import transformers
 
     if kind.startswith("BERT"):
-        own = transformers.BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=WIDTH,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            intermediate_size=4 * WIDTH,
-            max_position_embeddings=64,
-            num_labels=2,
-        )
-        return transformers.BertForSequenceClassification(own).eval()
+        return token_quality.model_of("encoder")
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY,
         n_positions=64,
@@ -139,11 +131,7 @@ def model_of(kind: str) -> Any:
 
 def draw(kind: str, size: int, length: int, seed: int) -> Tensor:
     """Sequences of tokens by Zipf's law (exponent 1), with BERT's marks at both ends."""
-    source = stream(seed, "tokens", size, length)
-    weights = 1 / torch.arange(1, VOCABULARY + 1).double()
-    ranks = torch.multinomial(weights, size * length, replacement=True, generator=source)
-    names = torch.randperm(VOCABULARY, generator=source)
-    ids = names[ranks].reshape(size, length)
+    ids = token_quality.draw(size, length, seed)
     if not kind.startswith("BERT"):
         return ids.clamp(max=UNUSED - 1)
     ids = torch.where(ids <= END, ids + END + 1, ids)

@@ -28,7 +28,9 @@ from leakbound.types import Batch, NotApplicable, Observation, Task
 
 VOCABULARY, WIDTH, LAYERS, HEADS = 30_522, 384, 6, 12
 SIZES, LENGTHS = (1, 4, 8), (16, 32)
-KINDS = ("decoder", "decoder, shared", "encoder")
+KINDS = ("decoder", "decoder, shared", "encoder", "encoder, marks")
+MARKS = 101, 102
+"""What stands at both ends of a sequence for BERT."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Found:
 def model_of(kind: str) -> Any:
     import transformers
 
-    if kind == "encoder":
+    if kind.startswith("encoder"):
         own = transformers.BertConfig(
             vocab_size=VOCABULARY,
             hidden_size=WIDTH,
@@ -88,7 +90,7 @@ def observed(kind: str, ids: Tensor, seed: int) -> Observation:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = model_of(kind)
-    decoder = kind != "encoder"
+    decoder = not kind.startswith("encoder")
     task = Task.of(
         model,
         domain=TokenDomain(VOCABULARY, ids.shape[1]),
@@ -117,8 +119,10 @@ def share(truth: Tensor, found: Tensor) -> float:
 
 def attacked(kind: str, size: int, length: int, seed: int) -> Found:
     ids = draw(size, length, seed)
+    if kind.endswith("marks"):
+        ids[:, 0], ids[:, -1] = MARKS
     seen = observed(kind, ids, seed)
-    most = length - (kind != "encoder")
+    most = length - (not kind.startswith("encoder"))
     truth = set(ids[:, :most].flatten().tolist())
     start = time.perf_counter()
     try:

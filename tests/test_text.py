@@ -211,8 +211,8 @@ def test_an_audit_of_text():
     model = next(bound for bound in private.bounds if bound.basis == "fitted model")
     assert model.prior.startswith("bigram model of the public text, no rarer than seen")
     sample = next(bound for bound in private.bounds if bound.basis == "sample")
-    assert model.probability > 0
-    assert private.verdict in ("protected", "undecided", "protected under a model") or sample
+    assert 0 < sample.probability < 1
+    assert 0 < model.probability < 1
 
 
 def test_a_plain_module_takes_tokens_alone():

@@ -1,12 +1,13 @@
 """The bigram prior of text, against enumeration and Monte Carlo."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from leakbound import data
+from leakbound import cli, data
 from leakbound.bounds.language import BigramText
 from leakbound.risk.examples import Examples
 
@@ -72,10 +73,9 @@ def test_no_sequence_matches_more_often_than_the_bound(model):
 def test_the_bound_is_at_least_what_public_sequences_match(model, sequences):
     count, n = int(((sequences != [0, 1, 2, 1]).sum(1) == 0).sum()), len(sequences)
     found = float(np.exp(model.log_kappa(0)))
-    limit = max(found, model._best(0)[0])
-    assert found == pytest.approx(limit)
+    assert found > model._best(0)[0]
     # so few matches have a chance of 5 % at the limit (Clopper-Pearson)
-    assert stats.binom.cdf(count, n, found) <= 0.05 + 1e-9
+    assert stats.binom.cdf(count, n, found) == pytest.approx(0.05)
     several = np.exp(model.log_kappa(np.array([0, 1.5, 9])))
     assert several[0] == pytest.approx(found)
     assert several[2] == 1
@@ -129,20 +129,58 @@ def test_it_fits_a_large_vocabulary_in_seconds():
     assert float(np.exp(model.log_kappa(0))) < 0.02
 
 
-@pytest.mark.parametrize("level", [0, 1, 4])
+def candidates(public, level):
+    """The most common sequences, and the middles of what is near them, with single tokens changed
+    in turn while more public sequences match.
+    """
+    apart = np.stack([(public != row).sum(1) for row in public])
+    common = public[(apart <= level).sum(1).argsort()[-4:]]
+    crowded = (apart <= 2 * level + 1).sum(1).argsort()[-6:]
+    middles = [
+        [np.bincount(column).argmax() for column in public[apart[at] <= 2 * level + 1].T]
+        for at in crowded
+    ]
+    for start in [*common, *np.array(middles)]:
+        best = start.copy()
+        for place, column in enumerate(public[(public != start).sum(1) <= level + 2].T):
+            for token in np.unique(column):
+                other = best.copy()
+                other[place] = token
+                if matches(other, public, level) > matches(best, public, level):
+                    best = other
+        yield from (start, best)
+
+
+def matches(candidate, rows, level):
+    return ((rows != candidate).sum(1) <= level).mean()
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 4])
 def test_candidates_from_public_text_do_not_beat_it_on_held_out_text(level):
-    """The red team's check: the best public candidates, on sentences that nothing was fitted to."""
+    """The red team's check, on sentences that nothing was fitted to. A limit without candidates
+    between public sequences was beaten by the factor 1.9 at level 2.
+    """
     text = data.load("topics")
     rows = text.inputs.numpy()
-    beaten = 0
-    for seed in range(10):
+    for seed in range(4):
         order = np.random.default_rng(seed).permutation(len(rows))
         public, held = rows[order[: len(rows) // 2]], rows[order[len(rows) // 2 :]]
-        kappa = float(
-            np.exp(BigramText.from_sequences(public, text.domain.vocabulary).log_kappa(level))
-        )
-        near = np.stack([(public != row).sum(1) <= level for row in public]).sum(1)
-        for best in near.argsort()[-5:]:
-            share = ((held != public[best]).sum(1) <= level).mean()
-            beaten += share > kappa + 3 * np.sqrt(kappa * (1 - kappa) / len(held))
-    assert beaten == 0
+        model = BigramText.from_sequences(public, text.domain.vocabulary)
+        kappa = float(np.exp(model.log_kappa(level)))
+        most = max(matches(own, held, level) for own in candidates(public, level))
+        assert most <= kappa + 3 * np.sqrt(kappa * (1 - kappa) / len(held))
+        assert most > model._best(level)[level]  # the model alone would be beaten
+
+
+def test_from_the_command_line(capsys):
+    def call(*arguments):
+        with pytest.raises(SystemExit) as end:
+            cli.main(list(map(str, arguments)))
+        return end.value.code
+
+    words = ["bound", "--data", "topics", "--share", "0.9", "--noise-multiplier", "5"]
+    assert call(*words, "--prior", "bigram", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert "bigram model of the public text" in json.dumps(answer)
+    assert call("bound", "--data", "digits", "--noise-multiplier", "5", "--prior", "bigram") == 2
+    assert "no model of data with this distance" in capsys.readouterr().err

@@ -1,15 +1,20 @@
 """Captured updates of language models, from Python and from the command line."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import leakbound as lb
 from leakbound import models
 from leakbound.captured import load
+from leakbound.captured.observe import COPIES, task_of
 from leakbound.cli import main
 from leakbound.client import local_update
-from leakbound.domains import TokenDomain
+from leakbound.domains import TokenDomain, of_shape
 from leakbound.random import stream
 from leakbound.types import LocalPlan, Task
 
@@ -97,3 +102,39 @@ def test_floats_are_no_tokens(tokens, tmp_path):
             examples=2,
             truth=lb.Batch(tokens.float(), tokens),
         )
+
+
+def test_what_does_not_fit_into_memory_is_refused_before(tokens, monkeypatch):
+    """With both numbers; with just enough, the attack begins."""
+    model = nn.Linear(3, 2)
+    update = load({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, kind="gradient")
+    form = of_shape((3,))
+    needed = COPIES * 8 * 4
+    observe = sys.modules[task_of.__module__]
+    monkeypatch.setattr(observe, "free_bytes", lambda: needed - 1)
+    with pytest.raises(ValueError, match=r"8 numbers.*GiB of memory are free.*requires_grad_"):
+        task_of(model, update, form)
+    monkeypatch.setattr(observe, "free_bytes", lambda: needed)
+    task_of(model, update, form)
+    monkeypatch.setattr(observe, "free_bytes", lambda: None)  # another system
+    task_of(model, update, form)
+
+
+def test_a_large_update_is_compared_tensor_by_tensor(tmp_path):
+    """Deciding the kind of two files takes the memory of one tensor, not of all as doubles."""
+    code = (
+        "import resource, sys, torch; from safetensors.torch import save_file\n"
+        "from leakbound import captured\n"
+        "own = {f'{k}': torch.randn(1024, 1024).bfloat16() for k in range(64)}\n"
+        "save_file(own, 'before.safetensors'); own['3'] = own['3'] + 0.01\n"
+        "save_file(own, 'after.safetensors'); del own\n"
+        "start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "kind = captured.load('after.safetensors', 'before.safetensors').kind\n"
+        "print(kind, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    kind, grown = done.stdout.split()
+    assert kind == "weights"
+    assert int(grown) < 512 * 1024  # KiB; the two files are 256 MiB, all as doubles 1,024

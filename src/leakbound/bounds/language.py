@@ -17,6 +17,8 @@ __all__ = ["BIGRAM", "BigramText"]
 
 BIGRAM = "bigram"
 """The name of this prior."""
+STARTS = 32
+"""Number of common public sequences from which a candidate climbs."""
 ROUNDING = 1e-9
 """Relative rounding of sums of products; added, to keep an upper bound."""
 
@@ -32,8 +34,8 @@ class BigramText(Baseline):
     `log_kappa` bounds how often any one sequence differs from a random one in at most eta places.
     It is exact for eta = 0. For more, it lets every token of the candidate depend on the random
     sequence's tokens before, which can only raise the probability. The model treats repeated
-    sentences as far rarer than they are. So the bound is at least the upper limit (95 %) on how
-    often the best public sequence matches.
+    sentences, and sentences of one pattern, as far rarer than they are. So the bound is at least
+    the upper limit (95 %) on how often the best candidate matches that is found from public text.
 
     Args:
         first: (V,) probabilities of the first token.
@@ -113,12 +115,40 @@ class BigramText(Baseline):
         return one(np.minimum(0.0, np.log(found)).reshape(np.shape(eta)))
 
     def _matched(self, level: float) -> float:
-        """Upper limit (95 %, Clopper-Pearson) on how often the best public sequence matches."""
-        most = max(
-            (self.distance.apart(self.seen[at : at + TOGETHER], self.seen) <= level).sum(1).max()
-            for at in range(0, len(self.seen), TOGETHER)
-        )
-        return float(stats.beta.ppf(CONFIDENCE, most + 1, max(1, len(self.seen) - most)))
+        """Upper limit (95 %, Clopper-Pearson) on how often the best candidate matches that a climb
+        from common public sequences finds.
+        """
+        rows, most = self.seen, 0
+        counts = []
+        for at in range(0, len(rows), TOGETHER):
+            apart = self.distance.apart(rows[at : at + TOGETHER], rows)
+            most = max(most, int((apart <= level).sum(1).max()))
+            counts.append((apart <= 2 * level).sum(1))
+        for at in np.concatenate(counts).argsort()[-STARTS:]:
+            close = rows[(rows != rows[at]).sum(1) <= 2 * level]
+            middle = np.array([np.bincount(column).argmax() for column in close.T])
+            most = max(most, self._climbed(middle, level), self._climbed(rows[at], level))
+        return float(stats.beta.ppf(CONFIDENCE, most + 1, max(1, len(rows) - most)))
+
+    def _climbed(self, candidate: Array, level: float) -> int:
+        """How many public sequences a candidate (n,) matches after changes of one token that raise
+        this number.
+        """
+        candidate = candidate.copy()
+        while True:
+            apart = self.seen != candidate
+            far = apart.sum(1) - int(level)
+            entering, leaving = self.seen[far == 1], (~apart[far == 0]).sum(0)
+            gains = []
+            for place, column in enumerate(entering.T):
+                tokens, number = np.unique(column[column != candidate[place]], return_counts=True)
+                gains += [
+                    (int(k - leaving[place]), place, v) for v, k in zip(tokens, number, strict=True)
+                ]
+            gain, place, token = max(gains, default=(0, 0, 0))
+            if gain <= 0:
+                return int((far <= 0).sum())
+            candidate[place] = token
 
     def _best(self, most: int) -> Array:
         """(most + 1,) largest probability that at most 0, 1, ... places of a sequence differ."""

@@ -183,7 +183,7 @@ def _kind(
     for a, b in zip(*pairs, strict=True):  # one tensor at a time: files may have gigabytes
         if a.is_floating_point() and b.is_floating_point():
             one, two = a.double().flatten(), b.double().flatten()
-            products += torch.stack([one @ one, two @ two, one @ two])
+            products += torch.stack([one @ one, two @ two, one @ two]).cpu()
     square = products.tolist()
     long = square[0] ** 0.5, square[1] ** 0.5
     cosine = square[2] / max(long[0] * long[1], 1e-300)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from leakbound.attacks.tokens.adapters import (
     AdapterPursuit,
     FirstLayer,
+    Spanned,
     block_of,
     pairs_of,
     shared_space,
@@ -477,3 +478,19 @@ def test_gpt2_with_places():
             answer = AdapterPursuit()(observation, stream(0, "attack"))
             assert torch.equal(answer.inputs[:, :-1], ids[:, :-1])
             assert "1 places" in answer.problem
+
+
+def test_inputs_of_a_norm_leave_one_dimension_empty():
+    """Inputs with mean 0 all fit into the space of mean 0, and their number by chance says so."""
+    inputs = normal((30, 8), stream(0, "inputs"), like=torch.zeros((), dtype=torch.float64))
+    inputs -= inputs.mean(1, keepdim=True)
+    basis = torch.linalg.svd(inputs)[2].T
+    eye = torch.eye(8, dtype=torch.float64)
+    whole = Spanned(eye, basis[:, :7], basis[:, 7:], torch.ones(7).double() * 1e6)
+    fits, chance = whole.fit(inputs, 1e-7)
+    assert bool(fits.all())
+    assert chance == 30
+    less = Spanned(eye, basis[:, :5], basis[:, 5:], torch.ones(5).double() * 1e6)
+    fits, chance = less.fit(inputs, 1e-7)
+    assert not bool(fits.any())
+    assert chance < 1e-6

@@ -90,6 +90,15 @@ def test_sequences_are_found(kind, defense, plan):
             assert not same(TokenSpan()(seen, stream(0)).inputs, tokens)
 
 
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_steps_of_adam_are_simulated(kind):
+    task, tokens = task_of(kind, plan=LocalPlan(3, 1e-3, None, "adam")), drawn(1)
+    labels = torch.tensor([1]) if kind == "encoder" else None
+    answer = TokenMatching(steps=150)(seen_by(task, tokens, None, labels), stream(0, "attack"))
+    assert torch.equal(answer.inputs, tokens)
+    assert answer.problem is None
+
+
 def test_the_answer_has_the_least_objective_of_all_sequences():
     """Brute force over all orders of the tokens of one sequence."""
     task = task_of()

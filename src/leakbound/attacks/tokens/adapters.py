@@ -47,7 +47,8 @@ class FoundTokens:
         places: (token, place) pairs, if the places are known; None otherwise.
         residual: the share of the adapters' gradient that these tokens do not explain.
         certain: whether no other set of as few tokens explains the gradient: all of these tokens
-            are in the batch. Tokens whose part is below its rounding may be missing.
+            are in the batch. Others may be missing: their part is below its rounding, or the
+            adapters that were tested do not show it (queries show no first token).
         why: the reason for `certain`, or why it is not.
     """
 
@@ -343,15 +344,22 @@ class Spanned:
         return Spanned(pair.down(task.tensors()), v[:keep].T, v[keep:].T, s[:keep])
 
     def fit(self, inputs: Tensor, eps: float) -> tuple[Tensor, float]:
-        """Which inputs (K, d) A maps into the space, and how many of them would by chance."""
+        """Which inputs (K, d) A maps into the space, and how many of them would by chance.
+
+        All inputs may lie in fewer dimensions than A has rows, as a norm takes their mean.
+        """
         seen = inputs.double().cpu() @ self.down.T
         rank, free = self.inside.shape[1], self.outside.shape[1]
+        few = nn.functional.normalize(seen[:: max(1, len(seen) // (4 * len(self.down)))])
+        room = int(torch.linalg.matrix_rank(few, rtol=1e-5)) - rank
         spread = ((seen @ self.inside) / self.s).norm(dim=1)
         size = seen.norm(dim=1)
         limit = EDGE * spread * (math.sqrt(free) + 3) + 64 * eps * size
         fits = (seen @ self.outside).norm(dim=1) <= limit
         share = (limit / size.clamp_min(1e-300)).square().clamp_max(1)
-        return fits, float(stats.beta.cdf(share.numpy(), free / 2, rank / 2).sum())
+        if room <= 0:
+            return fits, float(len(seen))
+        return fits, float(stats.beta.cdf(share.numpy(), room / 2, rank / 2).sum())
 
 
 @dataclass(frozen=True)

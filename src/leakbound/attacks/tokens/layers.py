@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,36 +185,21 @@ def embeddings(task: Task) -> list[str]:
     return read
 
 
-@torch.no_grad()
 def touched(observation: Observation, task: Task, at: int) -> Tensor | None:
     """The tokens whose rows of a trained word table have a gradient; None if no such table is
     trained, or all rows have one (as of tied weights, or noise).
     """
-    domain = domain_of(task)
-    named = task.unflatten(observation.update.rows[at])
-    found: list[Tensor] = []
-
-    def note(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        given.append(args[0])
-
-    for name, module in task.model.named_modules():
-        if not isinstance(module, nn.Embedding) or f"{name}.weight" not in named:
-            continue
-        given: list[Tensor] = []
-        handle = module.register_forward_pre_hook(note)
-        drawn = permutation(domain.vocabulary, stream(0, "adapter", "words"))
-        drawn = drawn[torch.arange(domain.length) % len(drawn)][None].to(task.parameters.device)
-        try:
-            call(task, task.tensors(), drawn, twice=False)
-        finally:
-            handle.remove()
-        if given and torch.equal(given[0].reshape(-1), drawn.reshape(-1)):
-            rows = named[f"{name}.weight"][: domain.vocabulary].any(1).cpu()
-            if module.padding_idx is not None:
-                rows[module.padding_idx] = True
-            found.append(rows)
-    rows = torch.stack(found).all(0) if found else torch.ones(1, dtype=torch.bool)
-    return None if bool(rows.all()) else rows.nonzero()[:, 0]
+    sent, found = task.unflatten(observation.update.rows[at]), list[Tensor]()
+    with suppress(NotApplicable):  # the model calls no table with the tokens
+        for name in embeddings(task):
+            if (weight := sent.get(f"{name}.weight")) is not None:
+                rows = weight[: domain_of(task).vocabulary].any(1).cpu()
+                padding: Any = task.model.get_submodule(name).padding_idx
+                if padding is not None:
+                    rows[padding] = True
+                found.append(rows)
+    every = torch.stack(found).all(0) if found else torch.ones(1, dtype=torch.bool)
+    return None if bool(every.all()) else every.nonzero()[:, 0]
 
 
 def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, float] | None:
