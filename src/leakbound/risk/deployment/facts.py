@@ -1,0 +1,345 @@
+"""The facts of a federated deployment: who clips, who adds noise, who takes part, who sees what.
+
+A deployment file (TOML) has exactly these tables and keys. Readers of other programs' settings
+write the same tables, so everything that is stated rests on these facts alone. None always means
+"not stated", never a default of some framework: what is not stated counts as its worst case.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from leakbound import check
+
+__all__ = [
+    "Adaptive",
+    "Claim",
+    "Clip",
+    "Deployment",
+    "Local",
+    "Mistake",
+    "Noise",
+    "Participation",
+    "Record",
+    "SecureAggregation",
+]
+
+
+class _Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Adaptive(_Facts, frozen=True):
+    """A clip norm that follows a quantile of the clients' norms, as Andrew et al. 2021 do.
+
+    Attributes:
+        quantile: the share of clients that should not be clipped.
+        rate: of the norm's exponential steps.
+        bit_noise: standard deviation of the noise on the number of clipped clients; None: not
+            stated.
+        faults: whether the implementation is the one with the wrong sign, whose noise follows the
+            next round's norm (flwr 1.41).
+    """
+
+    quantile: float = 0.5
+    rate: float = 0.2
+    bit_noise: float | None = None
+    faults: bool = False
+
+
+class Clip(_Facts, frozen=True):
+    """What bounds a unit's part.
+
+    Attributes:
+        norm: L2 norm of a whole update ("l2") or of one example's gradient ("example"); largest
+            size of each entry ("elementwise").
+        kind: what `norm` bounds; "none" bounds nothing.
+        norms: of each layer, for "per-layer"; their root of the sum of squares counts.
+        entries: number of entries of an update, for "elementwise".
+        adaptive: the norm changes from round to round.
+        at: who clips; a server that clips sees every update before.
+        before_noise: False if the noise is added first, so clipping bounds nothing.
+        divides_by: for elementwise clips, a number by which entries are divided before and
+            multiplied after (a client's local steps); the bound grows with it.
+    """
+
+    norm: float | None = None
+    kind: Literal["l2", "per-layer", "elementwise", "example", "none"] | None = None
+    norms: tuple[float, ...] | None = None
+    entries: int | None = None
+    adaptive: Adaptive | None = None
+    at: Literal["client", "server"] | None = None
+    before_noise: bool = True
+    divides_by: float = 1.0
+
+    @property
+    def l2(self) -> float | None:
+        """The largest L2 norm of one unit; None if nothing bounds it or it is not stated."""
+        if self.kind == "per-layer":
+            return math.hypot(*self.norms) if self.norms else None
+        if self.norm is None or self.kind in (None, "none"):
+            return None
+        if self.kind == "elementwise":
+            size = None if self.entries is None else self.norm * math.sqrt(self.entries)
+            return None if size is None else size * self.divides_by
+        return self.norm
+
+
+class Noise(_Facts, frozen=True):
+    """The noise, stated in one of four ways.
+
+    Attributes:
+        multiplier: standard deviation / clip norm, on the sum of all parts (at "client": on the
+            client's own update).
+        std: the standard deviation itself, in the same place.
+        epsilon, delta, sensitivity: of the classical Gaussian formula, std = sensitivity
+            sqrt(2 ln(1.25 / delta)) / epsilon; it is computed, never trusted.
+        pure_epsilon: of a mechanism without delta for each round (Laplace, sparse vector).
+        at: "client" (each adds all of it), "share" (each adds its part of the sum's noise),
+            "server" (after the updates arrived), "optimizer" (each local step on clipped gradients
+            of examples), "none".
+        factor: what the noise is multiplied by before it is sent, such as a learning rate or the
+            cohort's share of another cohort (a simulation's `noise_scale`).
+        factor_of: what this factor is, for the message.
+        seeded: whether someone can compute the noise again.
+        rounded: shares are rounded to integers before they are summed.
+    """
+
+    multiplier: float | None = None
+    std: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    sensitivity: float | None = None
+    pure_epsilon: float | None = None
+    at: Literal["client", "share", "server", "optimizer", "none"] | None = None
+    factor: float = 1.0
+    factor_of: str = "a factor"
+    seeded: bool | None = None
+    rounded: bool = False
+
+    @property
+    def classical_std(self) -> float | None:
+        """The standard deviation of the classical formula; None if it is not stated so."""
+        if self.epsilon is None or self.delta is None or self.sensitivity is None:
+            return None
+        return self.sensitivity * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+
+
+class Participation(_Facts, frozen=True):
+    """Which clients (or examples, with noise at the optimizer) take part in a round.
+
+    Attributes:
+        law: "all", "server-picks", "fixed-size" (`cohort` of `population`), "poisson" (`rate`),
+            "cyclic" (groups in turn, each by Poisson sampling of rate `rate`), "balls-in-bins" (a
+            random, fixed one of `bins`), "shuffled" (once in every `bins` rounds).
+        cohort, population: how many take part, and of how many.
+        replies: the smallest number whose update arrives; None: not stated.
+        rate: of Poisson sampling; None: cohort / population.
+        bins: the number of groups or of rounds of an epoch.
+        min_separation: fewest rounds from one participation of a client to its next.
+        hidden: whether outsiders cannot see who takes part.
+    """
+
+    law: (
+        Literal[
+            "all",
+            "server-picks",
+            "fixed-size",
+            "poisson",
+            "cyclic",
+            "balls-in-bins",
+            "shuffled",
+        ]
+        | None
+    ) = None
+    cohort: int | None = None
+    population: int | None = None
+    replies: int | None = None
+    rate: float | None = None
+    bins: int | None = None
+    min_separation: int | None = None
+    hidden: bool | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The probability that a given unit takes part in a round, if it is stated."""
+        if self.rate is not None:
+            return self.rate
+        if self.cohort is None or self.population is None:
+            return None
+        return min(1.0, self.cohort / self.population)
+
+
+class SecureAggregation(_Facts, frozen=True):
+    """Sums that hide single updates: from all, or (HE) from those without the key."""
+
+    on: bool = False
+    kind: Literal["secagg", "he"] = "secagg"
+    colluding: int = 0
+    dropouts: int = 0
+    shared_key: bool = False
+
+
+class Local(_Facts, frozen=True):
+    """The training of one client between two updates.
+
+    Attributes:
+        epochs, batch, steps: `steps` of a round; None: from epochs, batch and `examples`.
+        examples: N of one client.
+        normalizer: what each noisy sum of gradients is divided by: the "expected" batch size, a
+            constant, or the "realized" one, which the noise's level then reveals.
+        sampler: how batches are drawn.
+        learning_rate: of the local steps.
+        new_engine: whether every round starts a new accountant.
+        coupled: whether examples see each other (batch norm, contrastive losses, class weights).
+    """
+
+    epochs: int | None = None
+    batch: int | None = None
+    steps: int | None = None
+    examples: int | None = None
+    normalizer: Literal["expected", "realized"] | None = None
+    sampler: Literal["poisson", "shuffled"] | None = None
+    learning_rate: float | None = None
+    new_engine: bool = False
+    coupled: bool = False
+
+
+class Record(_Facts, frozen=True):
+    """One example.
+
+    Attributes:
+        dim, norm: number of values, and least L2 norm.
+        examples_per_client: how many a client holds.
+        kappa: success of the best fixed guess, if it is known.
+    """
+
+    dim: int | None = None
+    norm: float | None = None
+    examples_per_client: int | None = None
+    kappa: float | None = None
+
+
+class Claim(_Facts, frozen=True):
+    """What the program, or its paper, says about itself; it is compared, never used."""
+
+    epsilon: float | None = None
+    delta: float | None = None
+    rounds: int | None = None
+    neighbors: Literal["add-remove", "replace"] | None = None
+    unit: Literal["client", "example"] | None = None
+    amplified: bool | None = None
+    sensitivity: float | None = None
+
+
+class Mistake(_Facts, frozen=True):
+    """Something that makes the protection smaller than it looks.
+
+    Attributes:
+        name: of the kind of mistake, such as "classical-formula".
+        key: the file's key (or a path) that shows it, such as "noise.epsilon".
+        text: what is wrong, by how much, and what mends it.
+        line: where the file says so; None if it is no file.
+        fatal: whether the intended guarantee fails, not only its number.
+    """
+
+    name: str
+    key: str
+    text: str
+    line: int | None = None
+    fatal: bool = True
+
+
+class Deployment(_Facts, frozen=True):
+    """All facts of a federated training; see the attributes of each part.
+
+    Attributes:
+        title: for the page.
+        unit: whose protection is asked for; None asks for all units.
+        weights: how the server weighs updates: "uniform", or by their numbers of "examples".
+        sizes: numbers of examples of the clients in a round, if weights are by them.
+        max_weight: the largest share of one client in the mean, if that is known instead.
+        rounds: number of rounds (at the optimizer: rounds of `local` training).
+        correlation: noise across rounds: "none", "tree", "band:4", "bisr:4", "root" or a .npy file
+            with the factor C.
+        sends: other things that leave a client in the clear: "metrics", "examples", "clip bit".
+    """
+
+    title: str = "deployment"
+    unit: Literal["client", "example"] | None = None
+    clip: Clip = Clip()
+    noise: Noise = Noise()
+    weights: Literal["uniform", "examples"] | None = None
+    sizes: tuple[int, ...] | None = None
+    max_weight: float | None = None
+    rounds: int | None = None
+    participation: Participation = Participation()
+    secure_aggregation: SecureAggregation | None = None
+    local: Local = Local()
+    correlation: str | None = None
+    record: Record = Record()
+    claim: Claim = Claim()
+    sends: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        clip, noise, who, local = self.clip, self.noise, self.participation, self.local
+        check.given(
+            check.positive, **{"clip.norm": clip.norm, "local.learning_rate": local.learning_rate}
+        )
+        check.given(
+            check.non_negative,
+            **{
+                "noise.multiplier": noise.multiplier,
+                "noise.std": noise.std,
+                "noise.factor": noise.factor,
+                "noise.pure_epsilon": noise.pure_epsilon,
+            },
+        )
+        check.given(
+            check.positive,
+            **{"noise.epsilon": noise.epsilon, "noise.sensitivity": noise.sensitivity},
+        )
+        check.given(
+            check.count,
+            **{
+                "rounds": self.rounds,
+                "clip.entries": clip.entries,
+                "participation.cohort": who.cohort,
+                "participation.population": who.population,
+                "participation.replies": who.replies,
+                "participation.bins": who.bins,
+                "local.epochs": local.epochs,
+                "local.batch": local.batch,
+                "local.steps": local.steps,
+                "local.examples": local.examples,
+                "record.dim": self.record.dim,
+                "record.examples_per_client": self.record.examples_per_client,
+            },
+        )
+        check.given(
+            check.fraction,
+            **{
+                "participation.rate": who.rate,
+                "max_weight": self.max_weight,
+                "record.kappa": self.record.kappa,
+            },
+        )
+        if noise.delta is not None and not 0 < noise.delta < 1:
+            raise ValueError(f"noise.delta is {noise.delta!r}; give a number between 0 and 1")
+        said = [
+            name
+            for name in ("multiplier", "std", "pure_epsilon", "epsilon")
+            if getattr(noise, name) is not None
+        ]
+        if len(said) > 1:
+            raise ValueError(
+                f"noise has {' and '.join(said)}; give one of them, as each determines the level"
+            )
+        if who.cohort and who.population and who.cohort > who.population:
+            raise ValueError(
+                f"participation.cohort is {who.cohort}, more than the population of "
+                f"{who.population}; give at most as many"
+            )
