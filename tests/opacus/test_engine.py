@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from leakbound import data
-from leakbound.bounds import composition, identification
+from leakbound.bounds import composition, conversions, identification
 from leakbound.bounds.record_priors import KnownNorm
 from leakbound.defenses.whitening import Whiten
 from leakbound.opacus import (
@@ -24,6 +24,7 @@ from leakbound.opacus import (
     SecureDPOptimizer,
     SecureGhostOptimizer,
     WhitenedDPOptimizer,
+    risk,
 )
 from leakbound.opacus.batches import SecureSampler
 from leakbound.opacus.engine import refuse_misfit
@@ -274,11 +275,30 @@ def test_what_cannot_be_true_is_refused(more, word):
         engine.make_private(noise_multiplier=1.0, **made(engine, **more))
 
 
-def test_risks_are_for_poisson_sampling():
+def test_shuffled_batches_count_as_full_ones():
     engine = RiskEngine()
-    private = engine.make_private(noise_multiplier=1.0, poisson_sampling=False, **made(engine))
+    private = engine.make_private(noise_multiplier=1.3, poisson_sampling=False, **made(engine))
+    ask = {"dim": 12, "norm": 2.0, "psnr": 20}
+    assert engine.get_epsilon(1e-5) == 0
+    for _ in range(3):
+        train(*private)
+    found = engine.risk(**ask)
+    assert found.history == ((1.3, 1.0, 3),)
+    assert found.plain() == risk([(1.3, 1.0, 3)], **ask).plain()
+    assert engine.get_epsilon(1e-5) == pytest.approx(conversions.epsilon(1.3, delta=1e-5, steps=3))
+    iter(private[2])  # a pass that is started may hold the example
+    assert engine.risk(**ask).history == ((1.3, 1.0, 4),)
+
+
+def test_own_samplers_may_repeat_an_example():
+    engine = RiskEngine()
+    given = made(engine)
+    old = given["data_loader"]
+    own = torch.utils.data.WeightedRandomSampler([1.0] * len(old.dataset), len(old.dataset))
+    given["data_loader"] = DataLoader(old.dataset, batch_size=4, sampler=own)
+    private = engine.make_private(noise_multiplier=1.0, poisson_sampling=False, **given)
     train(*private)
-    with pytest.raises(NotApplicable, match="Poisson"):
+    with pytest.raises(NotApplicable, match="its own sampler"):
         engine.risk(dim=12, norm=2.0, psnr=20)
 
 
@@ -390,10 +410,15 @@ def test_a_checkpoint_keeps_what_its_training_was(tmp_path):
         assert "EXPERIMENT ONLY" in f"{shown!r}{shown}"
     shaped = loaded(saved(tmp_path, RiskEngine(), public=PUBLIC, whiten=Whiten()))
     assert "public shape" in shaped.risk(**ask).attained_scope.not_said
-    with saved(tmp_path, RiskEngine(), poisson_sampling=False).open("rb") as file:
-        unsampled = loaded(file)
-    with pytest.raises(NotApplicable, match="Poisson"):
-        unsampled.risk(**ask)
+    shuffled = RiskEngine()
+    with saved(tmp_path, shuffled, poisson_sampling=False).open("rb") as file:
+        mixed = loaded(file)
+    with pytest.raises(NotApplicable, match="also trained with Poisson"):
+        mixed.risk(**ask)
+    again = RiskEngine()
+    private = again.make_private(noise_multiplier=1.0, poisson_sampling=False, **made(again))
+    again.load_checkpoint(path=tmp_path / "state.pt", module=private[0], optimizer=private[1])
+    assert again.risk(**ask).plain() == shuffled.risk(**ask).plain()
 
 
 def test_a_checkpoint_keeps_what_was_asked_for(tmp_path):

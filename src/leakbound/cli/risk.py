@@ -50,6 +50,10 @@ COLUMNS = ("baseline", "attained", "bound", "matched", "verdict")
 def bound(command: options.BoundOptions) -> int:
     probability("accept", command.accept)
     probability("delta", command.delta)
+    if any((command.deployment, command.flower, command.nvflare)):
+        from leakbound.cli.deployment import deployment
+
+        return deployment(command)
     if command.out is not None:
         check_files(command.out, FILES)
     with errors.status("bounding ..."):
@@ -158,6 +162,11 @@ def bounded(
     command: options.BoundOptions,
 ) -> tuple[Examples, Corridor, list[dict[str, Any]]]:
     """The examples, both sides of the risk of a setting, and a row for each threshold."""
+    if command.noise_multiplier is None:
+        raise ValueError(
+            "noise_multiplier is not given; give it, or a file with --deployment, --flower or "
+            "--nvflare"
+        )
     examples = Examples.of(
         command.data,
         dim=command.dim,
@@ -179,7 +188,7 @@ def bounded(
         participation=command.participation,
     )
     prior = examples.prior(command.prior, labels_known=command.labels_known)
-    attacks, thresholds = examples.attacks(), _thresholds(command, examples.domain)
+    attacks, thresholds = examples.attacks(), thresholds_of(command, examples.domain)
     edges = corridor(setting, [eta for _, eta in thresholds], prior=prior, attacks=attacks)
     rows: list[dict[str, Any]] = []
     for i, (words, eta) in enumerate(thresholds):
@@ -202,7 +211,7 @@ def bounded(
     return examples, edges, rows
 
 
-def _thresholds(
+def thresholds_of(
     command: options.BoundOptions, domain: Domain | None
 ) -> list[tuple[dict[str, Any], float]]:
     """What reaches every threshold, the easiest first, and its eta."""

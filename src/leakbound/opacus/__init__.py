@@ -9,6 +9,7 @@ except ImportError as _error:
     raise ImportError("leakbound.opacus needs Opacus; pip install 'leakbound[dp]'") from _error
 
 from leakbound.opacus.engine import RiskEngine
+from leakbound.opacus.facts import describe
 from leakbound.opacus.optimizer import (
     PublicRoot,
     SecureDPOptimizer,
@@ -24,5 +25,6 @@ __all__ = [
     "SecureGhostOptimizer",
     "Statement",
     "WhitenedDPOptimizer",
+    "describe",
     "risk",
 ]

@@ -7,7 +7,7 @@ convolutions. A training that stops there reveals that a batch was empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,7 @@ from opacus.grad_sample import (  # type: ignore[import-untyped]
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from leakbound.random import secure
 
@@ -54,6 +54,28 @@ def resampled(loader: DataLoader[Any], *, steps: int, seeded: bool) -> DataLoade
     # torch forbids replacing a sampler, as its batches may be in use; none are yet
     object.__setattr__(loader, "batch_sampler", sampler)
     return cast(DataLoader[Any], loader)
+
+
+def counted(loader: DataLoader[Any], started: Callable[[], None]) -> DataLoader[Any]:
+    """A loader that calls `started` with every pass over its examples."""
+    kind: Any = type(loader)
+
+    def passing(self: Any) -> Iterator[Any]:
+        started()
+        return cast(Iterator[Any], kind.__iter__(self))
+
+    loader.__class__ = type(kind.__name__, (kind,), {"__iter__": passing})
+    return loader
+
+
+def draws_once(loader: DataLoader[Any]) -> bool:
+    """Whether one pass gives every example at most once: PyTorch's own order, no replacement."""
+    own = getattr(loader, "sampler", None)
+    shuffled = type(own) is RandomSampler and not own.replacement
+    if type(own) is RandomSampler and (own.num_samples > len(loader.dataset)):  # type: ignore[arg-type]
+        return False
+    plain = type(getattr(loader, "batch_sampler", None)).__module__.startswith("torch.")
+    return plain and (shuffled or type(own) is SequentialSampler)
 
 
 class _EmptyBatches:

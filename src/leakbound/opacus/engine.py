@@ -7,6 +7,7 @@ import math
 import pickle
 import random
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from leakbound import check
 from leakbound._util import files
+from leakbound.bounds import conversions
 from leakbound.bounds.record_priors import Baseline
 from leakbound.defenses.whitening import Whiten
-from leakbound.opacus.batches import KINDS, resampled, wrapped
+from leakbound.opacus.batches import KINDS, counted, draws_once, resampled, wrapped
 from leakbound.opacus.optimizer import (
     EXPERIMENT,
     PublicRoot,
@@ -40,6 +42,11 @@ from leakbound.types import Batch, Loss, NotApplicable
 
 MODES = (*KINDS, "ghost")
 FLAGS = ("experiment_only", "poisson_sampling", "shaped")
+UNSAMPLED = (
+    "poisson_sampling is False, and how often an example takes part is not known: the loader has "
+    "its own sampler, batches came from elsewhere, or the engine also trained with Poisson "
+    "sampling; use PyTorch's shuffle=True and a new engine, or poisson_sampling=True"
+)
 """What `save_checkpoint` adds to Opacus' history under the key "leakbound", with the question."""
 
 
@@ -70,6 +77,9 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             super().__init__(accountant=accountant, secure_mode=False)
         self._flags = {"experiment_only": False, "poisson_sampling": True, "shaped": False}
         self._trains = False
+        self._passes, self._batches = 0, 0  # over shuffled examples, and the batches they may have
+        self._repeats = False  # whether a pass may give an example twice
+        self._sampled: set[bool] = set()  # whether trainings had Poisson sampling
         self._divisor = 1
         self._generator: torch.Generator | None = None
         self._asked: dict[str, dict[str, Any]] | None = None  # what `risk` answers by default
@@ -98,8 +108,9 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
 
         `whiten` is the shape (None: isotropic), computed every `refresh` steps from `public`:
         public images only, under `public_loss`. `max_grad_norm` bounds the whitened gradients.
-        `module` is the plain model, before Opacus adds its hooks. Without `poisson_sampling` no
-        risk is known. A seeded `noise_generator` is for experiments.
+        `module` is the plain model, before Opacus adds its hooks. Without `poisson_sampling`, each
+        pass over the data counts as one full-batch step. A seeded `noise_generator` is for
+        experiments.
 
         The noisy sum is divided by the integer part of examples / batches, a constant; with
         `loss_reduction` "sum" it is not divided. Your loss must be the mean (or sum) of one term
@@ -213,23 +224,46 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     def risk(self, *, delta: float = 1e-5, **asked: Any) -> Statement:
         """The risk of the steps so far; arguments as of `leakbound.opacus.risk`.
 
-        After `make_private_with_risk`, its arguments are the default.
+        After `make_private_with_risk`, its arguments are the default. Without Poisson sampling, an
+        example is in one batch of every pass over the data, so k passes count as k full-batch
+        steps: in the worst case no better bound holds (docs/federated_privacy.md).
 
         Raises:
-            NotApplicable: the training has no Poisson sampling, so no bound is known.
+            NotApplicable: without Poisson sampling, the number of passes is not known.
         """
-        if not self._flags["poisson_sampling"]:
-            raise NotApplicable(
-                "poisson_sampling is False: the bounds hold only for Poisson sampling, and an "
-                "example that takes part once per epoch is at more risk"
-            )
         if self._asked is not None:
             goal = {} if {"eta", "psnr"} & set(asked) else self._asked["goal"]
             asked = {**self._asked["whom"], **goal, **asked}
         if "dim" not in asked:
             raise ValueError("dim is missing; give dim, norm and psnr or eta")
         flags = {name: self._flags[name] for name in ("experiment_only", "shaped")}
-        return risk(self.accountant, delta=delta, **{**flags, **asked})
+        return risk(self._history, delta=delta, **{**flags, **asked})
+
+    @property
+    def _history(self) -> Any:
+        """The accountant, or, without Poisson sampling, a full-batch step for every pass."""
+        if self._flags["poisson_sampling"]:
+            return self.accountant
+        steps = sum(int(count) for *_, count in self.accountant.history)
+        if self._repeats or len(self._sampled) > 1 or steps > self._batches:
+            raise NotApplicable(UNSAMPLED)
+        if not steps:
+            return []
+        return [(min(noise for noise, *_ in self.accountant.history), 1.0, self._passes)]
+
+    def get_epsilon(self, delta: float, **settings: Any) -> float:
+        """As Opacus'; without Poisson sampling, that of a full-batch step for every pass."""
+        if self._flags["poisson_sampling"]:
+            return float(super().get_epsilon(delta, **settings))
+        steps = self._history
+        if not steps:
+            return 0.0
+        noise, _, count = steps[0]
+        return float(conversions.epsilon(noise, delta=delta, steps=count))
+
+    def _pass(self, batches: int) -> None:
+        self._passes += 1
+        self._batches += batches
 
     def save_checkpoint(
         self, *, checkpoint_dict: dict[str, Any] | None = None, **rest: Any
@@ -241,7 +275,9 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         asked = None
         if self._asked is not None:  # a prior is not a plain value
             asked = {**self._asked, "whom": {**self._asked["whom"], "prior": None}}
-        whole = {**(checkpoint_dict or {}), "leakbound": {**self._flags, "asked": asked}}
+        own = {**self._flags, "asked": asked, "passes": self._passes}
+        own |= {"batches": -1 if self._repeats else self._batches}
+        whole = {**(checkpoint_dict or {}), "leakbound": own}
         super().save_checkpoint(checkpoint_dict=whole, **rest)
 
     def load_checkpoint(
@@ -254,6 +290,11 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         settings = torch_load_kwargs or {}
         whole, kept = _opened(path, settings)
         self._note(*(kept[flag] for flag in FLAGS))
+        passes, batches = kept.get("passes"), kept.get("batches")
+        if type(passes) is int and type(batches) is int and min(passes, batches) >= 0:
+            self._passes, self._batches = self._passes + passes, self._batches + batches
+        else:
+            self._repeats = True
         loaded = super().load_checkpoint(path=whole, torch_load_kwargs=settings, **rest)
         if self._asked is None and kept.get("asked"):
             self._asked = {part: kept["asked"][part] for part in ("whom", "goal")}
@@ -262,6 +303,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
     def _note(self, seeded: bool, poisson: bool, shaped: bool) -> None:
         self._flags["experiment_only"] |= seeded
         self._flags["poisson_sampling"] &= poisson
+        self._sampled.add(poisson)
         self._flags["shaped"] |= shaped
 
     def _prepare_model(
@@ -298,7 +340,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         made = super()._prepare_data_loader(data_loader, **settings)
         self._divisor = _expected_size(data_loader)
         if not settings["poisson_sampling"]:
-            return made
+            self._repeats |= not draws_once(data_loader)
+            return counted(made, partial(self._pass, len(data_loader)))
         return resampled(made, steps=len(data_loader), seeded=self._generator is not None)
 
     def __repr__(self) -> str:

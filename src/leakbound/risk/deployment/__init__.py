@@ -1,5 +1,6 @@
 """Deployments: what a federated training protects, by audience and by unit, from its settings."""
 
+from leakbound.risk.deployment.edges import Edge, edges
 from leakbound.risk.deployment.facts import (
     Adaptive,
     Claim,
@@ -12,16 +13,25 @@ from leakbound.risk.deployment.facts import (
     Record,
     SecureAggregation,
 )
+from leakbound.risk.deployment.file import parse, read, text_of
+from leakbound.risk.deployment.statement import Row, state
 
 __all__ = [
     "Adaptive",
     "Claim",
     "Clip",
     "Deployment",
+    "Edge",
     "Local",
     "Mistake",
     "Noise",
     "Participation",
     "Record",
+    "Row",
     "SecureAggregation",
+    "edges",
+    "parse",
+    "read",
+    "state",
+    "text_of",
 ]

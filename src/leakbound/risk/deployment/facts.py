@@ -40,14 +40,14 @@ class Adaptive(_Facts, frozen=True):
         rate: of the norm's exponential steps.
         bit_noise: standard deviation of the noise on the number of clipped clients; None: not
             stated.
-        faults: whether the implementation is the one with the wrong sign, whose noise follows the
-            next round's norm (flwr 1.41).
+        faults: whether the norm moves away from the quantile and the noise follows the next round's
+            norm (flwr 1.41); None: not stated, which counts as true.
     """
 
     quantile: float = 0.5
     rate: float = 0.2
     bit_noise: float | None = None
-    faults: bool = False
+    faults: bool | None = None
 
 
 class Clip(_Facts, frozen=True):
@@ -56,24 +56,20 @@ class Clip(_Facts, frozen=True):
     Attributes:
         norm: L2 norm of a whole update ("l2") or of one example's gradient ("example"); largest
             size of each entry ("elementwise").
-        kind: what `norm` bounds; "none" bounds nothing.
+        kind: what `norm` bounds. "adaptive" is "l2" with a norm that changes. "none" bounds
+            nothing; so does a clip after the noise.
         norms: of each layer, for "per-layer"; their root of the sum of squares counts.
         entries: number of entries of an update, for "elementwise".
-        adaptive: the norm changes from round to round.
+        adaptive: how the norm changes.
         at: who clips; a server that clips sees every update before.
-        before_noise: False if the noise is added first, so clipping bounds nothing.
-        divides_by: for elementwise clips, a number by which entries are divided before and
-            multiplied after (a client's local steps); the bound grows with it.
     """
 
     norm: float | None = None
-    kind: Literal["l2", "per-layer", "elementwise", "example", "none"] | None = None
+    kind: Literal["l2", "adaptive", "per-layer", "elementwise", "example", "none"] | None = None
     norms: tuple[float, ...] | None = None
     entries: int | None = None
     adaptive: Adaptive | None = None
     at: Literal["client", "server"] | None = None
-    before_noise: bool = True
-    divides_by: float = 1.0
 
     @property
     def l2(self) -> float | None:
@@ -83,8 +79,7 @@ class Clip(_Facts, frozen=True):
         if self.norm is None or self.kind in (None, "none"):
             return None
         if self.kind == "elementwise":
-            size = None if self.entries is None else self.norm * math.sqrt(self.entries)
-            return None if size is None else size * self.divides_by
+            return None if self.entries is None else self.norm * math.sqrt(self.entries)
         return self.norm
 
 
@@ -99,13 +94,10 @@ class Noise(_Facts, frozen=True):
             sqrt(2 ln(1.25 / delta)) / epsilon; it is computed, never trusted.
         pure_epsilon: of a mechanism without delta for each round (Laplace, sparse vector).
         at: "client" (each adds all of it), "share" (each adds its part of the sum's noise),
-            "server" (after the updates arrived), "optimizer" (each local step on clipped gradients
-            of examples), "none".
-        factor: what the noise is multiplied by before it is sent, such as a learning rate or the
-            cohort's share of another cohort (a simulation's `noise_scale`).
-        factor_of: what this factor is, for the message.
+            "rounded-share" (the same, rounded to integers before the sum), "server" (after the
+            updates arrived), "optimizer" (each local step, on clipped gradients of examples),
+            "none".
         seeded: whether someone can compute the noise again.
-        rounded: shares are rounded to integers before they are summed.
     """
 
     multiplier: float | None = None
@@ -114,11 +106,9 @@ class Noise(_Facts, frozen=True):
     delta: float | None = None
     sensitivity: float | None = None
     pure_epsilon: float | None = None
-    at: Literal["client", "share", "server", "optimizer", "none"] | None = None
-    factor: float = 1.0
-    factor_of: str = "a factor"
+    on: Literal["sum", "mean"] | None = None
+    at: Literal["client", "share", "rounded-share", "server", "optimizer", "none"] | None = None
     seeded: bool | None = None
-    rounded: bool = False
 
     @property
     def classical_std(self) -> float | None:
@@ -174,13 +164,20 @@ class Participation(_Facts, frozen=True):
 
 
 class SecureAggregation(_Facts, frozen=True):
-    """Sums that hide single updates: from all, or (HE) from those without the key."""
+    """Sums that hide single updates: from all, or ("homomorphic") from those without the key.
+
+    Attributes:
+        colluding, dropouts: clients who work with the attacker or do not send; None: not stated,
+            which counts as all but one.
+        shared_key: whether all clients hold one secret key, so that the server and any client
+            read every update; only for "homomorphic".
+    """
 
     on: bool = False
-    kind: Literal["secagg", "he"] = "secagg"
-    colluding: int = 0
-    dropouts: int = 0
-    shared_key: bool = False
+    kind: Literal["secagg", "homomorphic"] | None = None
+    colluding: int | None = None
+    dropouts: int | None = None
+    shared_key: bool | None = None
 
 
 class Local(_Facts, frozen=True):
@@ -204,8 +201,8 @@ class Local(_Facts, frozen=True):
     normalizer: Literal["expected", "realized"] | None = None
     sampler: Literal["poisson", "shuffled"] | None = None
     learning_rate: float | None = None
-    new_engine: bool = False
-    coupled: bool = False
+    new_engine: bool | None = None
+    coupled: bool | None = None
 
 
 class Record(_Facts, frozen=True):
@@ -224,7 +221,15 @@ class Record(_Facts, frozen=True):
 
 
 class Claim(_Facts, frozen=True):
-    """What the program, or its paper, says about itself; it is compared, never used."""
+    """What the program, or its paper, says about itself; it is compared, never used.
+
+    Attributes:
+        epsilon, delta, rounds, neighbors, unit: of the privacy that it states.
+        amplified: whether its accountant counts random participation as secret.
+        multiplier: the noise multiplier that its accountant takes.
+        because: what makes the real one smaller, such as "the noise is multiplied by the learning
+            rate".
+    """
 
     epsilon: float | None = None
     delta: float | None = None
@@ -232,7 +237,8 @@ class Claim(_Facts, frozen=True):
     neighbors: Literal["add-remove", "replace"] | None = None
     unit: Literal["client", "example"] | None = None
     amplified: bool | None = None
-    sensitivity: float | None = None
+    multiplier: float | None = None
+    because: str | None = None
 
 
 class Mistake(_Facts, frozen=True):
@@ -265,7 +271,8 @@ class Deployment(_Facts, frozen=True):
         rounds: number of rounds (at the optimizer: rounds of `local` training).
         correlation: noise across rounds: "none", "tree", "band:4", "bisr:4", "root" or a .npy file
             with the factor C.
-        sends: other things that leave a client in the clear: "metrics", "examples", "clip bit".
+        sends: other things that leave a client in the clear: "metrics", "examples", "batch size",
+            "clip bit"; None: not stated.
     """
 
     title: str = "deployment"
@@ -282,7 +289,7 @@ class Deployment(_Facts, frozen=True):
     correlation: str | None = None
     record: Record = Record()
     claim: Claim = Claim()
-    sends: tuple[str, ...] = ()
+    sends: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         clip, noise, who, local = self.clip, self.noise, self.participation, self.local
@@ -294,7 +301,6 @@ class Deployment(_Facts, frozen=True):
             **{
                 "noise.multiplier": noise.multiplier,
                 "noise.std": noise.std,
-                "noise.factor": noise.factor,
                 "noise.pure_epsilon": noise.pure_epsilon,
             },
         )

@@ -1,0 +1,195 @@
+"""What `leakbound bound --deployment` does: who sees what of a federated training, and how much."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+
+from leakbound._util.rounding import BELOW, least, most
+from leakbound.cli import options
+from leakbound.cli.risk import thresholds_of
+from leakbound.cli.shared import check_files, write_files
+from leakbound.cli.terminal import console, errors, safe
+from leakbound.risk.deployment import file, flower_app, nvflare
+from leakbound.risk.deployment.edges import SEES_ALL
+from leakbound.risk.deployment.statement import OF, WHO, Against, Row, state
+from leakbound.risk.examples import SPHERE, Examples
+from leakbound.risk.statement import UNINFORMED
+
+if TYPE_CHECKING:
+    from leakbound.risk.deployment import Deployment, Mistake
+
+FILES = ("deployment.json", "deployment.toml")
+PROTECTED, OPEN, NOT_STATED = 0, 1, 3
+
+
+def deployment(command: options.BoundOptions) -> int:
+    """Exit code 0: protected for all; 1: not; 3: not, and a fact that may change it is missing."""
+    given, mistakes, source = _read(command)
+    if command.out is not None:
+        check_files(command.out, FILES)
+    with errors.status("bounding ..."):
+        against = _against(command, given)
+        rows = state(given, delta=command.delta, audiences=command.audience, against=against)
+    found = {
+        "deployment": msgspec.to_builtins(given),
+        "rows": [row.plain() for row in rows],
+        "mistakes": [msgspec.to_builtins(one) for one in mistakes],
+        "prior": None if against is None or against.prior is None else against.prior.name,
+        "accepted": command.accept,
+    }
+    text = json.dumps(found, indent=1, sort_keys=True, allow_nan=False)
+    if command.json:
+        print(text)
+    else:
+        _show(command, given, mistakes, rows, against, source)
+    if command.out is not None:
+        toml = file.text_of(given, [f"{one.name}: {one.text}" for one in mistakes])
+        contents = (text.encode(), toml.encode())
+        write_files(command.out, dict(zip(FILES, contents, strict=True)))
+        out = errors if command.json else console
+        out.print(f"written: {', '.join(FILES)} into {safe(command.out)}")
+    if rows and all(row.protected for row in rows):
+        return PROTECTED
+    return NOT_STATED if any(row.missing for row in rows if not row.protected) else OPEN
+
+
+def _read(command: options.BoundOptions) -> tuple[Deployment, tuple[Mistake, ...], Path]:
+    readers = (
+        (command.deployment, file.read),
+        (command.flower, flower_app.read),
+        (command.nvflare, nvflare.read),
+    )
+    asked = [(path, read) for path, read in readers if path is not None]
+    if len(asked) > 1 or command.noise_multiplier is not None:
+        raise ValueError(
+            "deployment, flower, nvflare and noise_multiplier are different ways to say what is "
+            "bounded; give one"
+        )
+    path, read = asked[0]
+    return *read(path), path
+
+
+def _against(command: options.BoundOptions, given: Deployment) -> Against | None:
+    dim, norm = given.record.dim, given.record.norm
+    if command.data is None and (command.prior != SPHERE or None in (dim, norm)):
+        return None
+    examples = Examples.of(
+        command.data,
+        dim=dim if command.data is None else None,
+        norm=None if command.data is not None or norm is None else (norm,),
+        size=command.size,
+        channels=command.channels,
+        schema=command.schema,
+        exclude=command.exclude,
+        input_range=command.input_range,
+    )
+    levels = [
+        (words.get("reached") or f"{words['psnr']:g} dB", eta)
+        for words, eta in thresholds_of(command, examples.domain)
+    ]
+    matches = [examples.matches(eta) for _, eta in levels]
+    return Against(
+        levels,
+        examples.prior(command.prior, labels_known=command.labels_known),
+        examples.attacks(),
+        command.accept,
+        [0.0 if one is None else one.most for one in matches],
+        examples.dim,
+        examples.norms[0],
+    )
+
+
+def _show(
+    command: options.BoundOptions,
+    given: Deployment,
+    mistakes: tuple[Mistake, ...],
+    rows: tuple[Row, ...],
+    against: Against | None,
+    source: Path,
+) -> None:
+    console.print(f"{escape(given.title)} ({safe(source)}): {_setting(given)}")
+    if any(row.audience == "server" and SEES_ALL in row.reason for row in rows):
+        console.print(f"[bold]{SEES_ALL[0].upper()}{SEES_ALL[1:]}.[/bold]")
+    if mistakes:
+        console.print(f"[bold]{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}[/bold]")
+    for one in mistakes:
+        line = "" if one.line is None else f"line {one.line}, "
+        console.print(f"  {line}{escape(one.key)}: {escape(one.text)} ({one.name})")
+    console.print(_table(rows, against))
+    if against is None:
+        console.print(
+            "A column a -> b: what is known with probability a without the training is "
+            "reconstructed with probability b at most. Without --data nothing is called protected."
+        )
+    else:
+        console.print(
+            "attained to bound: what working attacks do, and what no attacker exceeds. Accepted: "
+            f"{command.accept:g}."
+        )
+        if against.prior is None:
+            console.print(UNINFORMED)
+    console.print(
+        "others: other clients and outsiders. epsilon: of membership at delta "
+        f"{command.delta:g}, adding or removing the unit. One example of a client whose whole "
+        "update is clipped moves it by up to twice the clip norm."
+    )
+    for (who, reason), units in _reasons(rows).items():
+        of = "" if len(units) == len({row.unit for row in rows}) else f" ({', '.join(units)})"
+        console.print(f"[dim]{who}{of}: {escape(reason)}[/dim]")
+    missing = dict.fromkeys(key for row in rows for key in row.missing)
+    if missing:
+        console.print(
+            f"[bold]not stated[/bold], so the worst case counts: {escape(', '.join(missing))}"
+        )
+
+
+def _reasons(rows: tuple[Row, ...]) -> dict[tuple[str, str], list[str]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        found.setdefault((WHO[row.audience], row.reason), []).append(OF[row.unit])
+    return found
+
+
+def _table(rows: tuple[Row, ...], against: Against | None) -> Table:
+    table = Table(show_edge=False)
+    columns = ["who", "of", "mu", "epsilon"]
+    if against is None:
+        columns += [f"{kappa:.3g} ->" for kappa, _ in rows[0].rises] if rows else []
+    else:
+        columns += [words for words, _ in against.thresholds]
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place < 2 else "right")
+    for row in rows:
+        private = "infinite" if row.epsilon is None else most(row.epsilon, 4)
+        table.add_row(
+            WHO[row.audience],
+            OF[row.unit],
+            "" if row.mu is None else most(row.mu, 4),
+            private,
+            *(most(bound) for _, bound in row.rises if against is None),
+            *(f"{least(low)} to {most(high) if high else BELOW}\n{word}" for _, low, high, word in row.thresholds),
+        )
+    return table
+
+
+def _setting(given: Deployment) -> str:
+    clip, noise, who = given.clip, given.noise, given.participation
+    words = []
+    bound = clip.l2
+    words.append(
+        f"{clip.kind or 'unknown'} clip" + ("" if bound is None else f" (L2 norm {bound:.4g})")
+    )
+    level = noise.multiplier
+    if level is None and bound and (std := noise.std or noise.classical_std):
+        level = std / bound
+    size = "" if level is None else f" of multiplier {level:.4g}"
+    words.append(f"noise{size} at {noise.at or 'an unknown place'}")
+    rounds = "unknown" if given.rounds is None else f"{given.rounds}"
+    words.append(f"{rounds} rounds, participation {who.law or 'unknown'}")
+    return ", ".join(words)

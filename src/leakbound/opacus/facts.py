@@ -1,0 +1,97 @@
+"""The facts of an Opacus training, read from its live objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opacus.data_loader import DPDataLoader  # type: ignore[import-untyped]
+from opacus.optimizers import DPOptimizer  # type: ignore[import-untyped]
+from torch.utils.data import DataLoader
+
+from leakbound.opacus.batches import draws_once
+from leakbound.opacus.optimizer import SecureDPOptimizer
+from leakbound.risk.deployment import Deployment, Mistake, parse
+from leakbound.risk.deployment.mistakes import find
+
+
+def describe(
+    optimizer: DPOptimizer,
+    loader: DataLoader[Any],
+    *,
+    epochs: int,
+    rounds: int | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    coupled: bool | None = None,
+    new_engine: bool | None = None,
+    sends: tuple[str, ...] | None = None,
+) -> tuple[Deployment, tuple[Mistake, ...]]:
+    """What a client's private training protects, as `leakbound bound --deployment` takes it.
+
+    Args:
+        optimizer: as `make_private` returned it.
+        loader: the same.
+        epochs: local epochs of a round.
+        rounds: of the federation; None: not stated. 1 for a training in one place.
+        epsilon: what the accountant says, to be compared.
+        delta: of that epsilon.
+        coupled: whether examples see each other (batch norm, contrastive losses); None: not stated.
+        new_engine: whether every round makes a new `PrivacyEngine`, as a new accountant counts
+            one round only.
+        sends: what leaves besides the update, such as "metrics"; () for nothing.
+
+    Source: Opacus 1.6, `PrivacyEngine.make_private`.
+
+    Example:
+        >>> import torch
+        >>> from leakbound.opacus import RiskEngine
+        >>> data = torch.utils.data.TensorDataset(torch.rand(40, 4), torch.arange(40) % 2)
+        >>> model = torch.nn.Linear(4, 2)
+        >>> _, optimizer, loader = RiskEngine().make_private(
+        ...     module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        ...     data_loader=torch.utils.data.DataLoader(data, batch_size=4),
+        ...     noise_multiplier=1.0, max_grad_norm=1.0, poisson_sampling=False)
+        >>> facts, mistakes = describe(optimizer, loader, epochs=2, epsilon=1.0)
+        >>> facts.local.sampler, [one.name for one in mistakes]
+        ('shuffled', ['shuffled-batches'])
+    """
+    sampler = "poisson" if isinstance(loader, DPDataLoader) else None
+    if sampler is None and draws_once(loader):
+        sampler = "shuffled"
+    size = len(loader.dataset)  # type: ignore[arg-type]
+    norm = optimizer.max_grad_norm
+    layers = isinstance(norm, list | tuple)
+    # the global generator of torch may be seeded anywhere
+    secure = isinstance(optimizer, SecureDPOptimizer) and optimizer.generator is None
+    secure = secure or bool(getattr(optimizer, "secure_mode", False))
+    seeded = False if secure else True if optimizer.generator is not None else None
+    local = {
+        "epochs": epochs,
+        "batch": -(-size // len(loader)),
+        "steps": epochs * len(loader),
+        "examples": size,
+        "normalizer": "expected",
+        "sampler": sampler,
+        "coupled": coupled,
+        "new_engine": new_engine,
+    }
+    claim = {"epsilon": epsilon, "delta": delta, "unit": "example", "amplified": True}
+    given = parse(
+        {
+            "title": "Opacus training",
+            "clip": {"kind": None if layers else "example", "norm": None if layers else norm},
+            "noise": {
+                "multiplier": float(optimizer.noise_multiplier),
+                "at": "optimizer",
+                "seeded": seeded,
+            },
+            "correlation": "none",
+            "rounds": rounds,
+            "participation": {"law": "all"},
+            "local": local,
+            "record": {"examples_per_client": size},
+            "claim": claim if epsilon is not None else {},
+            "sends": None if sends is None else list(sends),
+        }
+    )
+    return given, find(given)

@@ -1,0 +1,503 @@
+"""What each audience can do to each unit: the law of what it sees, with both sides of its success.
+
+Every bound compares what an audience sees with a release in which the unit contributes nothing and
+divisor, weights and participation are unchanged. So a unit's shift is its clip norm C, and never
+2C, in a statement about reconstruction (docs/federated_privacy.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leakbound.bounds import clients, from_scratch
+from leakbound.bounds.correlated import Factor, balls_in_bins
+from leakbound.risk.corridor import MOST_STEPS, Participation, TrainingSetting, success_bound
+from leakbound.risk.corridor import epsilon as epsilon_of
+from leakbound.risk.deployment.facts import Clip, Deployment, Noise
+
+Array = NDArray[Any]
+Audience = Literal["server", "clients"]
+Unit = Literal["client", "example", "any example"]
+
+AUDIENCES: Final[tuple[Audience, ...]] = ("server", "clients")
+UNITS: Final[tuple[Unit, ...]] = ("client", "example", "any example")
+SEES_ALL = "the server itself sees every update before any noise"
+NO_LAW = "nothing random hides a client's part, so no law bounds it"
+BITS = 6.0
+"""Standard deviations of the noise on the number of clipped clients that a bound allows for."""
+BEYOND = 1e-9
+"""More than the probability of one normal number above BITS; added for every round."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """What one participation shows of one unit.
+
+    Attributes:
+        mu: shift / standard deviation of the Gaussian noise; infinite without a law.
+        reason: the rule in words.
+        missing: keys that are not stated and count as their worst case.
+        exact: whether the audience gets the unit's update itself.
+        pure: epsilon of a mechanism without delta, in place of mu.
+        beyond: probability, in a round, that mu does not hold.
+    """
+
+    mu: float
+    reason: str
+    missing: tuple[str, ...] = ()
+    exact: bool = False
+    pure: float | None = None
+    beyond: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """The law of all rounds for one audience and one unit.
+
+    Attributes:
+        audience, unit: who, and what of whom.
+        reason: the rules in words.
+        missing: keys that are not stated.
+        exact: whether the audience gets the unit's updates themselves.
+        setting: the Gaussian steps; None if there is no law.
+        attack_noise: noise multiplier that the built-in attack faces over all rounds, if it is not
+            that of the setting.
+        pure: epsilon of all rounds, of a mechanism without delta.
+        copies: of how many units one is enough, and whether the bound of each is summed.
+        beyond: probability that is added to every bound.
+        special: a better bound for this participation, as a function of log kappa.
+    """
+
+    audience: Audience
+    unit: Unit
+    reason: str
+    missing: tuple[str, ...] = ()
+    exact: bool = False
+    setting: TrainingSetting | None = None
+    attack_noise: float | None = None
+    pure: float | None = None
+    copies: float = 1.0
+    summed: bool = False
+    beyond: float = 0.0
+    special: Callable[[Array], Array] | None = None
+
+    @property
+    def mu(self) -> float | None:
+        """Of all rounds together, if the number of participations is certain."""
+        own = self.setting
+        if own is None or own.sampling_rate < 1:
+            return None
+        return math.sqrt(own.steps) / own.noise_multiplier
+
+    def bound(self, log_kappa: Array | float) -> Array:
+        """Upper bound on any attacker's success for a prior-only success kappa of one unit."""
+        blind = np.atleast_1d(np.asarray(log_kappa, float))
+        many = math.log(self.copies) if self.copies < math.inf else math.inf
+        together = np.where(blind == -np.inf, -np.inf, np.minimum(0.0, blind + many))
+        found = self._of_one(together)
+        if self.summed and self.copies > 1:
+            each = self._of_one(blind)
+            found = np.minimum(1.0, np.where(each == 0, 0.0, self.copies * each))
+        return np.minimum(1.0, found + self.beyond)
+
+    def _of_one(self, blind: Array) -> Array:
+        if self.pure is not None:
+            return np.atleast_1d(np.asarray(clients.pure(self.pure, log_kappa=blind)))
+        if self.setting is None:
+            return np.ones(blind.shape)
+        found = np.atleast_1d(success_bound(self.setting, blind))
+        return found if self.special is None else np.minimum(found, self.special(blind))
+
+    def hits(self) -> list[tuple[float, float]]:
+        """(probability, noise multiplier) of what the built-in attack gets of one example."""
+        if self.exact:
+            return [(1.0, 0.0)]
+        if self.attack_noise is not None:
+            return [(1.0, self.attack_noise)]
+        own = self.setting
+        if own is None or self.pure is not None:
+            return [(1.0, math.inf)]
+        mass, factor = from_scratch.sightings(
+            own.steps, sampling_rate=own.sampling_rate, participation=own.participation
+        )
+        with np.errstate(invalid="ignore"):
+            noise = np.where(np.isinf(factor), np.inf, own.noise_multiplier * factor)
+        return list(zip(mass.ravel().tolist(), noise.ravel().tolist(), strict=True))
+
+    def epsilon(self, delta: float, *, replace_one: bool = False) -> float:
+        """For the unit's membership, adding or removing it (or replacing it: twice the shift).
+
+        One example of a client whose whole update is clipped moves the update by up to 2C.
+        """
+        if self.pure is not None:
+            return self.pure
+        if self.setting is None or self.beyond >= delta:
+            return math.inf
+        twice = (2 if replace_one else 1) * (2 if self._inside else 1)
+        setting = replace(self.setting, noise_multiplier=self.setting.noise_multiplier / twice)
+        if twice > 1 and setting.participation == "hidden":  # absence brings in no other unit
+            setting = replace(setting, participation="visible")
+        return epsilon_of(setting, delta - self.beyond)
+
+    @property
+    def _inside(self) -> bool:
+        """Whether the unit is a part of what is clipped."""
+        return self.unit != "client" and not self.summed
+
+
+def edges(deployment: Deployment) -> tuple[Edge, ...]:
+    """Every audience and unit; `deployment.unit` restricts the units."""
+    asked = [unit for unit in UNITS if deployment.unit is None or deployment.unit in unit]
+    return tuple(_edge(deployment, who, unit) for who in AUDIENCES for unit in asked)
+
+
+def _edge(given: Deployment, audience: Audience, unit: Unit) -> Edge:
+    level = per_participation(given, audience)
+    inside = given.noise.at == "optimizer"
+    if inside and unit == "client":
+        level = Level(math.inf, "the noise covers one example, not a whole client")
+    missing, own = [*level.missing], Edge(audience, unit, level.reason)
+    if unit == "any example":
+        count = given.record.examples_per_client
+        missing += [] if count else ["record.examples_per_client"]
+        own = replace(own, copies=float(count or math.inf))
+    own = replace(own, summed=inside, exact=level.exact)
+    if given.rounds is None:
+        missing.append("rounds")
+    if level.pure is not None and given.rounds is not None:
+        return replace(own, missing=tuple(missing), pure=level.pure * given.rounds)
+    if math.isinf(level.mu) or given.rounds is None:
+        return replace(own, missing=tuple(missing))
+    if level.mu == 0:
+        return replace(own, missing=tuple(missing), pure=0.0)
+    made = _local(given, level) if inside else _rounds(given, level, audience)
+    if made.setting is not None and made.setting.steps > MOST_STEPS:
+        return replace(own, missing=tuple(missing))
+    return replace(
+        own,
+        reason=f"{level.reason}; {made.reason}",
+        missing=(*missing, *made.missing),
+        setting=made.setting,
+        attack_noise=made.attack_noise,
+        special=made.special,
+        beyond=level.beyond * given.rounds,
+    )
+
+
+def per_participation(given: Deployment, audience: Audience) -> Level:
+    """What one participation shows an audience of what is clipped."""
+    clip, noise = given.clip, given.noise
+    hidden = given.secure_aggregation
+    summed = hidden is not None and hidden.on and not _opened(given)
+    server = audience == "server"
+    if noise.at is None:
+        return Level(math.inf, "who adds noise is not stated", ("noise.at",), exact=server)
+    if noise.at in ("none", "server") and server:
+        if summed:
+            return Level(math.inf, f"the server sees the exact sum of the cohort: {NO_LAW}")
+        return Level(math.inf, SEES_ALL, exact=True)
+    if noise.at == "none":
+        return Level(math.inf, f"the model is the exact mean: {NO_LAW}")
+    if noise.at == "rounded-share":
+        return Level(
+            math.inf,
+            "shares are rounded before the sum, which is no post-processing of the noisy sum",
+            exact=server and not summed,
+        )
+    bad = _unusable(clip, noise)
+    if bad is not None:
+        return replace(bad, exact=server and not summed)
+    if noise.pure_epsilon is not None:
+        return Level(math.inf, "a mechanism of pure epsilon each round", pure=noise.pure_epsilon)
+    z = _multiplier(clip, noise)
+    if noise.at == "client":
+        return _adaptive(given, Level(1 / z, "each client adds all of its noise"))
+    if noise.at == "share":
+        return _adaptive(given, _shares(given, z, server and not summed))
+    if noise.at == "server":
+        return _adaptive(given, _after(given, z))
+    return _optimizer(given, z)
+
+
+def _unusable(clip: Clip, noise: Noise) -> Level | None:
+    """Why the noise gives no law; None if it does."""
+    if noise.seeded is None:
+        return Level(math.inf, "whether the noise can be replayed is not stated", ("noise.seeded",))
+    if noise.seeded:
+        return Level(math.inf, "the noise comes from a seed, so it can be subtracted")
+    if noise.pure_epsilon is not None:
+        return None
+    if clip.kind == "none":
+        return Level(math.inf, "nothing bounds a unit's part")
+    if clip.l2 is None:
+        missing = _missing_clip(clip)
+        return Level(math.inf, "the L2 bound of a unit's part is not stated", (missing,))
+    if clip.kind == "adaptive" and clip.adaptive is None:
+        return Level(math.inf, "how the norm adapts is not stated", ("clip.adaptive",))
+    if (clip.kind == "example") != (noise.at == "optimizer"):
+        return Level(
+            math.inf, "a clip of each example's gradient needs noise at the optimizer, and reverse"
+        )
+    if _std(clip, noise) is None:
+        return Level(math.inf, "the noise's level is not stated", ("noise.multiplier",))
+    if _std(clip, noise) == 0:
+        return Level(math.inf, "the noise is zero")
+    return None
+
+
+def _missing_clip(clip: Clip) -> str:
+    if clip.kind is None:
+        return "clip.kind"
+    if clip.kind == "per-layer":
+        return "clip.norms"
+    return "clip.norm" if clip.norm is None else "clip.entries"
+
+
+def _std(clip: Clip, noise: Noise) -> float | None:
+    """Standard deviation, in the place where `noise.multiplier` counts."""
+    if noise.multiplier is not None:
+        return None if clip.l2 is None else noise.multiplier * clip.l2
+    return noise.std if noise.std is not None else noise.classical_std
+
+
+def _multiplier(clip: Clip, noise: Noise) -> float:
+    if noise.multiplier is not None:  # exact, as stated
+        return noise.multiplier
+    std, bound = _std(clip, noise), clip.l2
+    assert std is not None
+    assert bound is not None
+    return std / bound
+
+
+def _opened(given: Deployment) -> bool:
+    """Whether the server can read single updates in spite of the aggregation's protocol."""
+    hidden = given.secure_aggregation
+    if hidden is None or hidden.kind is None:
+        return True
+    return hidden.kind == "homomorphic" and hidden.shared_key is not False
+
+
+def _shares(given: Deployment, z: float, server: bool) -> Level:
+    """Each client adds its part of the sum's noise."""
+    cohort, hidden = given.participation.cohort, given.secure_aggregation
+    if cohort is None:
+        return Level(
+            math.inf, "the size of the cohort is not stated", ("participation.cohort",), server
+        )
+    if server:
+        words = f"the server sees each update with 1/{cohort} of the noise's variance"
+        return Level(math.sqrt(cohort) / z, words)
+    if given.weights is None:
+        return Level(math.inf, "how updates are weighted is not stated", ("weights",))
+    if given.weights != "uniform":
+        return Level(math.inf, "shares of noise that are weighted by examples have no law here")
+    missing, others = list[str](), cohort - 1
+    for name in ("colluding", "dropouts"):
+        number = None if hidden is None else getattr(hidden, name)
+        if number is None:
+            missing.append(f"secure_aggregation.{name}")
+        others = 0 if number is None else others - number
+    left = 1 + max(0, others)  # the client's own share is always there
+    if hidden is not None and None not in (hidden.colluding, hidden.dropouts):
+        left = max(1, cohort - (hidden.colluding or 0) - (hidden.dropouts or 0))
+    words = f"{left} of {cohort} shares of the noise are unknown to the attacker"
+    return Level(math.sqrt(cohort / left) / z, words, tuple(missing))
+
+
+def _after(given: Deployment, z: float) -> Level:
+    """The server adds the noise to what it sums; for all others."""
+    who, noise = given.participation, given.noise
+    if given.weights is None:
+        return Level(math.inf, "how updates are weighted is not stated", ("weights",))
+    if given.weights == "uniform" and noise.on == "sum":
+        return Level(1 / z, "the server adds the noise to an unweighted sum")
+    if who.cohort is None:
+        return Level(math.inf, "the size of the cohort is not stated", ("participation.cohort",))
+    missing = list[str]()
+    if given.weights == "uniform":
+        replies = who.replies
+        if replies is None:
+            missing.append("participation.replies")
+        share: float | None = 1 / (replies or 1)
+        words = f"noise of zC/{who.cohort} on a mean of {replies or 1} or more"
+    else:
+        share = _largest_weight(given)
+        if share is None:
+            missing.append("sizes")
+        words = f"noise of zC/{who.cohort} on a mean in which one client weighs {share or 1:.4g}"
+    # A standard deviation is stated on the mean itself, a multiplier on the sum.
+    scale = 1 if noise.multiplier is None else who.cohort
+    return Level(scale * (share or 1.0) / z, words, tuple(missing))
+
+
+def _largest_weight(given: Deployment) -> float | None:
+    if given.max_weight is not None:
+        return given.max_weight
+    return max(given.sizes) / sum(given.sizes) if given.sizes else None
+
+
+def _adaptive(given: Deployment, level: Level) -> Level:
+    """The same with a norm that follows a quantile, and the number of clipped clients sent."""
+    adaptive, who = given.clip.adaptive, given.participation
+    if given.clip.kind != "adaptive" or adaptive is None or math.isinf(level.mu):
+        return level
+    if adaptive.bit_noise is None:
+        words = "the number of clipped clients is sent with noise that is not stated"
+        return Level(math.inf, words, ("clip.adaptive.bit_noise",))
+    if adaptive.faults is False:
+        return replace(level, reason=f"{level.reason}; the clip norm adapts within the same budget")
+    missing = () if adaptive.faults else ("clip.adaptive.faults",)
+    if who.cohort is None:
+        return Level(math.inf, "the size of the cohort is not stated", ("participation.cohort",))
+    try:
+        worst = 1 - adaptive.quantile + BITS * adaptive.bit_noise / who.cohort
+        mu = level.mu * clients.adaptive_mu(
+            1.0, bit_noise=adaptive.bit_noise * level.mu, norm_ratio=math.exp(adaptive.rate * worst)
+        )
+    except ValueError:
+        return Level(math.inf, "the number of clipped clients has too little noise")
+    return Level(
+        mu,
+        f"{level.reason}; the noise follows the next round's clip norm",
+        (*level.missing, *missing),
+        beyond=BEYOND,
+    )
+
+
+def _optimizer(given: Deployment, z: float) -> Level:
+    """Noise on clipped gradients of examples in every local step."""
+    if given.local.coupled is None:
+        words = "whether examples see each other in the loss or the model is not stated"
+        return Level(math.inf, words, ("local.coupled",))
+    if given.local.coupled:
+        return Level(math.inf, "examples change each other's gradients, so no clip bounds one")
+    return Level(1 / z, "every local step adds noise to clipped gradients of examples")
+
+
+def _local(given: Deployment, level: Level) -> Edge:
+    """All local steps of all rounds; a client counts as taking part in every round."""
+    local, rounds = given.local, given.rounds or 1
+    missing, size = list[str](), local.examples
+    epoch = None if size is None or local.batch is None else math.ceil(size / local.batch)
+    steps = local.steps
+    if steps is None and epoch is not None and local.epochs is not None:
+        steps = epoch * local.epochs
+    if steps is None:
+        return _unknown("local.epochs" if epoch else "local.examples")
+    q = 1.0 if epoch is None else 1 / epoch
+    if local.sampler == "poisson" and epoch is not None:
+        hidden = local.normalizer == "expected" and given.sends is not None
+        hidden = hidden and "batch size" not in (given.sends or ())
+        if not hidden:
+            missing += [] if local.normalizer else ["local.normalizer"]
+            missing += [] if given.sends is not None else ["sends"]
+        words = "no attacker sees which batch holds an example"
+        if not hidden:
+            words = "the size of each batch may be seen, so the steps that hold an example may be"
+        return _steps(
+            given, level, rounds * steps, q, "hidden" if hidden else "visible", words, missing
+        )
+    if local.sampler == "shuffled" and epoch is not None:
+        count = rounds * math.ceil(steps / epoch)
+        words = "each example takes part once an epoch, as in one full-batch step"
+        return _steps(given, level, count, 1.0, "visible", words)
+    key = "local.sampler" if local.sampler is None else "local.examples"
+    words = "every step may hold the example"
+    return _steps(given, level, rounds * steps, 1.0, "visible", words, [key])
+
+
+def _unknown(key: str) -> Edge:
+    return Edge("clients", "client", "the number of steps is not stated", (key,))
+
+
+def _steps(
+    given: Deployment,
+    level: Level,
+    steps: int,
+    rate: float,
+    participation: Participation,
+    reason: str,
+    missing: list[str] | None = None,
+) -> Edge:
+    record = given.record
+    setting = TrainingSetting(
+        1 / level.mu, record.dim or 1, record.norm or 1.0, steps, rate, participation
+    )
+    return Edge("clients", "client", reason, tuple(missing or ()), setting=setting)
+
+
+def _rounds(given: Deployment, level: Level, audience: Audience) -> Edge:
+    """All rounds of a client, by the law of its participation."""
+    if given.rounds != 1 and given.correlation != "none":
+        return _correlated(given, level)
+    who, rounds = given.participation, given.rounds or 1
+    hidden = bool(who.hidden) and audience != "server"
+    see: Participation = "hidden" if hidden else "visible"
+    secret = "nobody here sees who takes part" if hidden else "the audience sees who takes part"
+    if who.law in ("fixed-size", "poisson") and who.share is not None:
+        if who.law == "fixed-size":  # the pair with and without is not Poisson's: no hidden law
+            see, secret = "visible", "it counts as seen who takes part"
+        words = f"in each of {rounds} rounds with probability {who.share:.4g}; {secret}"
+        return _steps(given, level, rounds, who.share, see, words)
+    turns = rounds if who.bins is None else math.ceil(rounds / who.bins)
+    if who.law == "cyclic" and who.bins is not None:
+        rate, missing = who.rate, [] if who.rate else ["participation.rate"]
+        words = f"in each of {turns} turns of its group; {secret}"
+        return _steps(given, level, turns, rate or 1.0, see, words, missing)
+    if who.law in ("balls-in-bins", "shuffled") and who.bins is not None:
+        found = _steps(
+            given, level, turns, 1.0, "visible", f"in one of every {who.bins} rounds, {turns} times"
+        )
+        if who.law == "balls-in-bins" and hidden:
+            noise, bins = 1 / level.mu, who.bins
+            own = Factor.parse("none", bins * turns)
+            found = replace(
+                found,
+                special=lambda blind: balls_in_bins(own, noise, bins=bins, log_kappa=blind),
+                attack_noise=math.inf,
+            )
+        return found
+    if who.law in ("all", "server-picks"):
+        words = (
+            "all rounds" if who.law == "all" else "the server picks: all rounds in the worst case"
+        )
+        return _steps(given, level, rounds, 1.0, "visible", f"{words} ({rounds})")
+    key = {None: "participation.law", "cyclic": "participation.bins"}.get(
+        who.law, "participation.bins" if who.law in ("balls-in-bins", "shuffled") else ""
+    )
+    key = key or "participation.population"
+    return _steps(given, level, rounds, 1.0, "visible", f"all rounds count ({rounds})", [key])
+
+
+def _correlated(given: Deployment, level: Level) -> Edge:
+    """Noise that cancels across rounds: both sides by the factor C."""
+    if given.correlation is None:
+        return Edge(
+            "clients",
+            "client",
+            "whether noise cancels across rounds is not stated",
+            ("correlation",),
+        )
+    rounds = given.rounds or 1
+    factor = Factor.parse(given.correlation, rounds)
+    apart = given.participation.min_separation or 1
+    pattern = factor.worst(apart)
+    shift = factor.sensitivity(pattern)
+    found = _steps(
+        given,
+        replace(level, mu=level.mu * shift),
+        1,
+        1.0,
+        "visible",
+        f"{len(pattern)} of {rounds} rounds, {apart} or more apart, with noise correlated by "
+        f"{factor.name}",
+        [] if given.participation.min_separation else ["participation.min_separation"],
+    )
+    attained = factor.attained(pattern)
+    return replace(found, attack_noise=1 / (level.mu * attained))

@@ -1,0 +1,3 @@
+"""Stub."""
+
+from leakbound.risk.deployment.file import read

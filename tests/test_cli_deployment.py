@@ -1,0 +1,110 @@
+"""`leakbound bound --deployment` as a user sees it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from leakbound.cli import main
+from leakbound.risk.deployment import read
+
+pytestmark = pytest.mark.usefixtures("wide")
+PAGE = (Path(__file__).parent.parent / "docs/federated_privacy.md").read_text(encoding="utf-8")
+EXAMPLE = re.search(r'```toml title="deployment.toml"\n(.*?)```', PAGE, re.S)[1]
+LOCAL = """
+clip = {norm = 1.0, kind = "l2"}
+noise = {multiplier = 300.0, at = "client", seeded = false}
+rounds = 4
+participation = {law = "all"}
+correlation = "none"
+unit = "client"
+"""
+
+
+def call(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    return caught.value.code
+
+
+@pytest.fixture
+def file(tmp_path):
+    def written(text):
+        path = tmp_path / "deployment.toml"
+        path.write_text(text)
+        return path
+
+    return written
+
+
+def test_the_page_shows_what_is_printed(file, capsys):
+    assert call("bound", "--deployment", file(EXAMPLE)) == 1
+    shown = capsys.readouterr().out
+    assert shown.index("sees every update before any noise") < shown.index("epsilon")
+    rows = [line.split("│") for line in shown.splitlines() if "│" in line]
+    stated = [line.split("│") for line in PAGE.splitlines() if " │ " in line][1:]
+    found = {tuple(cell.strip() for cell in row) for row in rows}
+    assert len(stated) == 4
+    for row in stated:
+        assert tuple(cell.strip() for cell in row) in found
+
+
+def test_a_missing_fact_exits_with_3_and_its_key(file, capsys):
+    path = file(EXAMPLE.replace("rounds = 50\n", ""))
+    assert call("bound", "--deployment", path) == 3
+    assert "not stated, so the worst case counts: rounds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["rounds = 'x'", "clip = 3", "rouds = 3", "noise = {std = 1"])
+def test_an_unreadable_file_exits_with_2(file, capsys, text):
+    assert call("bound", "--deployment", file(text)) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_two_ways_to_say_it_are_refused(file, capsys):
+    assert call("bound", "--deployment", file(LOCAL), "--noise-multiplier", 1) == 2
+    assert "give one" in capsys.readouterr().err
+    assert call("bound") == 2
+    assert "--deployment" in capsys.readouterr().err
+
+
+def test_data_decide_and_protected_exits_with_0(file, capsys):
+    given = ["bound", "--deployment", file(LOCAL), "--data", "mnist5k", "--psnr", 30]
+    assert call(*given, "--accept", 0.005) == 0
+    assert "protected" in capsys.readouterr().out
+    served = file(LOCAL.replace('"client", seeded', '"server", on = "sum", seeded'))
+    served.write_text(served.read_text() + 'weights = "uniform"\n')
+    assert call(*given, "--accept", 0.005) == 1
+    assert "recoverable in principle" in capsys.readouterr().out
+    assert call(*given, "--accept", 0.005, "--audience", "clients") == 0
+
+
+def test_a_uniform_direction_never_protects(file, capsys):
+    text = LOCAL + "record = {dim = 784, norm = 9.2}\n"
+    given = "bound", "--deployment", file(text), "--prior", "sphere", "--psnr", 20
+    assert call(*given) == 1
+    assert "knows nothing about the data" in capsys.readouterr().out
+
+
+def test_mistakes_name_their_line(file, capsys):
+    text = EXAMPLE.replace("multiplier = 1.0", "epsilon = 20.0, delta = 1e-5, sensitivity = 1.0")
+    text = text.replace('at = "server", on = "mean"', 'at = "client"')
+    assert call("bound", "--deployment", file(text)) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "line 2, noise.epsilon: the classical Gaussian formula" in shown
+    assert "0.00153" in shown or "0.00154" in shown
+
+
+def test_json_and_files(file, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert call("bound", "--deployment", file(EXAMPLE), "--json", "--out", out) == 1
+    found = json.loads(capsys.readouterr().out)
+    written = json.loads((out / "deployment.json").read_text())
+    assert written.pop("written_by")
+    assert found == written
+    assert len(found["rows"]) == 6
+    assert read(out / "deployment.toml")[0] == read(file(EXAMPLE))[0]
+
