@@ -32,7 +32,7 @@ LAYERS = (
     {"risk"},
     {"audit", "testing", "federation", "meter"},
     {"captured", "opacus", "cluster", "trees"},
-    {"flower"},
+    {"flower", "nvflare"},
     {"cli"},
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
@@ -41,7 +41,7 @@ ONLY_FROM = {
     "testing": set(),
     "report": {"audit", "captured", "cli", "risk"},
 }
-ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster"}
+ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster", "nvflare": "nvflare"}
 
 
 # What is still wrong: take out of these lists what is mended, put nothing in.

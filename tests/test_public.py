@@ -76,6 +76,7 @@ PACKAGES = (
     "leakbound.meter",
     "leakbound.metrics",
     "leakbound.models",
+    "leakbound.nvflare",
     "leakbound.opacus",
     "leakbound.pairing",
     "leakbound.protocol",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,17 @@ from typing import Any
 
 from leakbound import attacks, check, defenses, models, pruning
 
-__all__ = ["Entry", "Parameter", "build", "entries", "find", "settle", "snake", "takes_list"]
+__all__ = [
+    "Entry",
+    "Parameter",
+    "build",
+    "entries",
+    "find",
+    "settle",
+    "snake",
+    "spec_of",
+    "takes_list",
+]
 
 GIVEN = {"model": frozenset({"input_shape", "classes", "generator"})}
 HIDDEN = frozenset(
@@ -210,3 +221,24 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
         return value
     words = [k.__name__ for k in plain if k is not type(None)] + ["list"] * bool(items)
     raise ValueError(f"{name} is {value!r}; give a value of type {' or '.join(words)}")
+
+
+WORD = re.compile(r""""[^"]*"|'[^']*'|=\s*(?!(?:true|false|inf|nan)\b)([a-z_]\w*)(?=\s*(?:,|$))""")
+"""A string, or a value that is a word without quotes and no keyword of TOML."""
+LIMIT = 1 << 20
+"""Characters of a name with its settings."""
+
+
+def spec_of(kind: str, text: str) -> dict[str, Any]:
+    """`name,key=value,...` as a plan's table; values as in TOML, where words need no quotes."""
+    name, _, settings = text.partition(",")
+    settings = WORD.sub(lambda found: f'="{found[1]}"' if found[1] else found[0], settings)
+    try:
+        table = tomllib.loads(f"settings = {{{settings}}}")["settings"]
+    except tomllib.TOMLDecodeError:
+        raise ValueError(
+            f"{kind} is {text!r}; write settings as in {kind} NAME,key=1.5,other=word"
+        ) from None
+    if len(text) > LIMIT or "name" in table:
+        raise ValueError(f"{kind} is {text!r}; write the name first: NAME,key=value")
+    return {"name": name, **table}

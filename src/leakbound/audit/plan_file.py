@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import product
@@ -16,10 +14,10 @@ from leakbound._util import files
 from leakbound._util.decibels import EXTREME
 from leakbound.audit import plan as plans
 from leakbound.defenses import Chain
+from leakbound.registry import spec_of
 from leakbound.risk import ErrorBoundSpec, RiskSpec
 from leakbound.types import Server, ThreatModel
 
-LIMIT = 1 << 20  # characters of a name with its settings
 NESTED = {"psnr": "criterion", "share": "criterion", "lpips_weights": "metrics"}
 """The plan's fields that are tables."""
 KEYS = [NESTED.get(field.name, field.name) for field in fields(plans.Plan)]
@@ -29,25 +27,6 @@ NO_DEFENSE = {"name": "none"}
 def load(path: Path) -> plans.Plan:
     """Read a plan from a TOML file; for an unknown key or name the error offers the closest."""
     return parse(files.read_toml(path, f"plan {str(path)!r}"), name=path.stem)
-
-
-WORD = re.compile(r""""[^"]*"|'[^']*'|=\s*(?!(?:true|false|inf|nan)\b)([a-z_]\w*)(?=\s*(?:,|$))""")
-"""A string, or a value that is a word without quotes and no keyword of TOML."""
-
-
-def spec_of(kind: str, text: str) -> dict[str, Any]:
-    """`name,key=value,...` as a plan's table; values as in TOML, where words need no quotes."""
-    name, _, settings = text.partition(",")
-    settings = WORD.sub(lambda found: f'="{found[1]}"' if found[1] else found[0], settings)
-    try:
-        table = tomllib.loads(f"settings = {{{settings}}}")["settings"]
-    except tomllib.TOMLDecodeError:
-        raise ValueError(
-            f"{kind} is {text!r}; write settings as in {kind} NAME,key=1.5,other=word"
-        ) from None
-    if len(text) > LIMIT or "name" in table:
-        raise ValueError(f"{kind} is {text!r}; write the name first: NAME,key=value")
-    return {"name": name, **table}
 
 
 def row_of(kind: str, given: object) -> dict[str, Any]:

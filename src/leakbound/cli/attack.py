@@ -16,7 +16,6 @@ from leakbound.attacks import Attack
 from leakbound.attacks.pace import Pace, planned
 from leakbound.audit.context import check_plan
 from leakbound.audit.plan import Plan, build_attack
-from leakbound.audit.plan_file import spec_of
 from leakbound.cli import captured, describe, options, trees
 from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, announce_code, check_files, write_files
@@ -82,9 +81,9 @@ def _plan(command: options.AttackOptions, name: str, batch_size: int) -> Plan:
         {
             "data": {"source": command.data, "loss": command.loss}
             | ({} if command.schema is None else {"schema": str(command.schema)}),
-            "models": [spec_of("model", command.model)],
-            "attacks": [spec_of("attack", name)],
-            "defenses": [spec_of("defense", command.defense)],
+            "models": [registry.spec_of("model", command.model)],
+            "attacks": [registry.spec_of("attack", name)],
+            "defenses": [registry.spec_of("defense", command.defense)],
             "batch_sizes": [batch_size],
             "seeds": [command.seed],
             "threat": {

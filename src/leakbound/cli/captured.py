@@ -19,7 +19,7 @@ from leakbound import captured, tensors
 from leakbound.assess.record import CERTIFIED, Assessment
 from leakbound.audit import plan as plans
 from leakbound.audit.context import module_of
-from leakbound.audit.plan_file import only, parse, spec_of
+from leakbound.audit.plan_file import only, parse
 from leakbound.captured import Capture, Settings, TrainingInfo, UpdateResult
 from leakbound.captured.assess import Case
 from leakbound.captured.capture import TREES
@@ -33,6 +33,7 @@ from leakbound.data.schema import Schema
 from leakbound.domains import Domain, TokenDomain
 from leakbound.losses import LOSSES, named
 from leakbound.random import stream
+from leakbound.registry import spec_of
 from leakbound.risk.statement import of_assessment
 
 _OF_EXPERIMENTS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
@@ -147,23 +148,27 @@ def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Setti
 
 
 def capture(command: options.CaptureOptions) -> int:
-    try:
-        from leakbound.flower import capture_app
-    except ImportError as error:
-        raise ValueError(
-            f"capture needs Flower ({error}); pip install 'leakbound[flower]'"
-        ) from None
     for number in (*command.rounds, command.clients):
         if number < 1:
             raise ValueError(f"rounds and clients hold {number}; give whole numbers from 1")
-    files = capture_app(
-        command.app,
-        command.out,
-        rounds=command.rounds,
-        clients=command.clients,
-        run_config=_run_config(command.run_config),
-        on_progress=lambda text: errors.say(brief(text)),
-    )
+    given: dict[str, Any] = {"rounds": command.rounds, "clients": command.clients}
+    given["on_progress"] = lambda text: errors.say(brief(text))
+    is_app = (command.app / "pyproject.toml").exists()
+    name = "flower" if is_app or not any(command.app.glob("meta.*")) else "nvflare"
+    try:
+        if name == "flower":
+            from leakbound.flower import capture_app as run
+
+            given["run_config"] = _run_config(command.run_config)
+        elif command.run_config:
+            raise ValueError("run_config is for Flower apps; edit the NVFlare job's settings")
+        else:
+            from leakbound.nvflare import capture_job as run  # type: ignore[assignment]
+    except ImportError as error:
+        raise ValueError(
+            f"capture needs {name} ({error}); pip install 'leakbound[{name}]'"
+        ) from None
+    files = run(command.app, command.out, **given)
     heads = ("round", "client", "examples", "kind")
     found = table(*heads, "file")
     for path in files:

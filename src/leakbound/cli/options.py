@@ -167,7 +167,7 @@ class AttackOptions:
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """Run a Flower app in this process, and keep what its server sees in some rounds.
+    """Run a Flower app or an NVFlare job here, and keep what its server sees in some rounds.
 
     This command runs the app's code. Then attack what it kept:
 
@@ -178,13 +178,13 @@ class CaptureOptions:
     GROUPS: ClassVar = {"App": "app run_config clients", "Output": "out rounds"}
 
     app: Annotated[Path, Option("APP_DIR", positional=True)]
-    """Folder of the app, with pyproject.toml and [tool.flwr.app]."""
+    """Folder of the app (pyproject.toml with [tool.flwr.app]) or of the job (meta.json)."""
     out: Annotated[Path, Option("DIR")]
     """Folder for the captured updates."""
     rounds: tuple[int, ...] = (1,)
     """Rounds to keep, counted from 1."""
     clients: int = 4
-    """The number of clients."""
+    """The number of clients; an NVFlare job may name them itself."""
     run_config: Annotated[str, Option("KEY=VALUE")] = ""
     """Replaces values of [tool.flwr.app.config]. Example: "learning-rate=0.1 epochs=1"."""
 

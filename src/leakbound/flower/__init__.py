@@ -14,7 +14,7 @@ from leakbound.flower.meter import LeakMeter
 from leakbound.flower.mods import DefenseMod, check_mods, protected
 from leakbound.flower.nesting import tap
 from leakbound.flower.server import Watched, WatchedSum, capture_app
-from leakbound.flower.setup import Setup
+from leakbound.meter.setup import Setup
 
 __all__ = [
     "DefenseMod",

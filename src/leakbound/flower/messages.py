@@ -23,8 +23,8 @@ from torch import Tensor
 
 from leakbound import covariance
 from leakbound.defenses.base import Chain
+from leakbound.meter.setup import MOST_BYTES
 
-MOST_BYTES = 2**32
 HEADER = 10_000
 """The most bytes of an array's own header; longer ones are rejected unread."""
 COUNTS = ("num-examples", "num_examples")

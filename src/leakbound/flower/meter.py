@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
@@ -16,26 +14,23 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util import files
-from leakbound.assess.record import UNDECIDED
 from leakbound.defenses.base import Defense, NoDefense, chain
 from leakbound.flower import messages
 from leakbound.flower.compat import error_reply
 from leakbound.flower.messages import REPLY, SENT, only_arrays, read
-from leakbound.flower.nesting import Inside, Tapped, collecting, joined, listening, unbroken
-from leakbound.flower.setup import Setup, refuse_thawed, settings
+from leakbound.flower.nesting import Inside, collecting, listening, unbroken
+from leakbound.flower.setup import settings
 from leakbound.inspection import LayerFinding, inspect
-from leakbound.meter import Decision, Policy, Reading, measure
-from leakbound.meter.reading import EXPERIMENT
+from leakbound.meter import Decision, Policy, Reading
+from leakbound.meter.client import BROKEN, REFUSED, keep, logger, note, released, settle
+from leakbound.meter.defended import Tapped, distinct
+from leakbound.meter.setup import Setup, refuse_thawed
 from leakbound.protocol import resolve
 from leakbound.random import stream
 from leakbound.tensors import flat
-from leakbound.types import Batch, Exact, Guarantee, Law, Task, Unit, Unknown, Update
+from leakbound.types import Exact, Law, Task, Unit, Unknown, Update
 
-REFUSED = "refused by the client's policy"
-BROKEN = "the leak meter could not evaluate the update; the client's log says why"
 ROUNDS = "leakbound.meter"
-NOT_MEASURED = "the update could not be measured, and no bound is given"
-logger = logging.getLogger("leakbound.meter")
 
 
 class LeakMeter:
@@ -121,7 +116,7 @@ class LeakMeter:
             if decision.refused:
                 reply = _unchanged(reply, record)
             if self.release and (reading is not None or decision.refused):
-                messages.add_metrics(reply, _released(reading))
+                messages.add_metrics(reply, released(reading))
             return reply
         except Exception as error:
             broken = self._broken(message, error)
@@ -144,7 +139,7 @@ class LeakMeter:
         findings: Sequence[LayerFinding],
     ) -> tuple[Reading | None, Decision]:
         """The reading of the weights in the reply; None if it fails on a private update."""
-        batch = _distinct(tapped)
+        batch = distinct(tapped, "leakbound.flower.tap")
         defense = unbroken(inside, reply, repr(self))
         law: Law = Exact() if defense is None else Unknown("several mods made the update")
         made = inside.seals[-1].made if inside.seals else None
@@ -163,53 +158,30 @@ class LeakMeter:
         update = Update(rows, Unit.CLIENT, (batch.size,), law)
         if made is not None:
             update = replace(made[0], rows=rows)
-        try:
-            reading = measure(
-                task,
-                update,
-                batch=batch,
-                defense=defense,
-                policy=self.policy,
-                source=stream(0, "meter"),
-                findings=findings,
-                buffers=any(not torch.equal(after[name], sent[name]) for name in others),
-                seeded=inside.seeded,
-            )
-        except Exception as error:
-            # an error that depends on the data would leak what the defense's noise does not cover
-            if defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
-                raise
-            logger.error("not measured: %s: %s", type(error).__name__, error)
-            return None, self.policy.decide(UNDECIDED, findings, NOT_MEASURED)
-        return reading, reading.decision
+        return settle(
+            *(task, update, batch, self.policy, defense, findings),
+            buffers=any(not torch.equal(after[name], sent[name]) for name in others),
+            seeded=inside.seeded,
+        )
+
+    def _report(
+        self, decision: Decision, context: Context, reading: Reading | None, number: int
+    ) -> None:
+        who = messages.client_of(context)
+        note(who, decision, reading)
+        if self.path is not None:
+            keep(self.path, who, number + 1, decision, reading)
 
     def _refusal(self, message: Message, reading: Reading | None) -> Message:
         if not self.release:
             return error_reply(message, REFUSED)
-        numbers = json.dumps(_released(reading), sort_keys=True)
+        numbers = json.dumps(released(reading), sort_keys=True)
         return error_reply(message, f"{REFUSED}; released knowingly: {numbers}")
 
     def _broken(self, message: Message, error: Exception) -> Message:
         """Send nothing that cannot be evaluated; texts that may reveal the data stay here."""
         logger.error("%s: %s", type(error).__name__, error)
         return error_reply(message, BROKEN)
-
-    def _report(
-        self, decision: Decision, context: Context, reading: Reading | None, number: int
-    ) -> None:
-        who = messages.client_of(context)
-        verdict = "not measured" if reading is None else reading.verdict
-        reasons = list(decision.reasons)
-        if reading is not None and EXPERIMENT in reading.notes:
-            reasons.append(EXPERIMENT)
-        words = "; ".join(reasons) or "no remarks"
-        level = logging.INFO if decision.action == "send" else logging.WARNING
-        logger.log(level, "client %s: %s (%s): %s", who, decision.action, verdict, words)
-        if self.path is not None:
-            line: dict[str, Any] = {"action": decision.action, "reasons": list(decision.reasons)}
-            line |= {} if reading is None else reading.record()
-            line |= {"schema": 1, "client": who, "round": number + 1}
-            files.append(self.path, line, "client")
 
 
 def _unchanged(reply: Message, record: ArrayRecord) -> Message:
@@ -218,30 +190,9 @@ def _unchanged(reply: Message, record: ArrayRecord) -> Message:
     return reply
 
 
-def _distinct(tapped: Tapped) -> Batch:
-    """All training examples, each once."""
-    if not tapped:
-        raise ValueError(
-            "the train function showed no batch, so nothing can be evaluated; call "
-            "leakbound.flower.tap(inputs, labels) in it, in the thread in which the mods run"
-        )
-    batch = joined(tapped)
-    first: dict[bytes, int] = {}
-    for i, image in enumerate(batch.inputs):
-        first.setdefault(image.contiguous().numpy().tobytes(), i)
-    index = torch.tensor(sorted(first.values()))
-    return Batch(batch.inputs[index], batch.labels[index])
-
-
 def _count(context: Context) -> int:
     """How many train messages this node has answered before; stored on the node."""
     before = context.state.config_records.get(ROUNDS)
     number = 0 if before is None else int(str(before["rounds"]))
     context.state[ROUNDS] = ConfigRecord({"rounds": number + 1})
     return number
-
-
-def _released(reading: Reading | None) -> dict[str, float]:
-    if reading is None:
-        return {"released-best": 0.0, "released-exposed": 0.0, "released-refused": 1.0}
-    return reading.release()

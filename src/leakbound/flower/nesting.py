@@ -12,16 +12,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import torch
 from flwr.app import Message
 from torch import Tensor
 
 from leakbound.defenses.base import Chain
 from leakbound.flower.messages import digest, only_arrays
+from leakbound.meter.defended import Tapped
 from leakbound.types import Batch, Update
 
-Tapped = list[Batch]
-"""The batches of one round of one client, in training order."""
 T = TypeVar("T")
 _TAP: ContextVar[Tapped | None] = ContextVar("leakbound_tap", default=None)
 
@@ -37,6 +35,7 @@ def tap(inputs: Tensor, labels: Tensor) -> None:
         labels: (B,) class numbers.
 
     Example:
+        >>> import torch
         >>> with listening() as tapped:
         ...     tap(torch.zeros(2, 1, 8, 8), torch.tensor([3, 5]))
         >>> tapped[0].size
@@ -45,12 +44,6 @@ def tap(inputs: Tensor, labels: Tensor) -> None:
     tapped = _TAP.get()
     if tapped is not None:
         tapped.append(Batch(inputs.detach().clone(), labels.detach().clone()))
-
-
-def joined(tapped: Tapped) -> Batch:
-    """All batches as one, on the CPU."""
-    inputs = torch.cat([batch.inputs for batch in tapped]).cpu()
-    return Batch(inputs, torch.cat([batch.labels for batch in tapped]).cpu())
 
 
 @contextmanager

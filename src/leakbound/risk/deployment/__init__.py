@@ -3,15 +3,15 @@
 from leakbound.risk.deployment.edges import Edge, edges
 from leakbound.risk.deployment.facts import (
     Adaptive,
+    AggregationFacts,
     Claim,
-    Clip,
+    ClipFacts,
     Deployment,
     Local,
     Mistake,
     Noise,
     Participation,
     Record,
-    SecureAggregation,
 )
 from leakbound.risk.deployment.file import parse, read, text_of
 from leakbound.risk.deployment.statement import Row, state
@@ -19,7 +19,7 @@ from leakbound.risk.deployment.statement import Row, state
 __all__ = [
     "Adaptive",
     "Claim",
-    "Clip",
+    "ClipFacts",
     "Deployment",
     "Edge",
     "Local",
@@ -28,7 +28,7 @@ __all__ = [
     "Participation",
     "Record",
     "Row",
-    "SecureAggregation",
+    "AggregationFacts",
     "edges",
     "parse",
     "read",

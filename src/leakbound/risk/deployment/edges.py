@@ -19,7 +19,7 @@ from leakbound.bounds import clients, from_scratch
 from leakbound.bounds.correlated import Factor, balls_in_bins
 from leakbound.risk.corridor import MOST_STEPS, Participation, TrainingSetting, success_bound
 from leakbound.risk.corridor import epsilon as epsilon_of
-from leakbound.risk.deployment.facts import Clip, Deployment, Noise
+from leakbound.risk.deployment.facts import ClipFacts, Deployment, Noise
 
 Array = NDArray[Any]
 Audience = Literal["server", "clients"]
@@ -225,7 +225,7 @@ def per_participation(given: Deployment, audience: Audience) -> Level:
     return _optimizer(given, z)
 
 
-def _unusable(clip: Clip, noise: Noise) -> Level | None:
+def _unusable(clip: ClipFacts, noise: Noise) -> Level | None:
     """Why the noise gives no law; None if it does."""
     if noise.seeded is None:
         return Level(math.inf, "whether the noise can be replayed is not stated", ("noise.seeded",))
@@ -251,7 +251,7 @@ def _unusable(clip: Clip, noise: Noise) -> Level | None:
     return None
 
 
-def _missing_clip(clip: Clip) -> str:
+def _missing_clip(clip: ClipFacts) -> str:
     if clip.kind is None:
         return "clip.kind"
     if clip.kind == "per-layer":
@@ -259,14 +259,14 @@ def _missing_clip(clip: Clip) -> str:
     return "clip.norm" if clip.norm is None else "clip.entries"
 
 
-def _std(clip: Clip, noise: Noise) -> float | None:
+def _std(clip: ClipFacts, noise: Noise) -> float | None:
     """Standard deviation, in the place where `noise.multiplier` counts."""
     if noise.multiplier is not None:
         return None if clip.l2 is None else noise.multiplier * clip.l2
     return noise.std if noise.std is not None else noise.classical_std
 
 
-def _multiplier(clip: Clip, noise: Noise) -> float:
+def _multiplier(clip: ClipFacts, noise: Noise) -> float:
     if noise.multiplier is not None:  # exact, as stated
         return noise.multiplier
     std, bound = _std(clip, noise), clip.l2

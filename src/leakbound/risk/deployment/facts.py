@@ -17,14 +17,14 @@ from leakbound import check
 __all__ = [
     "Adaptive",
     "Claim",
-    "Clip",
+    "ClipFacts",
     "Deployment",
     "Local",
     "Mistake",
     "Noise",
     "Participation",
     "Record",
-    "SecureAggregation",
+    "AggregationFacts",
 ]
 
 
@@ -50,7 +50,7 @@ class Adaptive(_Facts, frozen=True):
     faults: bool | None = None
 
 
-class Clip(_Facts, frozen=True):
+class ClipFacts(_Facts, frozen=True):
     """What bounds a unit's part.
 
     Attributes:
@@ -163,7 +163,7 @@ class Participation(_Facts, frozen=True):
         return min(1.0, self.cohort / self.population)
 
 
-class SecureAggregation(_Facts, frozen=True):
+class AggregationFacts(_Facts, frozen=True):
     """Sums that hide single updates: from all, or ("homomorphic") from those without the key.
 
     Attributes:
@@ -277,14 +277,14 @@ class Deployment(_Facts, frozen=True):
 
     title: str = "deployment"
     unit: Literal["client", "example"] | None = None
-    clip: Clip = Clip()
+    clip: ClipFacts = ClipFacts()
     noise: Noise = Noise()
     weights: Literal["uniform", "examples"] | None = None
     sizes: tuple[int, ...] | None = None
     max_weight: float | None = None
     rounds: int | None = None
     participation: Participation = Participation()
-    secure_aggregation: SecureAggregation | None = None
+    secure_aggregation: AggregationFacts | None = None
     local: Local = Local()
     correlation: str | None = None
     record: Record = Record()

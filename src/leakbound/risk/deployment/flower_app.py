@@ -1,3 +1,1 @@
 """Stub."""
-
-from leakbound.risk.deployment.file import read

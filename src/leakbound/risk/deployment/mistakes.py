@@ -21,8 +21,8 @@ def find(given: Deployment) -> tuple[Mistake, ...]:
     """All mistakes that the facts show; `line` is None.
 
     Example:
-        >>> from leakbound.risk.deployment import Clip, Noise
-        >>> clip = Clip(norm=0.01, kind="elementwise", entries=1_000_000)
+        >>> from leakbound.risk.deployment import ClipFacts, Noise
+        >>> clip = ClipFacts(norm=0.01, kind="elementwise", entries=1_000_000)
         >>> noise = Noise(epsilon=1.0, delta=1e-5, sensitivity=0.01, at="client")
         >>> [one.name for one in find(Deployment(clip=clip, noise=noise))]
         ['elementwise-clip']

@@ -1,3 +1,437 @@
-"""Stub."""
+"""Facts from NVFlare's settings: a job's config_fed_client (.json, .conf), a site's privacy.json.
 
-from leakbound.risk.deployment.file import read
+Checked against nvflare 2.9.0. It imports nothing of NVFlare, and runs nothing that a file names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from leakbound import check
+from leakbound._util import files
+from leakbound.registry import spec_of
+from leakbound.risk.deployment.facts import (
+    AggregationFacts,
+    ClipFacts,
+    Deployment,
+    Mistake,
+    Noise,
+    Participation,
+)
+from leakbound.risk.deployment.mistakes import find
+
+__all__ = ["read"]
+
+MOST_BYTES = 2**20
+"""The most bytes of a file of settings."""
+TRAIN = "train"
+RESULTS = "task_result_filters"
+OWN = "leakbound.nvflare."
+_PATHS = ("path", "class_path", "name")
+"""Keys under which NVFlare finds a component's class."""
+T = TypeVar("T", bound=msgspec.Struct)
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Filter:
+    """One filter of results: its class, its settings and where it is named."""
+
+    path: str
+    args: Table
+    key: str
+    line: int | None
+    why_not: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """The class of a filter that is known, otherwise empty."""
+        name = self.path.rpartition(".")[2]
+        ours = self.path.startswith(("nvflare.app_", OWN)) or self.path == name
+        return name if ours and name in _KNOWN else ""
+
+    def number(self, name: str, default: float | None) -> float | None:
+        value = self.args.get(name, default)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and math.isfinite(value)):
+            raise ValueError(f"{self.key}.args.{name} is {str(value)[:40]!r}; give a number")
+        return None if value is None else float(value)
+
+
+@dataclass
+class _Stated:
+    """What the filters so far state, in the order in which they run."""
+
+    entries: int | None
+    steps: int | None
+    clip: ClipFacts = field(default_factory=ClipFacts)
+    noise: Noise = field(default_factory=Noise)
+    secure: AggregationFacts | None = None
+    mistakes: list[Mistake] = field(default_factory=list)
+
+    def wrong(self, one: _Filter, name: str, text: str, *, fatal: bool = True) -> None:
+        short = one.path.rpartition(".")[2]
+        self.mistakes.append(
+            Mistake(name=name, key=one.key, text=f"{short}: {text}", line=one.line, fatal=fatal)
+        )
+
+    @property
+    def noisy(self) -> bool:
+        return self.noise.at is not None
+
+
+def read(
+    path: Path | str, *, entries: int | None = None, steps: int | None = None
+) -> tuple[Deployment, tuple[Mistake, ...]]:
+    """The facts that an NVFlare client's settings state, and the mistakes in them.
+
+    Of a job's config_fed_client it also reads config_fed_server next to it, and the job's
+    meta.json. Of privacy.json the default scope counts. A filter that is not known is a mistake
+    "not-stated" with its path: it states nothing. The files do not state what the training script
+    does.
+
+    Args:
+        path: of config_fed_client.json, config_fed_client.conf or privacy.json.
+        entries: P, the number of entries of an update; no file states it.
+        steps: local steps of a round, as clients report them; no file states it.
+
+    Raises:
+        ValueError: a file is larger than 1 MB, damaged or of another kind, or a setting is no
+            number; or it is HOCON, and pyhocon is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> chain = '{"tasks": ["train"], "filters": [{"path": "my.Filter"}]}'
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "config_fed_client.json"
+        ...     _ = file.write_text('{"task_result_filters": [' + chain + ']}')
+        ...     facts, mistakes = read(file)
+        >>> facts.noise.at, mistakes[0].name, mistakes[0].line
+        (None, 'not-stated', 1)
+    """
+    check.given(check.count, entries=entries, steps=steps)
+    place = Path(path)
+    text, table = _load(place)
+    facts = _Stated(entries, steps)
+    if "scopes" in table:
+        deployment, filters = Deployment(title=place.name), _of_scope(table, facts)
+    elif {RESULTS, "executors", "format_version"} & set(table):
+        deployment, task = _of_server(place)
+        filters = _of_job(table, task)
+    else:
+        raise ValueError(
+            f"{str(path)!r} has neither executors, {RESULTS} nor scopes; give config_fed_client or "
+            "privacy.json of NVFlare"
+        )
+    for one in _with_lines(filters, table, text):
+        if one.why_not is not None:
+            facts.wrong(one, "never-runs", one.why_not)
+        elif one.kind:
+            _KNOWN[one.kind](facts, one)
+        else:
+            facts.wrong(
+                one,
+                "not-stated",
+                f"what {one.path[:200]} does is not stated; describe it in a deployment file",
+                fatal=False,
+            )
+    stated = {"clip": facts.clip, "noise": facts.noise, "secure_aggregation": facts.secure}
+    given = msgspec.structs.replace(deployment, correlation="none", **stated)
+    named = {one.name for one in facts.mistakes}
+    more = (one for one in find(given) if one.name not in named)
+    return given, (*facts.mistakes, *more)
+
+
+def _load(path: Path) -> tuple[str, Table]:
+    what = f"settings {str(path)!r}"
+    try:
+        with files.opened(path) as stream:
+            content = stream.read(MOST_BYTES + 1)
+        text = content.decode("utf-8-sig")
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"larger than {MOST_BYTES} bytes")
+        table = _hocon(text) if path.suffix == ".conf" else json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{what} cannot be read: {str(error)[:300]}; give NVFlare's file"
+        ) from None
+    if not isinstance(table, dict):
+        raise ValueError(f"{what} holds a {type(table).__name__}; give NVFlare's file")
+    return text, table
+
+
+def _hocon(text: str) -> Any:
+    if re.search(r"^\s*\"?include\b", text, re.MULTILINE):
+        raise ValueError("it includes other files; write their content into it")
+    try:
+        from pyhocon import ConfigFactory
+    except ImportError:
+        raise ValueError("it is HOCON; pip install pyhocon, or convert it to JSON") from None
+    try:
+        parsed = ConfigFactory.parse_string(text, resolve=False)
+        return json.loads(json.dumps(parsed.as_plain_ordered_dict(), default=str))
+    except Exception as error:  # of its parser's own kinds
+        raise ValueError(f"no HOCON: {type(error).__name__}: {error}") from None
+
+
+def _rows(table: Table, key: str) -> list[Table]:
+    rows = table.get(key) or []
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{key} is no list of tables; give NVFlare's file")
+    return rows
+
+
+def _filter(row: Table, key: str, why_not: str | None = None) -> _Filter:
+    path = next((row[name] for name in _PATHS if isinstance(row.get(name), str)), "")
+    args = row.get("args") or {}
+    if not path or not isinstance(args, dict):
+        raise ValueError(f"{key} has no path, or args that are no table; give NVFlare's file")
+    return _Filter(path, args, key, None, why_not)
+
+
+def _of_job(table: Table, task: str) -> list[tuple[Table, _Filter]]:
+    found = []
+    for i, chain in enumerate(_rows(table, RESULTS)):
+        tasks, direction = chain.get("tasks"), str(chain.get("direction", "out")).lower()
+        why_not = None
+        if not isinstance(tasks, list) or task not in tasks:
+            why_not = (
+                f"it is for the tasks {str(tasks)[:100]}, and NVFlare 2.9 compares names exactly "
+                f"('*' is no pattern), so results of {task!r} leave unchanged; name {task!r}"
+            )
+        elif direction not in ("out", "inout"):
+            why_not = f"its direction is {direction[:20]!r}; results of a client go 'out'"
+        for j, row in enumerate(_rows(chain, "filters")):
+            off = "it is disabled" if row.get("disabled") is True else why_not
+            found.append((row, _filter(row, f"{RESULTS}[{i}].filters[{j}]", off)))
+    return found
+
+
+def _of_scope(table: Table, facts: _Stated) -> list[tuple[Table, _Filter]]:
+    """The filters of the default scope, for the results of every task."""
+    scopes, name = _rows(table, "scopes"), table.get("default_scope")
+    chosen = [i for i, scope in enumerate(scopes) if scope.get("name") == name]
+    if name is None or not chosen:
+        text = f"default_scope is {str(name)[:60]!r}, so jobs without a scope run no filter of it"
+        facts.mistakes.append(Mistake(name="no-default-scope", key="default_scope", text=text))
+        return []
+    others = [str(scope.get("name"))[:40] for i, scope in enumerate(scopes) if i != chosen[0]]
+    if others:
+        text = f"a job may ask for another scope ({', '.join(others)[:200]}) with other filters"
+        facts.mistakes.append(Mistake(name="other-scopes", key="scopes", text=text, fatal=False))
+    i, found = chosen[0], []
+    for j, row in enumerate(_rows(scopes[i], RESULTS)):
+        direction = str(row.get("direction") or "out").lower()
+        off = None if direction in ("out", "inout") else f"its direction is {direction[:20]!r}"
+        found.append((row, _filter(row, f"scopes[{i}].{RESULTS}[{j}]", off)))
+    return found
+
+
+def _with_lines(filters: list[tuple[Table, _Filter]], table: Table, text: str) -> Iterator[_Filter]:
+    """The filters with the lines of their paths, found in the order of the document."""
+    lines, at = dict[int, int](), 0
+    for owner, key, value in _names(table):
+        quoted = re.escape(json.dumps(value)[1:-1])
+        found = re.compile(rf'"?{key}"?\s*[:=]\s*"?{quoted}').search(text, at)
+        if found:
+            at = found.end()
+            lines[owner] = text.count("\n", 0, found.start()) + 1
+    for row, one in filters:
+        yield _Filter(one.path, one.args, one.key, lines.get(id(row)), one.why_not)
+
+
+def _names(value: Any) -> Iterator[tuple[int, str, str]]:
+    """Every class path in a document: its table, its key and itself, in order."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in _PATHS and isinstance(inner, str):
+                yield id(value), key, inner
+            yield from _names(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _names(inner)
+
+
+def _of_server(client: Path) -> tuple[Deployment, str]:
+    """Rounds, cohort and weights from the files beside a client's, and the training task's name."""
+    table: Table = {}
+    for ending in (".json", ".conf"):
+        path = client.with_name(f"config_fed_server{ending}")
+        if not table and path.is_file():
+            table = _load(path)[1]
+    meta_path = client.resolve().parent.parent.parent / "meta.json"
+    meta = _load(meta_path)[1] if meta_path.is_file() else {}
+    sites = {s for some in dict(meta.get("deploy_map") or {}).values() for s in some or ()}
+    population = len(sites - {"server"}) or None
+    population = None if any(str(s).upper() == "@ALL" for s in sites) else population
+    title = str(meta.get("name") or client.name)[:200]
+    for row in _rows(table, "workflows"):
+        one = _filter(row, "workflows")
+        rounds = one.number("num_rounds", None)
+        if rounds is None:
+            continue
+        task = str(one.args.get("train_task_name") or one.args.get("task_name") or TRAIN)
+        cohort = one.number("num_clients", None)
+        replies = one.number("min_clients", None)
+        every = cohort is None or cohort == population
+        who = Participation(
+            law="all" if every else "fixed-size",
+            cohort=None if cohort is None else int(cohort),
+            population=population,
+            replies=None if replies is None else int(replies),
+        )
+        deployment = Deployment(
+            title=title,
+            rounds=int(rounds),
+            participation=who,
+            weights="uniform" if _uniform(table) else "examples",
+        )
+        return deployment, task
+    return Deployment(title=title, participation=Participation(population=population)), TRAIN
+
+
+def _uniform(table: Table) -> bool:
+    """Whether an aggregator does not weigh by the local steps that clients report."""
+    args = [row.get("args") or {} for row in _rows(table, "components")]
+    return any(isinstance(a, dict) and a.get("weigh_by_local_iter") is False for a in args)
+
+
+def _exclude(facts: _Stated, one: _Filter) -> None:
+    given = one.args.get("exclude_vars")
+    what = "removes nothing" if not given else f"removes {str(given)[:60]}"
+    facts.wrong(one, "no-law", f"{what}; the other entries leave as they are, without noise")
+
+
+def _percentile(facts: _Stated, one: _Filter) -> None:
+    gamma, share = one.number("gamma", 0.01), one.number("percentile", 10)
+    if gamma is None or gamma <= 0 or share is None or not 0 <= share <= 100:
+        facts.wrong(
+            one,
+            "filter-off",
+            f"gamma {gamma} and percentile {share} switch it off; give "
+            "gamma above 0 and a percentile from 0 to 100",
+        )
+        return
+    _clamp(facts, gamma)
+    facts.wrong(
+        one,
+        "no-law",
+        f"it clamps each entry to {gamma:g} times the local steps and adds no noise; the "
+        f"percentile gives no probability. The L2 norm can reach {gamma:g} steps sqrt(P); entries "
+        "without dimensions pass unchanged",
+    )
+
+
+def _svt(facts: _Stated, one: _Filter) -> None:
+    gamma, epsilon = one.number("gamma", 1e-5), one.number("epsilon", 0.1)
+    fraction, variance = one.number("fraction", 0.1), one.number("noise_var", 0.1)
+    release = one.number("epsilon_release", None)
+    if gamma is None or epsilon is None or fraction is None or min(gamma, epsilon, fraction) <= 0:
+        raise ValueError(f"{one.key}: gamma, epsilon and fraction are above 0")
+    count = None
+    if facts.entries is not None:
+        count = min(math.ceil(fraction * facts.entries), facts.entries)
+        release = count * (variance or 0.0) if release is None else release
+    total = None if release is None else epsilon + release
+    if not facts.noisy:
+        _clamp(facts, gamma)
+        facts.noise = Noise(pure_epsilon=total, at="client")
+    sent = "the share of entries sent" if count is None else f"{count:,} entries"
+    each = "epsilon + entries sent * noise_var" if total is None else f"{total:,.6g}"
+    facts.wrong(
+        one,
+        "selection-without-halt",
+        f"a round costs epsilon {each}, not {epsilon:g}: {sent} get noise of their own. Its "
+        "selection does not stop after as many positive answers, as the proof of the sparse vector "
+        "technique requires; entries without dimensions pass unchanged, and the number of passes "
+        "leaves in the meta data",
+    )
+
+
+def _he(facts: _Stated, one: _Filter) -> None:
+    layers = one.args.get("encrypt_layers")
+    facts.secure = AggregationFacts(on=not layers, kind="homomorphic", shared_key=True)
+    if layers:
+        facts.wrong(
+            one,
+            "partly-encrypted",
+            f"it encrypts {str(layers)[:60]} alone; the server "
+            "reads all other layers: leave encrypt_layers out",
+        )
+    facts.wrong(
+        one,
+        "shared-key",
+        "all clients share one secret key, so the server and any one "
+        "client together read every update; the decrypted model has no noise",
+    )
+
+
+def _convert(facts: _Stated, one: _Filter) -> None:
+    facts.wrong(
+        one,
+        "never-converts",
+        "NVFlare 2.9 clears the task's data before filters of "
+        "results run, so it changes nothing: clamps after it act on whole weights; set "
+        "params_transfer_type to DIFF",
+        fatal=False,
+    )
+
+
+def _own(facts: _Stated, one: _Filter) -> None:
+    """The chain of a LeakboundFilter: a clip and Gaussian noise state numbers, other links none."""
+    given, rate = one.args.get("defense", "none"), one.number("learning_rate", None) or 1.0
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{one.key}.args.defense is {str(given)[:60]!r}; give names with settings")
+    before = facts.noisy
+    for spec in (spec_of("defense", text) for text in texts):
+        name = spec["name"]
+        if name == "clip" and not before:
+            facts.clip = ClipFacts(
+                norm=_times(spec.get("clip_norm"), rate),
+                kind="none" if facts.noisy else "l2",
+                at="client",
+            )
+        elif name == "gaussian_noise" and not facts.noisy:
+            facts.noise = Noise(
+                std=_times(spec.get("noise_std"), rate),
+                at="client",
+                seeded=one.args.get("seed") is not None,
+            )
+        elif name not in ("none", "clip"):
+            if not facts.noisy and name != "magnitude_pruning":
+                facts.clip = ClipFacts()  # it may undo the bound
+            facts.wrong(one, "not-stated", f"what {name} changes is not stated", fatal=False)
+
+
+def _times(value: Any, rate: float) -> float | None:
+    fine = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) * rate if fine else None
+
+
+def _clamp(facts: _Stated, gamma: float) -> None:
+    if not facts.noisy:  # a clamp after noise is no bound of what is under it
+        facts.clip = ClipFacts(
+            norm=None if facts.steps is None else gamma * facts.steps,
+            kind="elementwise",
+            entries=facts.entries,
+            at="client",
+        )
+
+
+_KNOWN: Mapping[str, Callable[[_Stated, _Filter], None]] = {
+    "ExcludeVars": _exclude,
+    "PercentilePrivacy": _percentile,
+    "SVTPrivacy": _svt,
+    "HEModelEncryptor": _he,
+    "ConvertWeights": _convert,
+    "LeakboundFilter": _own,
+}

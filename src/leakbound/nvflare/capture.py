@@ -1,0 +1,213 @@
+"""Run an NVFlare job in its simulator, and keep what the server sees of some rounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from nvflare.apis.job_def import ALL_SITES
+from nvflare.fuel.utils.config_factory import ConfigFactory
+
+from leakbound import check
+from leakbound._util import files
+from leakbound.captured import updates_in
+from leakbound.nvflare.watch import DONE, PROBLEM, ServerWatch
+
+META, SERVER = "meta", "config_fed_server"
+FORMATS = (".json", ".conf", ".yml")
+MOST_BYTES = 2**30
+"""The most bytes of a job folder; a simulation copies it for every client."""
+GRACE = 20.0
+"""Seconds that the simulator has to end by itself after the last round."""
+POLL = 0.2
+Say = Callable[[str], None]
+
+
+def is_job(folder: Path | str) -> bool:
+    """Whether a folder is an NVFlare job: it has a `meta.json` (or .conf, .yml).
+
+    Example:
+        >>> is_job("/nowhere")
+        False
+    """
+    return _config(Path(folder), META) is not None
+
+
+def capture_job(
+    folder: Path | str,
+    out: Path | str,
+    *,
+    rounds: Sequence[int] = (1,),
+    clients: int = 2,
+    seconds: float = 3600.0,
+    on_progress: Say | None = None,
+) -> list[Path]:
+    """Run a job in NVFlare's simulator and keep what its server sees; returns the files.
+
+    This runs the job's code, in processes on this machine that talk over the loopback and end with
+    this call. They use a copy of the job, to which a `ServerWatch` is added. The job stops after
+    the last requested round. Each client keeps its own process, so that its filters keep their
+    state.
+
+    Args:
+        folder: of the job, with its meta.json. It is not written to.
+        out: a folder for the captured updates (docs/captured_updates.md has its form).
+        rounds: which rounds to keep, from 1.
+        clients: how many, for a job that is for all sites; otherwise the job names them.
+        seconds: time limit of the simulation.
+        on_progress: called with a sentence at every step.
+
+    Raises:
+        ValueError: the folder holds no job, the job fails, or no requested result came; the text
+            has the end of the simulator's log.
+    """
+    check.count(clients=clients)
+    check.positive(seconds=seconds)
+    wanted = ServerWatch(str(out), rounds).rounds
+    say, place = on_progress or (lambda text: None), Path(folder).resolve()
+    meta_path = _config(place, META)
+    if meta_path is None:
+        raise ValueError(f"folder is {str(folder)!r}, which has no meta.json; give a job folder")
+    names = _clients(_load(meta_path), clients)
+    with files.writing(Path(out)):
+        files.folder(Path(out))
+    with tempfile.TemporaryDirectory(prefix="leakbound-nvflare-") as made:
+        base = Path(made)
+        _copy(place, base / "job")
+        given = {"out": str(Path(out).resolve()), "rounds": wanted, "clients": names}
+        _add_watch(base / "job", given | {"notes": str(base)})
+        say(f"running {place.name} with {len(names)} clients (this runs the job's code)")
+        _simulate(base, names, seconds, say)
+        found = [(number, path) for number, _, path in updates_in_or_none(Path(out))]
+        files_of = [path for number, path in found if number in wanted]
+        missing = [number for number in wanted if number not in {n for n, _ in found}]
+        if missing:
+            problem = _text(base / PROBLEM) or _tail(base / "log.txt")
+            raise ValueError(f"no result of round {missing[0]} was kept: {problem}")
+    return files_of
+
+
+def updates_in_or_none(out: Path) -> list[tuple[int, int, Path]]:
+    """As `captured.updates_in`; none is no error."""
+    with suppress(ValueError):
+        return updates_in(out)
+    return []
+
+
+def _config(folder: Path, name: str) -> Path | None:
+    """A file of settings, in the order in which NVFlare looks for its formats."""
+    paths = (folder / f"{name}{ending}" for ending in FORMATS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        found = ConfigFactory.load_config(path.name, [str(path.parent)])
+        return dict(found.to_dict())
+    except Exception as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _clients(meta: Mapping[str, Any], count: int) -> list[str]:
+    """The sites that a job names, or so many for a job of all sites."""
+    sites = [str(site) for some in dict(meta.get("deploy_map", {})).values() for site in some]
+    named = [site for site in sites if site != "server" and site.upper() != ALL_SITES]
+    return sorted(set(named)) or [f"site-{number + 1}" for number in range(count)]
+
+
+def _copy(source: Path, target: Path) -> None:
+    size = sum(path.lstat().st_size for path in source.rglob("*"))
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"folder {str(source)!r} holds {size} bytes, but the limit is {MOST_BYTES}; keep data "
+            "outside of the job"
+        )
+    shutil.copytree(source, target)
+
+
+def _add_watch(job: Path, given: dict[str, Any]) -> None:
+    """Add the component to the configuration of each app for a server."""
+    found = [path for app in sorted(job.iterdir()) if (path := _config(app / "config", SERVER))]
+    if not found:
+        raise ValueError(f"the job has no app with config/{SERVER}.json; give a whole job folder")
+    for path in found:
+        settings = _load(path)
+        about = _model(settings.get("components", []))
+        watch = {"id": "leakbound_watch", "path": f"{ServerWatch.__module__}.ServerWatch"}
+        own = [*settings.get("components", []), watch | {"args": given | {"about": about}}]
+        path.unlink()
+        path.with_suffix(".json").write_text(json.dumps(settings | {"components": own}))
+
+
+def _model(components: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The model that the server's configuration names, as "module:name"."""
+    for component in components:
+        model = component.get("args", {}).get("model") if isinstance(component, Mapping) else None
+        path = model.get("path") if isinstance(model, Mapping) else None
+        if isinstance(path, str) and "." in path:
+            return {"model": ":".join(path.rsplit(".", 1))}
+    return {}
+
+
+def _simulate(base: Path, names: Sequence[str], seconds: float, say: Say) -> None:
+    """Run the simulator until it ends, or the last round is kept."""
+    command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator"]
+    command += [str(base / "job"), "-w", str(base / "workspace")]
+    command += ["-c", ",".join(names), "-t", str(len(names)), "-m", str(len(names))]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    end, ended = time.monotonic() + seconds, False
+    with (base / "log.txt").open("wb") as log, _started(command, base, log, path) as process:
+        while process.poll() is None:
+            if time.monotonic() > end:
+                if ended:
+                    return  # all is kept: the rest is stopped
+                raise ValueError(f"the job ran longer than {seconds:g} s; give more seconds")
+            if not ended and (base / DONE).exists():
+                ended, end = True, time.monotonic() + GRACE
+                say("the last round is kept; the simulator ends")
+            time.sleep(POLL)
+
+
+@contextmanager
+def _started(
+    command: Sequence[str], place: Path, log: Any, path: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with the block, and all that it started."""
+    process = subprocess.Popen(
+        command,
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    family: set[psutil.Process] = set()
+    try:
+        yield process
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            own = psutil.Process(process.pid)
+            family = {own, *own.children(recursive=True)}
+        for one in family:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait()
+
+
+def _text(path: Path) -> str:
+    return path.read_text("utf-8").strip() if path.exists() else ""
+
+
+def _tail(path: Path, most: int = 1500) -> str:
+    return path.read_bytes()[-most:].decode("utf-8", "replace")

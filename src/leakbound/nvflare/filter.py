@@ -1,0 +1,354 @@
+"""Defenses and the leak meter as a filter of an NVFlare client's results."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo_filter import DXOFilter
+from nvflare.apis.event_type import EventType
+from nvflare.apis.filter import FilterChainType, FilterContextKey
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+from nvflare.app_common.app_constant import AppConstants
+from torch import Tensor
+
+from leakbound._util import files, user_code
+from leakbound.audit.plan import build_defense
+from leakbound.audit.plan_file import only, row_of
+from leakbound.defenses.base import Chain, Defense
+from leakbound.inspection import LayerFinding, inspect
+from leakbound.meter import Decision, Policy
+from leakbound.meter.client import BROKEN, REFUSED, keep, released, settle
+from leakbound.meter.defended import (
+    MARK,
+    DefendedRound,
+    check_of_client,
+    distinct,
+    is_tuned,
+    needs_batches,
+    public_text,
+)
+from leakbound.meter.setup import Setup, refuse_thawed
+from leakbound.nvflare.exchange import CHANGE, WEIGHTS, coarsest, exchanged, read, write
+from leakbound.nvflare.taps import listen, shown
+from leakbound.random import Source, secure, stream
+from leakbound.tensors import flat
+from leakbound.types import Update
+
+RECEIVED, ANSWERED = "leakbound.received", "leakbound.answered"
+WHY = "leakbound.why"
+"""The header of an empty result that says why it is empty."""
+SENT, RESULT = "the server's task", "the result"
+TAP = "leakbound.nvflare.tap"
+HOLDS_WEIGHTS = (WEIGHTS, CHANGE, DataKind.FL_MODEL, DataKind.COLLECTION)
+MISSED = (
+    "a result with weights did not pass the leakbound filter; name its task in the filter's tasks "
+    '(NVFlare compares names exactly: "*" is no pattern)'
+)
+logger = logging.getLogger("leakbound.nvflare")
+
+
+@dataclass
+class _Received:
+    """One task: what the server sent, and how the client answers it."""
+
+    task_id: str
+    number: int
+    owner: LeakboundFilter
+    named: dict[str, Tensor] = field(default_factory=dict)
+    work: DefendedRound | None = None
+    findings: tuple[LayerFinding, ...] = ()
+    problem: Exception | None = None
+
+
+class LeakboundFilter(DXOFilter):  # type: ignore[misc]
+    """Run a defense on what a client sends, and measure it before it leaves: weights or changes.
+
+    Put it under `task_result_filters` of config_fed_client.json, with the exact names of all tasks
+    that return weights. It copies the global weights from the event before the executor runs. In
+    a site's privacy.json, filters get no events: name it under `task_data_filters` there, too.
+
+    The defense sees the row (weights before - weights after) / learning rate. Buffers, such as
+    running statistics, are replaced by the server's. Metrics and the meta data (numbers of steps)
+    leave unchanged. Errors, and results with weights that reach no filter, become empty results
+    with a text that does not depend on the data. State between rounds lives in this process.
+
+    Readings of the meter go to `path` alone: NVFlare can stream a client's log to the server.
+
+    Args:
+        defense: a name with settings, as in a plan ("clip,clip_norm=1.0"), a list of those, or a
+            defense. Links on the sum of all clients raise an error.
+        model: what makes the model, as "module:function", or the function.
+        learning_rate: of the local SGD. None: 1, so that settings are in units of weights.
+        policy: the meter's rules, or a table of them; None: no measurement. The train script has to
+            call `leakbound.nvflare.tap(inputs, labels)` once per local step.
+        loss: a name in `leakbound.losses.LOSSES`.
+        input_range: of every input value.
+        classes: number of classes; None does not check labels.
+        path: a JSON Lines file on the client for every reading.
+        release: put `Reading.release()` into the meta data of results.
+        seed: for experiments only: determines every draw, and marks the result.
+
+    Raises:
+        ValueError: a setting is wrong. The model is imported at the first task.
+
+    Example:
+        >>> LeakboundFilter(["clip,clip_norm=1.0", "gaussian_noise,noise_std=0.1"], "net:Net")
+        LeakboundFilter(Clip(clip_norm=1.0) → GaussianNoise(noise_std=0.1))
+    """
+
+    def __init__(
+        self,
+        defense: str | Sequence[str] | Defense = "none",
+        model: str | Callable[[], torch.nn.Module] = "",
+        learning_rate: float | None = None,
+        policy: Policy | Mapping[str, Any] | None = None,
+        loss: str = "cross_entropy",
+        input_range: Sequence[float] = (0.0, 1.0),
+        classes: int | None = None,
+        path: str | None = None,
+        release: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__([], [])
+        # NVFlare's job writer reads the settings from attributes of these names
+        self.defense = defense if isinstance(defense, str | list) else _texts(defense)
+        self.model = model if isinstance(model, str) else f"{model.__module__}:{model.__qualname__}"
+        self.learning_rate, self.policy, self.loss = learning_rate, policy, loss
+        self.input_range, self.classes = list(input_range), classes
+        self.path, self.release, self.seed = path, release, seed
+        self._chain = _chain(self.defense)
+        check_of_client(self._chain, "a client's filter; use secure aggregation")
+        if ":" not in self.model:
+            raise ValueError(f"model is {self.model!r}; give 'module:function', as 'net:Net'")
+        self._rules = Policy(**policy) if isinstance(policy, Mapping) else policy
+        if self._rules is not None and learning_rate is None:
+            raise ValueError(
+                "learning_rate is None, but the leak meter's bounds use it; give that of the "
+                "clients' SGD"
+            )
+        if path is not None:
+            files.check(Path(path), key="client")
+        self._stored: Any = None
+
+    def __repr__(self) -> str:
+        return f"LeakboundFilter({self._chain!r})"
+
+    @cached_property
+    def _setup(self) -> Setup:
+        made = user_code.find("model", self.model)
+        low, high = self.input_range
+        rate = 1.0 if self.learning_rate is None else self.learning_rate
+        return Setup(made, rate, self.loss, (low, high), self.classes)
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """The message that goes on; never the client's own weights."""
+        if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
+            self._receive(shareable, fl_ctx)
+            return shareable
+        fl_ctx.set_prop(ANSWERED, _task_id(fl_ctx), private=True, sticky=False)
+        code = shareable.get_return_code()
+        if code != ReturnCode.OK:
+            return make_reply(code)
+        try:
+            return self._answer(shareable, fl_ctx)
+        except Exception as error:
+            logger.error("%r: %s", self, type(error).__name__)
+            return _empty(public_text(error))
+
+    def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO | None:
+        """Not used: `process` handles whole results, so that nothing passes unread."""
+        raise NotImplementedError
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Copy the global weights before training; empty results that no filter has seen."""
+        of_data = self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN
+        if event_type == EventType.BEFORE_TASK_EXECUTION and not of_data:
+            self._receive(fl_ctx.get_prop(FLContextKey.TASK_DATA), fl_ctx)
+        elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
+            reply = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+            passed = fl_ctx.get_prop(ANSWERED) == _task_id(fl_ctx)
+            if not passed and _holds_weights(reply):
+                logger.error(MISSED)
+                reply.clear()
+                reply.update(_empty(MISSED))
+
+    def _receive(self, shareable: Shareable, fl_ctx: FLContext) -> None:
+        """Remember the weights that the server sent, for this one task."""
+        number = shareable.get_header(AppConstants.CURRENT_ROUND, 0)
+        got = _Received(_task_id(fl_ctx), number if isinstance(number, int) else 0, self)
+        fl_ctx.set_prop(RECEIVED, got, private=True, sticky=False)
+        try:
+            dxo = exchanged(shareable, SENT)
+            if dxo.data_kind != WEIGHTS:
+                raise ValueError(f"{SENT} holds {dxo.data_kind}; send the global WEIGHTS")
+            got.named = read(dxo.data, self._setup.state(), SENT, private=False)
+            task = self._setup.task(got.named, {})
+            source = self._source(got, fl_ctx)
+            got.work = DefendedRound(self._chain, task, source, tap=TAP, stored=self._stored)
+            got.findings = tuple(inspect(task)) if self._rules is not None else ()
+            if got.work.start is not task:
+                start = got.work.start.unflatten(got.work.start.parameters)
+                dxo.data = {n: write(start[n], v) if n in start else v for n, v in dxo.data.items()}
+                dxo.update_shareable(shareable)
+            if self._rules is not None or needs_batches(self._chain):
+                listen()
+        except Exception as error:  # of the server's message and the settings, not of the data
+            got.problem = error
+
+    def _source(self, got: _Received, fl_ctx: FLContext) -> Source:
+        if self.seed is None:
+            return secure()
+        return stream(self.seed, "nvflare", fl_ctx.get_identity_name(""), str(got.number))
+
+    def _answer(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        tapped = shown()
+        if _kind(shareable) == DataKind.METRICS:
+            return shareable
+        dxo = exchanged(shareable, RESULT)
+        got = fl_ctx.get_prop(RECEIVED)
+        if got is None or got.task_id != _task_id(fl_ctx):
+            raise ValueError(
+                "the global weights of this task are unknown; in privacy.json, name the filter "
+                "under task_data_filters, too"
+            )
+        if got.owner._chain != self._chain:
+            raise ValueError(
+                f"the filter under task_data_filters runs {got.owner._chain!r}, but this one "
+                f"{self._chain!r}; give both the same settings"
+            )
+        if got.problem is not None or got.work is None:
+            raise got.problem or ValueError(f"{SENT} was not read")
+        row = None if got.work.anew else _row(got, dxo, self._setup.state())
+        if is_tuned(self._chain) and not tapped:
+            raise ValueError(
+                f"{self._chain!r} uses the number of examples; call {TAP}(inputs, labels) in the "
+                "train script"
+            )
+        update, ready, change = got.work.update(row, tapped, sum(b.size for b in tapped) or 1)
+        weights = got.work.task.parameters
+        is_change = dxo.data_kind == CHANGE
+        step = coarsest({name: dxo.data[name] for name, *_ in got.work.task.layout})
+        got.work.check_grid(update, change if is_change else weights, step)
+        new = got.work.task.unflatten(change if is_change else weights + change)
+        decision: Decision | None = None
+        numbers: dict[str, float] = {}
+        if self._rules is not None:
+            try:
+                decision, numbers = self._measured(got, update, ready, tapped, fl_ctx)
+            except Exception as error:
+                logger.error("the leak meter failed: %s", type(error).__name__)
+                return _empty(BROKEN)
+        got.owner._stored = got.work.kept(ready)
+        if decision is not None and decision.refused:
+            if self._rules is None or self._rules.on_refuse == "error":
+                return _empty(f"{REFUSED} {numbers if self.release else ''}".rstrip())
+            new = {}  # the received weights
+        return _result(shareable, dxo, got.named, new, self._meta(numbers))
+
+    def _measured(
+        self, got: _Received, update: Update, ready: Chain, tapped: Any, fl_ctx: FLContext
+    ) -> tuple[Decision, dict[str, float]]:
+        assert self._rules is not None  # asked by the caller
+        assert got.work is not None
+        batch, findings, task = distinct(tapped, TAP), got.findings, got.work.task
+        decision, reading = self._rules.before(findings), None
+        if not decision.refused:
+            reading, decision = settle(
+                *(task, update, batch, self._rules, ready, findings), seeded=self.seed is not None
+            )
+        if self.path is not None:
+            who = fl_ctx.get_identity_name("")
+            keep(Path(self.path), who, got.number + 1, decision, reading)
+        return decision, released(reading) if reading is not None or decision.refused else {}
+
+    def _meta(self, numbers: Mapping[str, float]) -> dict[str, Any]:
+        mark = {} if self.seed is None else {MARK: 1}
+        return {**mark, **(numbers if self.release else {})}
+
+
+def _row(got: _Received, dxo: DXO, like: Mapping[str, Tensor]) -> Tensor:
+    """(start - weights after training) / learning rate, (P,)."""
+    assert got.work is not None  # asked by the caller
+    task, start = got.work.task, got.work.start.parameters
+    named = read(dxo.data, like, RESULT, private=True)
+    is_change = dxo.data_kind == CHANGE
+    before = {n: torch.zeros_like(v) for n, v in named.items()} if is_change else got.named
+    refuse_thawed(task, before, named)
+    trained = flat(task, named, what=RESULT)
+    return (-trained if is_change else start - trained) / got.work.rate
+
+
+def _result(
+    shareable: Shareable,
+    dxo: DXO,
+    received: Mapping[str, Tensor],
+    new: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+) -> Shareable:
+    """A fresh result: the new weights, and of all else what the server sent itself."""
+    data = {}
+    for name, value in dxo.data.items():
+        if name in new:
+            data[name] = write(new[name], value)
+        elif name in received:
+            own = received[name]
+            data[name] = write(own if dxo.data_kind == WEIGHTS else torch.zeros_like(own), value)
+    fresh = DXO(dxo.data_kind, data, {**(dxo.meta or {}), **meta})
+    fresh.add_filter_history("LeakboundFilter")
+    answer = fresh.to_shareable()
+    for key, value in shareable.get(ReservedHeaderKey.HEADERS, {}).items():
+        answer.set_header(key, value)
+    return answer
+
+
+def _empty(why: str) -> Shareable:
+    return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR, {WHY: why})
+
+
+def _task_id(fl_ctx: FLContext) -> str:
+    return str(fl_ctx.get_prop(FLContextKey.TASK_ID, ""))
+
+
+def _kind(shareable: Any) -> Any:
+    try:
+        return from_shareable(shareable).data_kind
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def _holds_weights(reply: Any) -> bool:
+    return _kind(reply) in HOLDS_WEIGHTS
+
+
+def _chain(given: str | list[str]) -> Chain:
+    rows = [row_of("defense", text) for text in ([given] if isinstance(given, str) else given)]
+    if not all(isinstance(text, str) for text in ([given] if isinstance(given, str) else given)):
+        raise ValueError(f"defense is {given!r}; give names with settings, as texts")
+    return build_defense(only("defense", rows[0] if len(rows) == 1 else {"links": rows}))
+
+
+def _texts(defense: Sequence[str] | Defense) -> list[str]:
+    """A defense as the texts that make it again."""
+    if not isinstance(defense, Defense):
+        return list(defense)
+    row = row_of("defense", defense)
+    rows = row.get("links", [row])
+    return [
+        ",".join([one["name"], *(f"{k}={_toml(v)}" for k, v in one.items() if k != "name")])
+        for one in rows
+    ]
+
+
+def _toml(value: Any) -> str:
+    import json
+
+    return json.dumps(value)

@@ -1,0 +1,122 @@
+"""What an NVFlare server sees of a round, kept by a component of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.dxo import MetaKey
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.app_constant import AppConstants
+from torch import Tensor
+
+from leakbound import captured, check
+from leakbound.nvflare.exchange import KINDS, exchanged, tensor
+from leakbound.nvflare.filter import WHY
+
+PROBLEM, DONE = "problem.txt", "done.txt"
+"""Files that a watch writes next to the log of a run of `capture_job`."""
+
+
+class ServerWatch(FLComponent):  # type: ignore[misc]
+    """Keep what the server sees of some rounds: the weights sent, and each client's result.
+
+    A component of config_fed_server.json. Results are kept as they arrive, before any filter of
+    the server.
+
+    Args:
+        out: folder for the captured updates (docs/captured_updates.md has its form).
+        rounds: which rounds to keep, from 1.
+        clients: names of the clients, whose numbers are their positions from 1; None: by arrival.
+        about: more of what the server knows, such as "model"; kept with every update.
+        notes: a folder for problems and the end. The job is stopped after the last round; None:
+            it continues.
+
+    Example:
+        >>> ServerWatch("captured", rounds=[2, 1]).rounds
+        [1, 2]
+    """
+
+    def __init__(
+        self,
+        out: str,
+        rounds: Sequence[int] = (1,),
+        clients: Sequence[str] | None = None,
+        about: dict[str, str] | None = None,
+        notes: str | None = None,
+    ) -> None:
+        super().__init__()
+        for number in rounds:
+            check.count(rounds=number)
+        self.out, self.rounds, self.notes = out, sorted(set(rounds)), notes
+        self.clients, self.about = list(clients or ()), about
+        self._waits, self._count = bool(clients), 0
+        self._sent: dict[str, tuple[int, dict[str, Tensor]]] = {}
+        self._first: int | None = None
+        self._seen: set[tuple[int, str]] = set()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Note what is sent and what arrives; a problem does not stop the job."""
+        try:
+            if event_type == EventType.AFTER_TASK_DATA_FILTER:
+                self._send(fl_ctx.get_prop(FLContextKey.TASK_DATA), fl_ctx)
+            elif event_type == EventType.BEFORE_TASK_RESULT_FILTER:
+                self._arrive(fl_ctx.get_prop(FLContextKey.TASK_RESULT), fl_ctx)
+        except Exception as error:
+            self._note(PROBLEM, str(error))
+
+    def _send(self, shareable: Shareable, fl_ctx: FLContext) -> None:
+        number = shareable.get_header(AppConstants.CURRENT_ROUND)
+        if not isinstance(number, int):
+            return  # no training task
+        try:
+            data = exchanged(shareable, "the server's task").data
+        except ValueError:
+            return
+        self._first = number if self._first is None else self._first
+        number += 1 - self._first
+        if number in self.rounds:
+            named = {name: tensor(value, name) for name, value in data.items()}
+            self._sent[str(fl_ctx.get_prop(FLContextKey.TASK_ID))] = number, named
+
+    def _arrive(self, result: Shareable, fl_ctx: FLContext) -> None:
+        found = self._sent.pop(str(fl_ctx.get_prop(FLContextKey.TASK_ID)), None)
+        if found is None:
+            return
+        number, before = found
+        name = str(fl_ctx.get_peer_context().get_identity_name())
+        self._seen.add((number, name))
+        code = result.get_return_code()
+        if code != ReturnCode.OK:
+            why = str(result.get_header(WHY, ""))
+            self._note(PROBLEM, f"{name} answered {code}: {why or 'its log says why'}")
+        else:
+            self._keep(number, name, before, result)
+        if self._waits and all((n, c) in self._seen for n in self.rounds for c in self.clients):
+            self._note(DONE, f"round {number}")
+            if self.notes is not None:
+                self.system_panic("leakbound has kept all rounds", fl_ctx)
+
+    def _keep(self, number: int, name: str, before: dict[str, Tensor], result: Shareable) -> None:
+        dxo = exchanged(result, f"the result of {name}")
+        update = {key: tensor(value, key) for key, value in dxo.data.items()}
+        if name not in self.clients:
+            self.clients.append(name)
+        about: dict[str, Any] = {"round": number, "client": self.clients.index(name) + 1}
+        about |= {"kind": KINDS[dxo.data_kind], "site": name, **(self.about or {})}
+        steps = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
+        if isinstance(steps, int) and steps > 0:
+            about["steps"] = steps
+        captured.write(Path(self.out), before, update, about)
+
+    def _note(self, name: str, text: str) -> None:
+        if self.notes is not None:
+            with (Path(self.notes) / name).open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+        else:
+            self.logger.warning("leakbound: %s", text)
