@@ -107,4 +107,3 @@ def test_json_and_files(file, tmp_path, capsys):
     assert found == written
     assert len(found["rows"]) == 6
     assert read(out / "deployment.toml")[0] == read(file(EXAMPLE))[0]
-

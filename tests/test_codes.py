@@ -9,7 +9,7 @@ from torch import nn
 
 import leakbound as lb
 from leakbound import client
-from leakbound.attacks import inverting_gradients, rank_analysis
+from leakbound.attacks import inverting_gradients
 from leakbound.audit.plan import Spec
 from leakbound.captured import attack_update, load
 from leakbound.captured.observe import task_of
@@ -92,8 +92,6 @@ def test_which_models_are_refused(model):
     task = Task.of(model(), classes=3)
     with pytest.raises(NotApplicable, match=CODES):
         client.refuse_codes(task, (5,))
-    with pytest.raises(NotApplicable, match=CODES):
-        rank_analysis(task, (5,), 1, stream(0))
 
 
 @pytest.mark.parametrize("model", [Places, lambda: nn.Linear(5, 3)])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import leakbound as lb
-from leakbound.attacks import LinearInversion, inverting_gradients, rank_analysis
+from leakbound.attacks import LinearInversion, inverting_gradients
 from leakbound.attacks.features.cocktail_party import CocktailPartyImages, probed
 from leakbound.attacks.features.head import find_head, head_layers, special_head
 from leakbound.attacks.features.tensor import TensorMethod
@@ -166,10 +166,3 @@ def test_inspection_reads_frozen_layers_too():
         marks[trains] = {(f.layer, f.kind) for f in found if f.marked}
     assert marks[True] == marks[False]
     assert ("1", "imprint") in marks[True]
-
-
-def test_a_frozen_layer_gives_no_gradient_constraints(make):
-    task = make("frozen first layer")
-    first, second, _ = rank_analysis(task, (1, 6, 6), 1, stream(0)).layers
-    assert (first.gradient_constraints, second.gradient_constraints) == (0, 160)
-    assert first.independent == first.weight_constraints == 16

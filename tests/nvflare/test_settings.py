@@ -81,7 +81,8 @@ def test_exclude_vars_removes_and_protects_nothing(job, given):
 def test_encryption_has_one_key_for_all_clients(job):
     he = "nvflare.app_opt.he.model_encryptor.HEModelEncryptor"
     facts, mistakes = read(job(client([(he, {})])))
-    assert facts.secure_aggregation == AggregationFacts(on=True, kind="homomorphic", shared_key=True)
+    shared = AggregationFacts(on=True, kind="homomorphic", shared_key=True)
+    assert facts.secure_aggregation == shared
     assert names(mistakes) == ["shared-key", "aggregation-alone"]
     facts, mistakes = read(job(client([(he, {"encrypt_layers": ["conv"]})])))
     assert not facts.secure_aggregation.on

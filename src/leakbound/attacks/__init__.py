@@ -39,7 +39,6 @@ from leakbound.attacks.matching.rows import TabLeak
 from leakbound.attacks.mixed_start import MixedStart
 from leakbound.attacks.patch_span import PatchSpan
 from leakbound.attacks.patches import PatchInversion
-from leakbound.attacks.rank import RankReport, rank_analysis
 from leakbound.attacks.sparse import SparseRecovery
 from leakbound.attacks.sparse_inversion import (
     sparse_gradient_inversion,
@@ -78,7 +77,6 @@ __all__ = [
     "MixedStart",
     "PatchInversion",
     "PatchSpan",
-    "RankReport",
     "RobbingTheFed",
     "SpanDecoding",
     "SparseRecovery",
@@ -102,7 +100,6 @@ __all__ = [
     "inverting_gradients_large_steps",
     "label_accuracy",
     "label_totals",
-    "rank_analysis",
     "settings_hash",
     "sparse_gradient_inversion",
     "sparse_gradient_inversion_paper",

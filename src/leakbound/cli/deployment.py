@@ -173,7 +173,10 @@ def _table(rows: tuple[Row, ...], against: Against | None) -> Table:
             "" if row.mu is None else most(row.mu, 4),
             private,
             *(most(bound) for _, bound in row.rises if against is None),
-            *(f"{least(low)} to {most(high) if high else BELOW}\n{word}" for _, low, high, word in row.thresholds),
+            *(
+                f"{least(low)} to {most(high) if high else BELOW}\n{word}"
+                for _, low, high, word in row.thresholds
+            ),
         )
     return table
 

@@ -352,11 +352,10 @@ def _adaptive(given: Deployment, level: Level) -> Level:
         return Level(math.inf, words, ("clip.adaptive.bit_noise",))
     if adaptive.faults is False:
         return replace(level, reason=f"{level.reason}; the clip norm adapts within the same budget")
-    missing = () if adaptive.faults else ("clip.adaptive.faults",)
-    if who.cohort is None:
-        return Level(math.inf, "the size of the cohort is not stated", ("participation.cohort",))
+    missing = [] if adaptive.faults else ["clip.adaptive.faults"]
+    missing += [] if who.replies else ["participation.replies"]
     try:
-        worst = 1 - adaptive.quantile + BITS * adaptive.bit_noise / who.cohort
+        worst = 1 - adaptive.quantile + BITS * adaptive.bit_noise / (who.replies or 1)
         mu = level.mu * clients.adaptive_mu(
             1.0, bit_noise=adaptive.bit_noise * level.mu, norm_ratio=math.exp(adaptive.rate * worst)
         )

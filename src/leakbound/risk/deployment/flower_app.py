@@ -1,1 +1,3 @@
 """Stub."""
+
+from leakbound.risk.deployment.file import read as read
