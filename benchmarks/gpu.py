@@ -1,11 +1,13 @@
 """How fast is the attack on a GPU, compared with the GPU's peak? Prints a table.
 
-Measures attack steps per second for ResNet-18 (batch of 8 at 32 x 32, one image at 224 x 224) and
-the counted operations as a share of the measured peak of float32 matrix products. Estimates the
-time of the paper-scale plan of the systematic evaluation: each kind of experiment runs for a few
-steps, and the rest is extrapolated. Without a GPU it says so and measures nothing.
+Measures a step of `inverting_gradients` and of the plain recipe (autograd) in turns, for ResNet-18
+(batch of 8 at 32 x 32, one image at 224 x 224) and, where torchvision is installed, ResNet-50 (batch
+of 8 at 224 x 224). Then attack steps per second, and the counted operations as a share of the
+measured peak of float32 matrix products. With `--plan` it estimates the time of a plan: each kind
+of experiment runs for a few steps, and the rest is extrapolated. Without a GPU it says so and
+measures nothing.
 
-    python benchmarks/gpu.py [--rounds 7] [--rehearse]
+    python benchmarks/gpu.py [--rounds 7] [--plan PLAN] [--rehearse]
 
 `--rehearse` runs the same lines on the CPU at small sizes, to check that they run; its numbers mean
 nothing.
@@ -24,15 +26,17 @@ from pathlib import Path
 import torch
 from figures.counting import count
 from figures.ours import Ours, settings
+from figures.rounds import interleave
 from figures.setting import attack_stream, setting
+from peers.recipe import Recipe
+from torch import Tensor
 
-import leakbound
 from leakbound import audit, client
 from leakbound.audit import Plan, PlanContext
 from leakbound.audit.plan import Spec
 
 CASES = (("batch of 8 at 32 x 32", 8, 32), ("one image at 224 x 224", 1, 224))
-PLAN = Path(leakbound.__file__).parent / "experiments/systematic_evaluation/paper.toml"
+RATIOS = (("resnet18", 8, 32), ("resnet18", 1, 224), ("resnet50", 8, 224))
 LENGTHS, BRIEF = (30, 130), (1, 3)
 
 
@@ -58,6 +62,38 @@ def peak_speed(device: str, side: int, rounds: int) -> float:
     """Operations a second of a large float32 product, as the median of its rounds."""
     left = torch.ones(side, side, device=device)
     return 2.0 * side**3 / statistics.median(seconds(lambda: left @ left, device, rounds))
+
+
+def ratios(device: str, rounds: int) -> None:
+    """One line per case: our step and the recipe's in turns; agreement of their gradients."""
+    print("| model, batch, side | ours, ms | recipe, ms | ratio | gradients differ by | engine |")
+    print("|---|--:|--:|--:|--:|---|")
+    for name, size, side in RATIOS if device == "cuda" else RATIOS[:1]:
+        try:
+            given = setting(name, size, side=side, device=device)
+        except ImportError:
+            print(f"| {name}, {size}, {side} | torchvision is not installed | | | | |")
+            continue
+        ours, recipe = Ours(given, 10**6), Recipe(given)
+        closure, candidate = recipe.closure()
+        found, mine = closure(), ours.compare()[1]
+        theirs = candidate.grad if isinstance(candidate, Tensor) else None
+        apart = float("nan") if theirs is None else float((mine - theirs).norm() / theirs.norm())
+        del found
+        jobs = {"ours": _synced(ours.step, device), "recipe": _synced(closure, device)}
+        times = interleave(jobs, rounds)
+        cells = [f"{1e3 * times.of(job).median:.2f}" for job in jobs]
+        engine = type(ours.evaluator.engine).__name__ if hasattr(ours.evaluator, "engine") else ""
+        line = [f"{name}, {size}, {side}", *cells, times.ratio("ours", "recipe").text(2)]
+        print(f"| {' | '.join([*line, f'{apart:.1e}', engine])} |", flush=True)
+
+
+def _synced(job: Callable[[], object], device: str) -> Callable[[], object]:
+    def run() -> None:
+        job()
+        _wait(device)
+
+    return run
 
 
 def steps(device: str, rounds: int, peak: float, lengths: tuple[int, int]) -> None:
@@ -118,6 +154,7 @@ def main() -> None:
     """Print the table, or say that there is no GPU."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--plan", type=Path)
     options.add_argument("--rehearse", action="store_true", help="small sizes on the CPU")
     given = options.parse_args()
     if not torch.cuda.is_available() and not given.rehearse:
@@ -129,11 +166,15 @@ def main() -> None:
     rounds = 1 if given.rehearse else given.rounds
     peak = peak_speed(device, 256 if given.rehearse else 8192, rounds)
     print(f"{name}, torch {torch.__version__}, float32 products: {peak / 1e12:.2f} TFLOP/s\n")
-    plan = audit.load(PLAN)
+    lengths = BRIEF if given.rehearse else LENGTHS
+    ratios(device, rounds)
+    print()
+    steps(device, rounds, peak, lengths)
+    if given.plan is None:
+        return
+    plan = audit.load(given.plan)
     if given.rehearse:
         plan = dataclasses.replace(plan, batch_sizes=plan.batch_sizes[:1])
-    lengths = BRIEF if given.rehearse else LENGTHS
-    steps(device, rounds, peak, lengths)
     print()
     plan_time(device, plan, *lengths)
 

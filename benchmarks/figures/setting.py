@@ -15,6 +15,8 @@ from leakbound.types import Batch, Observation, Task
 
 CLASSES = 10
 SOURCES = {1: "mnist5k", 3: "photos"}
+LIBRARY = ("resnet50",)
+"""Models of torchvision, which the project does not install: only where a machine has it."""
 GRAY = ("simple_convnet", "lenet", "mlp")
 
 
@@ -53,12 +55,25 @@ def setting(
     batch = Batch(chosen.inputs.to(device), chosen.labels.to(device))
     shape = (channels, *batch.inputs.shape[2:])
     weights = stream(seed, "bench", "weights")
-    build = getattr(models, name)
-    model = build(input_shape=shape, classes=CLASSES, generator=weights, **options).to(device)
+    if name in LIBRARY:
+        model = _of_torchvision(name, weights).to(device)
+    else:
+        build = getattr(models, name)
+        model = build(input_shape=shape, classes=CLASSES, generator=weights, **options).to(device)
     task = Task.of(model, classes=CLASSES)
     played = play(task, [batch], NoDefense(), [stream(seed, "bench", i) for i in range(2)])
     start = normal(batch.inputs.shape, attack_stream(seed), like=task.parameters)
     return Setting(model, task, played.observation, start, batch)
+
+
+def _of_torchvision(name: str, weights: torch.Generator) -> nn.Module:
+    """In eval mode, with weights that its own initialization draws."""
+    import torchvision  # type: ignore[import-not-found, unused-ignore]
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**31, (1,), generator=weights)))
+        model: nn.Module = getattr(torchvision.models, name)(num_classes=CLASSES)
+    return model.eval()
 
 
 def attack_stream(seed: int) -> torch.Generator:
