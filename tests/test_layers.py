@@ -18,7 +18,7 @@ UTIL = "_util"
 LAYERS = (
     {UTIL},
     {"random", "check", "covariance"},
-    {"losses", "domains"},
+    {"losses", "domains", "correlation"},
     {"release", "task"},
     {"types", "tensors"},
     {"client"},

@@ -43,6 +43,7 @@ PACKAGES = (
     "leakbound.bounds.codebook",
     "leakbound.bounds.composition",
     "leakbound.bounds.conversions",
+    "leakbound.bounds.correlated",
     "leakbound.bounds.counting",
     "leakbound.bounds.distances",
     "leakbound.bounds.from_scratch",

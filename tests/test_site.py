@@ -245,7 +245,13 @@ def test_guarantees_are_those_of_the_code(hooks):
         assert f"**{words}**" in page
         assert (catalogue.PRIVATE in page) == bool(made.data_dependent_law), entry.name
     malicious = {e.name for e in ENTRIES if "--malicious-server" in catalogue.command(e)}
-    assert malicious == {"codebook", "linear_trap", "robbing_the_fed", "trap_weights"}
+    assert malicious == {
+        "codebook",
+        "correlated_trap",
+        "linear_trap",
+        "robbing_the_fed",
+        "trap_weights",
+    }
 
 
 def test_docstrings_are_taken_apart(hooks):

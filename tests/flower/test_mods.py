@@ -13,6 +13,7 @@ from leakbound.client import local_update
 from leakbound.defenses import (
     Clip,
     ClipExamples,
+    CorrelatedNoise,
     DpSgd,
     GaussianMechanism,
     GaussianNoise,
@@ -33,6 +34,7 @@ GIVEN = {
     "clip": Clip(0.1),
     "clip_examples": chain(ClipExamples(1.0), Mean()),
     "color": WhitenedDpSgd(),
+    "correlated_noise": chain(ClipExamples(1.0), Mean(), CorrelatedNoise(0.7, "bisr:3")),
     "gaussian_mechanism": chain(ClipExamples(1.0), Mean(), GaussianMechanism(0.7)),
     "whiten": WhitenedDpSgd(correlation="low_rank", rank=2),
 }
@@ -77,7 +79,7 @@ READING = {"soteria", "local_optimal_noise", "local_optimal_pruning", "optimal_d
 ANEW = {"mixup", "hidden_dropout", "local_aggregation", "noisy_copy"}
 ONE_STEP = {
     *("clip_examples", "mean", "gaussian_mechanism", "whiten", "color"),
-    *("dp_sgd", "whitened_dp_sgd"),
+    *("dp_sgd", "whitened_dp_sgd", "correlated_noise"),
 }
 """All others edit the update of any training."""
 

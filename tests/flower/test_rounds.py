@@ -6,9 +6,12 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import nn
 
 from leakbound.defenses import (
+    ClipExamples,
+    CorrelatedNoise,
     GaussianNoise,
     LocalOptimalNoise,
     LocalOptimalPruning,
+    Mean,
     NoisyCopy,
     OptimalNoise,
     OptimalPruning,
@@ -35,6 +38,8 @@ KEEPING = {
     "local_pruning": LocalOptimalPruning(0.5, refresh=2),
     "optimal_noise": OptimalNoise(0.05, refresh=2),
     "correlated_noise": OptimalNoise(0.05, rule="energy", correlation="low_rank", refresh=2),
+    "noise_over_rounds": chain(ClipExamples(1.0), Mean(), CorrelatedNoise(0.1, "band:3")),
+    "inverse_band": chain(ClipExamples(1.0), Mean(), CorrelatedNoise(0.1, "bisr:3")),
     "layered_noise": OptimalNoise(0.05, rule="energy", correlation="layers", refresh=2),
     "optimal_pruning": OptimalPruning(0.5, refresh=3),
     "whitened": WhitenedDpSgd(refresh=2),

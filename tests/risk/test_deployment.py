@@ -360,6 +360,12 @@ HARDER = {
     "apart": facts(rounds=8, participation={"law": "all", "min_separation": 4})
     | {"correlation": "band:4"},
     "tree": facts(rounds=8) | {"correlation": "tree"},
+    "cyclic band": facts(
+        rounds=16, participation={"law": "cyclic", "bins": 4, "rate": 0.2, "hidden": True}
+    )
+    | {"correlation": "band:4"},
+    "bins tree": facts(rounds=8, participation={"law": "balls-in-bins", "bins": 4, "hidden": True})
+    | {"correlation": "tree"},
     "seen": {**CONFIGURATIONS[10], "sends": ["batch size"]},
     "any": facts(level={"multiplier": 3.0}, record={"examples_per_client": 9, "kappa": 1e-4}),
 }
@@ -427,7 +433,7 @@ def test_a_file_reads_as_it_was_written(name, tmp_path):
         ({"participation": {"cohort": 5, "population": 4}}, "more than the population"),
         ({"opacus": {"sigma": 1.0}}, "opacus has no key 'sigma'"),
         ({"pfl": {"noise_multiplier": [1]}}, "pfl.noise_multiplier is \\[1\\]"),
-        ({"correlation": "ban:4", "rounds": 3}, "correlation"),
+        ({"correlation": "ban:4", "rounds": 3}, "mechanism is 'ban:4'; give none"),
     ],
 )
 def test_bad_files_name_the_key(table, words):
@@ -606,3 +612,29 @@ def test_published_values_of_jax_privacy(bins):
     rounds = 10_000 * (bins or 1)
     found = edge(facts(rounds=rounds, level={"multiplier": 4.0}, participation=law))
     assert found.epsilon(1e-5) == pytest.approx(2.09245, rel=2e-3)
+
+
+def test_correlated_noise_of_a_deployment():
+    """Sheet, section 7: four rounds, four apart, of sixteen."""
+    for name, length in (
+        ("band:4", 2.439903),
+        ("root", 3.715221),
+        ("bisr:4", 3.109413),
+        ("tree", 6),
+    ):
+        given = facts(
+            rounds=16, participation={"law": "all", "min_separation": 4}, level={"std": 2.0}
+        )
+        found = edge(given | {"correlation": name})
+        assert found.mu == pytest.approx(length / 2, rel=1e-6), name
+        assert found.hits() == [(1.0, pytest.approx(2 / length, rel=1e-6))]
+    cyclic = {"law": "cyclic", "bins": 4, "rate": 0.2, "hidden": True}
+    found = edge(
+        facts(rounds=16, participation=cyclic, level={"multiplier": 1.219951})
+        | {"correlation": "band:4"}
+    )
+    digits(found.bound(np.log([1e-2, 1e-3])), ".04324 .00814")
+    bins = {"law": "balls-in-bins", "bins": 10, "hidden": True}
+    for mu, value in ((1.0, ".004333"), (2.0, ".04377")):
+        found = edge(facts(rounds=10, participation=bins, level={"multiplier": 1 / mu}))
+        digits(found.bound(KAPPAS[:1]), value)

@@ -8,6 +8,7 @@ from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, BestOf, ByNoise
 from leakbound.attacks.blind import ConstantImage, MeanImage
 from leakbound.attacks.codebook import Codebook
+from leakbound.attacks.correlated_trap import CorrelatedTrap
 from leakbound.attacks.data_dependent_law import CandidateLikelihood
 from leakbound.attacks.features.cocktail_party import CocktailPartyImages
 from leakbound.attacks.fedavg import FedAvgMatching
@@ -65,6 +66,7 @@ __all__ = [
     "CocktailPartyImages",
     "Codebook",
     "ConstantImage",
+    "CorrelatedTrap",
     "FedAvgMatching",
     "Gias",
     "GradInversion",

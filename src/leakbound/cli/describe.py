@@ -35,6 +35,7 @@ NEEDS: Mapping[str, str] = {
 }
 """Options that the command of an entry needs; without them the attack would not apply."""
 LINKS: Mapping[str, tuple[str, ...]] = {
+    "correlated_noise": ("clip_examples", "mean", "correlated_noise"),
     "gaussian_mechanism": ("clip_examples", "mean", "gaussian_mechanism"),
     "whiten": ("whiten", "color"),
 }

@@ -5,6 +5,7 @@ Every class exported here is a defense of the audit, under its snake_case name; 
 """
 
 from leakbound.defenses.base import Chain, Defense, NoDefense, chain
+from leakbound.defenses.correlated_noise import CorrelatedNoise
 from leakbound.defenses.dp_sgd import Clip, ClipExamples, DpSgd, GaussianMechanism, Mean
 from leakbound.defenses.mixup import Mixup
 from leakbound.defenses.noise import GaussianNoise, LaplaceNoise
@@ -30,6 +31,7 @@ __all__ = [
     "Clip",
     "ClipExamples",
     "Color",
+    "CorrelatedNoise",
     "Defense",
     "DpSgd",
     "GaussianMechanism",

@@ -169,12 +169,15 @@ class GaussianMechanism(Defense):
         check.positive(noise_multiplier=self.noise_multiplier)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        std = self.noise_multiplier * self._bound(update)
+        return update.noised(Gaussian(std * std), source), state
+
+    def _bound(self, update: Update) -> float:
         if update.bound is None:
             raise ValueError(
                 f"{self!r} got an update whose examples are not bounded; put ClipExamples before it"
             )
-        std = self.noise_multiplier * update.bound
-        return update.noised(Gaussian(std * std), source), state
+        return update.bound
 
 
 class DpSgd(Chain):

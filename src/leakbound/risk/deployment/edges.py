@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakbound.bounds import clients, from_scratch
-from leakbound.bounds.correlated import Factor, balls_in_bins
+from leakbound.bounds.correlated import balls_in_bins
+from leakbound.correlation import MOST_ROUNDS, Factor, Scheme
 from leakbound.risk.corridor import MOST_STEPS, Participation, TrainingSetting, success_bound
 from leakbound.risk.corridor import epsilon as epsilon_of
 from leakbound.risk.deployment.facts import ClipFacts, Deployment, Noise
@@ -434,7 +435,7 @@ def _steps(
 def _rounds(given: Deployment, level: Level, audience: Audience) -> Edge:
     """All rounds of a client, by the law of its participation."""
     if given.rounds != 1 and given.correlation != "none":
-        return _correlated(given, level)
+        return _correlated(given, level, audience)
     who, rounds = given.participation, given.rounds or 1
     hidden = bool(who.hidden) and audience != "server"
     see: Participation = "hidden" if hidden else "visible"
@@ -453,14 +454,9 @@ def _rounds(given: Deployment, level: Level, audience: Audience) -> Edge:
         found = _steps(
             given, level, turns, 1.0, "visible", f"in one of every {who.bins} rounds, {turns} times"
         )
-        if who.law == "balls-in-bins" and hidden:
-            noise, bins = 1 / level.mu, who.bins
-            own = Factor.parse("none", bins * turns)
-            found = replace(
-                found,
-                special=lambda blind: balls_in_bins(own, noise, bins=bins, log_kappa=blind),
-                attack_noise=math.inf,
-            )
+        if who.law == "balls-in-bins" and hidden and who.bins <= MOST_ROUNDS:
+            own = Factor.parse("none", who.bins)  # a sum of all turns is sufficient
+            found = _in_bins(found, own, 1 / (level.mu * math.sqrt(turns)), who.bins)
         return found
     if who.law in ("all", "server-picks"):
         words = (
@@ -474,7 +470,7 @@ def _rounds(given: Deployment, level: Level, audience: Audience) -> Edge:
     return _steps(given, level, rounds, 1.0, "visible", f"all rounds count ({rounds})", [key])
 
 
-def _correlated(given: Deployment, level: Level) -> Edge:
+def _correlated(given: Deployment, level: Level, audience: Audience) -> Edge:
     """Noise that cancels across rounds: both sides by the factor C."""
     if given.correlation is None:
         return Edge(
@@ -483,20 +479,39 @@ def _correlated(given: Deployment, level: Level) -> Edge:
             "whether noise cancels across rounds is not stated",
             ("correlation",),
         )
-    rounds = given.rounds or 1
+    rounds, who = given.rounds or 1, given.participation
     factor = Factor.parse(given.correlation, rounds)
-    apart = given.participation.min_separation or 1
-    pattern = factor.worst(apart)
-    shift = factor.sensitivity(pattern)
+    share = who.rate if who.law == "cyclic" and audience != "server" and who.hidden else None
+    if share is not None and who.bins is not None and factor.width <= who.bins:
+        longest = math.sqrt(float(np.diag(factor.gram).max()))
+        turns = math.ceil(rounds / who.bins)
+        words = f"in each of {turns} turns of its group, {factor.name}; nobody here sees who"
+        own = replace(level, mu=level.mu * longest)
+        return replace(_steps(given, own, turns, share, "hidden", words), attack_noise=math.inf)
+    apart = who.min_separation or 1
+    scheme = Scheme(separation=apart)
     found = _steps(
         given,
-        replace(level, mu=level.mu * shift),
+        replace(level, mu=level.mu * factor.sensitivity(scheme)),
         1,
         1.0,
         "visible",
-        f"{len(pattern)} of {rounds} rounds, {apart} or more apart, with noise correlated by "
-        f"{factor.name}",
-        [] if given.participation.min_separation else ["participation.min_separation"],
+        f"up to {scheme.most_of(rounds)} of {rounds} rounds, {apart} or more apart, with noise "
+        f"correlated by {factor.name}",
+        [] if who.min_separation else ["participation.min_separation"],
     )
-    attained = factor.attained(pattern)
-    return replace(found, attack_noise=1 / (level.mu * attained))
+    found = replace(found, attack_noise=1 / (level.mu * factor.attained(factor.worst(scheme))))
+    if who.law == "balls-in-bins" and who.bins and who.hidden and audience != "server":
+        found = replace(_in_bins(found, factor, 1 / level.mu, who.bins), missing=())
+    return found
+
+
+def _in_bins(found: Edge, factor: Factor, noise: float, bins: int) -> Edge:
+    """The same for a random, hidden bin; the attack that knows the rounds does not apply."""
+
+    def special(blind: Array) -> Array:
+        inside = np.exp(np.clip(blind, -700.0, math.log1p(-1e-12)))
+        each = [balls_in_bins(noise, factor=factor, bins=bins, kappa=float(k)) for k in inside]
+        return np.where(blind == 0, 1.0, np.where(blind == -np.inf, 0.0, each))
+
+    return replace(found, special=special, attack_noise=math.inf)
