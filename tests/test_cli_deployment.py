@@ -107,3 +107,42 @@ def test_json_and_files(file, tmp_path, capsys):
     assert found == written
     assert len(found["rows"]) == 6
     assert read(out / "deployment.toml")[0] == read(file(EXAMPLE))[0]
+
+
+FTRL = """
+clip = {norm = 1.0, kind = "l2"}
+noise = {at = "client", seeded = false}
+rounds = 64
+participation = {law = "server-picks", min_separation = 16}
+correlation = "WORD"
+unit = "example"
+"""
+
+
+def test_noise_is_calibrated_for_a_deployment(file, capsys):
+    target = "psnr>=25 with probability<=0.02"
+    given = ["calibrate", "--target", target, "--data", "mnist5k", "--deployment"]
+    found = {}
+    for word in ("none", "band:4", "root"):
+        assert call(*given, file(FTRL.replace("WORD", word)), "--json") == 0
+        found[word] = json.loads(capsys.readouterr().out)["noise_multiplier"]
+    assert found["band:4"] / found["none"] == pytest.approx(2.439903 / 2, rel=2e-3)
+    assert found["root"] > found["band:4"]
+    level = f"noise = {{multiplier = {found['band:4']}, "
+    whole = file(FTRL.replace("WORD", "band:4").replace("noise = {", level) + "\n")
+    shown = ["bound", "--deployment", whole, "--data", "mnist5k", "--psnr", 25, "--json"]
+    call(*shown, "--accept", 0.02)
+    rows = {(r["audience"], r["unit"]): r for r in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["server", "example"]["thresholds"][0]["bound"] == pytest.approx(0.02, rel=0.01)
+    assert rows["server", "example"]["protected"]
+
+
+def test_no_noise_helps_against_a_server_that_adds_it(file, capsys):
+    text = FTRL.replace("WORD", "none").replace('"client"', '"server", on = "sum"')
+    text += 'weights = "uniform"\n'
+    given = ["calibrate", "--target", "psnr>=25 with probability<=0.02", "--data", "mnist5k"]
+    assert call(*given, "--deployment", file(text)) == 2
+    assert "the server itself sees every update" in capsys.readouterr().err
+    assert call(*given, "--deployment", file(text), "--audience", "clients") == 0
+    assert call(*given[:3], "--deployment", file(text)) == 2
+    assert "--data" in capsys.readouterr().err

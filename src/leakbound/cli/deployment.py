@@ -16,10 +16,12 @@ from leakbound.cli.risk import thresholds_of
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
 from leakbound.risk.deployment import file, flower_app, nvflare
+from leakbound.risk.deployment.calibrate import least_noise
 from leakbound.risk.deployment.edges import SEES_ALL
 from leakbound.risk.deployment.statement import OF, WHO, Against, Row, state
-from leakbound.risk.examples import SPHERE, Examples
+from leakbound.risk.examples import SPHERE, Examples, width_of
 from leakbound.risk.statement import UNINFORMED
+from leakbound.risk.target import Target
 
 if TYPE_CHECKING:
     from leakbound.risk.deployment import Deployment, Mistake
@@ -57,6 +59,54 @@ def deployment(command: options.BoundOptions) -> int:
     if rows and all(row.protected for row in rows):
         return PROTECTED
     return NOT_STATED if any(row.missing for row in rows if not row.protected) else OPEN
+
+
+def calibrated(command: options.Calibrate) -> int:
+    """The least noise multiplier of a deployment for a target."""
+    assert command.deployment is not None
+    given, mistakes = file.read(command.deployment)
+    if command.data is None:
+        raise ValueError("data is not given; give public examples like the clients' with --data")
+    if (command.solve, command.steps, command.sampling_rate) != ("noise_multiplier", 1, 1):
+        raise ValueError(
+            "solve, steps and sampling_rate are those of one training; a deployment file names its "
+            "rounds and participation, and its noise multiplier is found"
+        )
+    with errors.status("calibrating ..."):
+        examples = Examples.of(
+            command.data,
+            size=command.size,
+            channels=command.channels,
+            schema=command.schema,
+            exclude=command.exclude,
+            input_range=command.input_range,
+        )
+        width = width_of(command.input_range)
+        target = Target.parse(command.target, input_range=width, domain=examples.domain)
+        prior = examples.prior(command.prior, labels_known=command.labels_known)
+        if prior is None:
+            raise ValueError("prior is sphere, under which nothing is protected; leave it out")
+        found = least_noise(given, target, prior, audiences=command.audience, unit=command.unit)
+        rows = state(found, delta=command.delta, audiences=command.audience)
+    unit = command.unit or given.unit or "example"
+    plain = {
+        "target": str(target),
+        "unit": unit,
+        "audience": list(command.audience),
+        "noise_multiplier": found.noise.multiplier,
+        "prior": prior.name,
+        "rows": [row.plain() for row in rows],
+        "mistakes": [msgspec.to_builtins(one) for one in mistakes],
+    }
+    if command.json:
+        print(json.dumps(plain, indent=1, sort_keys=True, allow_nan=False))
+        return 0
+    multiplier = most(found.noise.multiplier or 0.0, 5)
+    console.print(f"{escape(str(target))}, of {OF[unit]}, against {', '.join(command.audience)}:")
+    console.print(f"[bold]noise multiplier {multiplier}[/bold] (prior: {escape(prior.name)})")
+    _mistakes(mistakes)
+    console.print(_table(rows, None))
+    return 0
 
 
 def _read(command: options.BoundOptions) -> tuple[Deployment, tuple[Mistake, ...], Path]:
@@ -116,11 +166,7 @@ def _show(
     console.print(f"{escape(given.title)} ({safe(source)}): {_setting(given)}")
     if any(row.audience == "server" and SEES_ALL in row.reason for row in rows):
         console.print(f"[bold]{SEES_ALL[0].upper()}{SEES_ALL[1:]}.[/bold]")
-    if mistakes:
-        console.print(f"[bold]{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}[/bold]")
-    for one in mistakes:
-        line = "" if one.line is None else f"line {one.line}, "
-        console.print(f"  {line}{escape(one.key)}: {escape(one.text)} ({one.name})")
+    _mistakes(mistakes)
     console.print(_table(rows, against))
     if against is None:
         console.print(
@@ -147,6 +193,14 @@ def _show(
         console.print(
             f"[bold]not stated[/bold], so the worst case counts: {escape(', '.join(missing))}"
         )
+
+
+def _mistakes(mistakes: tuple[Mistake, ...]) -> None:
+    if mistakes:
+        console.print(f"[bold]{len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}[/bold]")
+    for one in mistakes:
+        line = "" if one.line is None else f"line {one.line}, "
+        console.print(f"  {line}{escape(one.key)}: {escape(one.text)} ({one.name})")
 
 
 def _reasons(rows: tuple[Row, ...]) -> dict[tuple[str, str], list[str]]:

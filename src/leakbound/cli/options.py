@@ -406,6 +406,7 @@ class Calibrate(TrainingOptions):
 
     GROUPS: ClassVar = {
         "Target": "target solve",
+        "Federated training": "deployment audience unit",
         "Training": "steps sampling_rate participation noise_multiplier noise_std clip_norm model",
         "Data": _DATA,
         "Risk": "prior labels_known",
@@ -420,6 +421,15 @@ class Calibrate(TrainingOptions):
         Literal["noise_multiplier", "clip_norm", "steps", "sampling_rate"], Option("NAME")
     ] = "noise_multiplier"
     """The quantity to find: noise_multiplier, clip_norm, steps or sampling_rate."""
+    deployment: File = None
+    """A deployment file: find the noise multiplier for it, over all its rounds."""
+    audience: Annotated[tuple[Literal["server", "clients"], ...], Option("WHO ...")] = (
+        "server",
+        "clients",
+    )
+    """With --deployment: who must not reconstruct."""
+    unit: Annotated[Literal["client", "example", "any example"] | None, Option("UNIT")] = None
+    """With --deployment: client, example, or "any example" of a client; by default the file's."""
     noise_multiplier: float | None = None
     """Noise standard deviation / clip norm. Needed with --solve steps or sampling_rate."""
     noise_std: float | None = None

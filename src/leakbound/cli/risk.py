@@ -84,7 +84,13 @@ def bound(command: options.BoundOptions) -> int:
 
 
 def calibration(command: options.Calibrate) -> int:
+    if command.deployment is not None:
+        from leakbound.cli.deployment import calibrated
+
+        return calibrated(command)
     given = asdict(command)
+    for name in ("deployment", "audience", "unit"):
+        del given[name]
     as_json, target, model, explain = (
         given.pop(name) for name in ("json", "target", "model", "explain")
     )

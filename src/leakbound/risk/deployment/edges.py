@@ -459,10 +459,14 @@ def _rounds(given: Deployment, level: Level, audience: Audience) -> Edge:
             found = _in_bins(found, own, 1 / (level.mu * math.sqrt(turns)), who.bins)
         return found
     if who.law in ("all", "server-picks"):
-        words = (
-            "all rounds" if who.law == "all" else "the server picks: all rounds in the worst case"
-        )
-        return _steps(given, level, rounds, 1.0, "visible", f"{words} ({rounds})")
+        apart = who.min_separation or 1
+        most = math.ceil(rounds / apart)
+        words = f"all {rounds} rounds"
+        if apart > 1:
+            words = f"up to {most} of {rounds} rounds, {apart} or more apart"
+        elif who.law == "server-picks":
+            words = f"the server picks: all {rounds} rounds in the worst case"
+        return _steps(given, level, most, 1.0, "visible", words)
     key = {None: "participation.law", "cyclic": "participation.bins"}.get(
         who.law, "participation.bins" if who.law in ("balls-in-bins", "shuffled") else ""
     )

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from leakbound.assess.record import PROTECTS, Verdict
 from leakbound.assess.verdict import decide
@@ -160,17 +160,19 @@ def _thresholds(
     return tuple(rows)
 
 
-def _bounds(edge: Edge, against: Against, eta: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Upper bounds at each eta, and the log kappa of one example behind them."""
-    prior = against.prior
+def bounds(edge: Edge, prior: Baseline, eta: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Upper bounds on success at each eta, and the log kappa of one example behind them."""
     if isinstance(prior, PublicSample):
         return prior.success_bound(edge.bound, eta)
-    if prior is None:
-        blind = identification.log_kappa_sphere(dim=against.dim, eta=eta, norm=against.norm)
-    else:
-        blind = prior.log_kappa(eta)
-    blind = np.atleast_1d(np.asarray(blind))
+    blind = np.atleast_1d(np.asarray(prior.log_kappa(eta)))
     return edge.bound(blind), blind
+
+
+def _bounds(edge: Edge, against: Against, eta: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    if against.prior is not None:
+        return bounds(edge, against.prior, eta)
+    blind = identification.log_kappa_sphere(dim=against.dim, eta=eta, norm=against.norm)
+    return edge.bound(blind), np.atleast_1d(np.asarray(blind))
 
 
 def _attained(edge: Edge, against: Against, eta: NDArray[Any]) -> NDArray[Any]:

@@ -1,0 +1,98 @@
+"""The least noise of a deployment that meets a target risk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from leakbound.bounds.record_priors import Baseline
+from leakbound.risk.deployment.edges import AUDIENCES, Audience, Unit, edges
+from leakbound.risk.deployment.facts import Deployment
+from leakbound.risk.deployment.statement import bounds
+from leakbound.risk.target import Target
+
+LARGEST = 2.0**40
+CLOSE = 1e-3
+"""Relative step at which the search for the noise ends; the answer is on the safe side."""
+
+
+def least_noise(
+    given: Deployment,
+    target: Target,
+    prior: Baseline,
+    *,
+    audiences: Sequence[Audience] = AUDIENCES,
+    unit: Unit | None = None,
+) -> Deployment:
+    """The same deployment with the least noise multiplier that meets a target, to 0.1 %.
+
+    Args:
+        given: its noise level is not used.
+        target: the error that counts as a reconstruction, and the accepted probability.
+        prior: of the examples, taken from public ones.
+        audiences: who must not exceed it.
+        unit: "client", "example" or "any example"; by default the deployment's, or "example".
+
+    Raises:
+        ValueError: no amount of noise helps, such as against a server that sees every update.
+
+    Example:
+        >>> import numpy as np
+        >>> from leakbound.bounds.counting import PublicSample
+        >>> from leakbound.risk.deployment.file import parse
+        >>> rows = PublicSample(np.random.default_rng(0).random((4000, 16)))
+        >>> facts = parse({"clip": {"norm": 1.0, "kind": "l2"}, "rounds": 16, "unit": "example",
+        ...     "noise": {"at": "client", "seeded": False}, "correlation": "band:4",
+        ...     "participation": {"law": "all", "min_separation": 4}})
+        >>> target = Target.parse("mse<=0.001 with probability<=0.02", input_range=1.0)
+        >>> found = least_noise(facts, target, rows)
+        >>> independent = msgspec.structs.replace(facts, correlation="none")
+        >>> found.noise.multiplier < 2 * least_noise(independent, target, rows).noise.multiplier
+        True
+    """
+    asked = unit or given.unit or "example"
+
+    def at(level: float) -> Deployment:
+        fresh = {"multiplier": level, "std": None, "epsilon": None, "pure_epsilon": None}
+        noise = msgspec.structs.replace(given.noise, **fresh)
+        return msgspec.structs.replace(given, noise=noise, unit=None)
+
+    def met(level: float) -> bool:
+        found = {}
+        for edge in edges(at(level)):
+            if edge.unit != asked or edge.audience not in audiences:
+                continue
+            law = edge.setting, edge.copies, edge.summed, edge.beyond
+            if law not in found:
+                found[law] = float(bounds(edge, prior, [target.eta])[0][0])
+        return max(found.values()) <= target.gamma
+
+    high = 1.0
+    while not met(high):
+        high *= 4
+        if high > LARGEST:
+            raise ValueError(_why(at(high), asked, audiences, target))
+    low = high / 4
+    while low > 1 / LARGEST and met(low):
+        low, high = low / 4, low
+    while high / low > 1 + CLOSE:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if met(middle) else (middle, high)
+    return msgspec.structs.replace(at(high), unit=given.unit)
+
+
+def _why(given: Deployment, unit: Unit, audiences: Sequence[Audience], target: Target) -> str:
+    rows = [e for e in edges(given) if e.unit == unit and e.audience in audiences]
+    for edge in rows:
+        if edge.setting is None:
+            missing = f" (not stated: {', '.join(edge.missing)})" if edge.missing else ""
+            return (
+                f"no noise multiplier meets {target} for {edge.audience}: {edge.reason}{missing}; "
+                "state what is missing, or give the audiences that count (--audience)"
+            )
+    return (
+        f"no noise multiplier meets {target}: without the training an attacker already succeeds as "
+        "often; ask for a smaller error or accept more"
+    )
