@@ -1,7 +1,7 @@
 """How fast is the attack on a GPU, compared with the GPU's peak? Prints a table.
 
 Measures a step of `inverting_gradients` and of the plain recipe (autograd) in turns, for ResNet-18
-(batch of 8 at 32 x 32, one image at 224 x 224) and, where torchvision is installed, ResNet-50 (batch
+(batch of 8 at 32 x 32, one image at 224 x 224) and, with torchvision, ResNet-50 (batch
 of 8 at 224 x 224). Then attack steps per second, and the counted operations as a share of the
 measured peak of float32 matrix products. With `--plan` it estimates the time of a plan: each kind
 of experiment runs for a few steps, and the rest is extrapolated. Without a GPU it says so and
