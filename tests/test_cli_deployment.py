@@ -13,7 +13,7 @@ from leakbound.risk.deployment import read
 
 pytestmark = pytest.mark.usefixtures("wide")
 PAGE = (Path(__file__).parent.parent / "docs/federated_privacy.md").read_text(encoding="utf-8")
-EXAMPLE = re.search(r'```toml title="deployment.toml"\n(.*?)```', PAGE, re.S)[1]
+EXAMPLE = re.search(r"```toml\n(.*?)```", PAGE, re.S)[1]
 LOCAL = """
 clip = {norm = 1.0, kind = "l2"}
 noise = {multiplier = 300.0, at = "client", seeded = false}

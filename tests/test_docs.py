@@ -10,8 +10,9 @@ import pytest
 
 from leakbound import cli, registry
 from leakbound.audit import parse
-from leakbound.audit.plan_file import spec_of
+from leakbound.registry import spec_of
 from leakbound.cli.options import AttackOptions
+from leakbound.risk import deployment
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -212,7 +213,11 @@ def test_python_runs(code, elsewhere, capsys):
 
 @pytest.mark.parametrize("code", list(blocks("toml")))
 def test_plans_parse(code):
-    assert parse(tomllib.loads(code)).experiments()
+    table = tomllib.loads(code)
+    if "clip" in table:  # of a deployment
+        assert deployment.parse(table).clip.l2
+    else:
+        assert parse(table).experiments()
 
 
 @pytest.mark.parametrize("words", list(commands()))
@@ -220,7 +225,7 @@ def test_commands_parse(words, monkeypatch):
     command = parsed(words, monkeypatch)
     if isinstance(command, AttackOptions):
         named = [("attack", text) for text in command.attack]
-        named += [("defense", command.defense)] * (command.defense != "none")
+        named += [("defense", command.defense)] * (command.defense not in (None, "none"))
         for kind, text in named:
             spec = spec_of(kind, text)
             registry.settle(registry.find(kind, spec.pop("name")), spec)

@@ -28,6 +28,7 @@ NAMES = {
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/RESULTS.md": "speed_against_peers.md",
     "examples/flower-hospital/README.md": "examples/flower-hospital.md",
+    "examples/flower-privacy-check/README.md": "examples/flower-privacy-check.md",
     "examples/quickstart/README.md": "examples/quickstart.md",
 }
 """Pages from outside `docs/`, and where the site has them."""

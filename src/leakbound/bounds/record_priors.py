@@ -1,5 +1,7 @@
 """Priors of examples: attained success and prior-only success for what an attacker may know.
 
+The file is one concept: the priors, and what public images alone say about each.
+
 Each `RecordPrior` is one distribution of examples. Its `success` is attained by the prior's
 posterior attack on the linear trap's output y = X / |X| + noise_multiplier * xi. Its `log_kappa`
 bounds the prior-only success from above, which gives the upper bound on every attacker:

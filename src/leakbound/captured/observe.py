@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -16,8 +16,8 @@ from leakbound._util.memory import free_bytes
 from leakbound.assess.certificate import outside
 from leakbound.attacks.planted import Front
 from leakbound.attacks.tokens.layers import embeddings
+from leakbound.captured import declared, proofs
 from leakbound.captured import findings as reading
-from leakbound.captured import proofs
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
 from leakbound.client import respond
@@ -80,6 +80,7 @@ class Understood:
 
     Without `rate_known` only the update's direction is informative. If the declared noise was
     `refuted`, no bound may use it. `found_steps` can search the `untried` numbers of local steps.
+    `declared` is the defense before it is resolved for the task.
     """
 
     observation: Observation
@@ -90,6 +91,7 @@ class Understood:
     notes: tuple[str, ...] = ()
     refuted: bool = False
     untried: tuple[int, ...] = ()
+    declared: Chain = field(default_factory=chain)
 
 
 def observe(
@@ -134,24 +136,24 @@ def understand(
     steps: Finding | None = None,
 ) -> Understood:
     """As `observe`, with the source of each fact; `steps` is the finding of `found_steps`."""
-    found, notes = list[Finding](), list[str]()
     change, sent = _change(capture, task)
-    notes += filter(None, [_thawed(capture, task)])
+    found, notes = list[Finding](), [*filter(None, [_thawed(capture, task)])]
     rate = _rate(capture, told, found)
+    told = _declared(capture, told, rate, found, notes)
     row = change / (rate or 1.0)
     known = _told("local steps", told.steps, capture.whole("steps"), found)
     if capture.kind == "gradient" and (known or 1) > 1:
         raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
     spread = proofs.spread(capture, task, rate)
-    chained, size = as_chain(told.defense), reading.Size(1, None, "", 1)
-    if not chained.links and not named(task.loss).of_inputs:  # ranks of tokens count otherwise
+    stated, size = as_chain(told.defense), reading.Size(1, None, "", 1)
+    if not stated.links and not named(task.loss).of_inputs:  # ranks of tokens count otherwise
         one = 1 if capture.kind == "gradient" else known
         size = reading.batch_size(task, row, input_shape=input_shape, steps=one, spread=spread)
     count = _examples(capture, told, size, found, notes)
     part = _told("local batch size", told.batch_size, capture.whole("batch_size"), found)
     found += reading.rank(size)
     task = replace(task, plan=LocalPlan(known or 1, rate or 1.0, part), public=public)
-    chained = chained.resolve(task, count)
+    chained = stated.resolve(task, count)
     labels = _labels(told, task, count)
     server = Server.MALICIOUS if isinstance(task.model, Front) else Server.HONEST
     observation = Observation(
@@ -183,7 +185,23 @@ def understand(
         tuple(notes),
         refuted=false is not None,
         untried=untried,
+        declared=stated,
     )
+
+
+def _declared(
+    capture: Capture, told: TrainingInfo, rate: float | None, found: list[Finding], notes: list[str]
+) -> TrainingInfo:
+    """With the defense that the metadata declare, unless one is given."""
+    if told.defense is not None:
+        return told
+    notes += filter(None, [capture.about.get(declared.NOTE)])
+    own = declared.of(capture, rate or 1.0)
+    if own is None:
+        return told
+    how = f"declared in the file's metadata ({capture.about.get(declared.FROM, 'no source')})"
+    found.append(Finding("defense", repr(own), how, True))
+    return replace(told, defense=own)
 
 
 def _label_finding(

@@ -425,7 +425,8 @@ def _case(
     if context is not None and settings.domain is not None:
         form = context.domain  # its scales are those of the public rows
     task, notes = task_of(model, capture, form, classes=settings.classes, loss=settings.loss)
-    known = replace(known, defense=settings.defense or known.defense)
+    if settings.defense is not None:
+        known = replace(known, defense=settings.defense)
     understood = understand(capture, task, known, input_shape=shape, public=public, steps=steps)
     if truth is not None:
         truth = check_truth(truth, understood.observation)
@@ -436,7 +437,7 @@ def _case(
         at,
         plans.ModelSpec(title),
         Criterion.of(form, psnr=settings.psnr, share=settings.share),
-        as_chain(known.defense),
+        understood.declared,
         context,
         truth,
     )
@@ -536,8 +537,8 @@ def _header(work: Work) -> dict[str, Any]:
     plain = replace(work.settings, defense=None, domain=None, loss="cross_entropy")
     plan = {"name": OWN_DATA, **plans.plain(plain), "loss": named(work.settings.loss).name}
     plan["domain"] = None if work.settings.domain is None else repr(work.settings.domain)
-    plan["defense"] = repr(work.settings.defense) if work.settings.defense else "none"
     cases, first = work.cases, work.cases[0].understood.observation
+    plan["defense"] = "; ".join(dict.fromkeys(repr(case.declared) for case in cases))
     return {
         "schema": SCHEMA,
         "plan": plan,

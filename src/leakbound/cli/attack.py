@@ -83,7 +83,7 @@ def _plan(command: options.AttackOptions, name: str, batch_size: int) -> Plan:
             | ({} if command.schema is None else {"schema": str(command.schema)}),
             "models": [registry.spec_of("model", command.model)],
             "attacks": [registry.spec_of("attack", name)],
-            "defenses": [registry.spec_of("defense", command.defense)],
+            "defenses": [registry.spec_of("defense", command.defense or "none")],
             "batch_sizes": [batch_size],
             "seeds": [command.seed],
             "threat": {
@@ -120,7 +120,8 @@ def _show(record: Assessment, command: options.AttackOptions, name: str) -> None
     if record.model.loss != options.AttackOptions.loss:
         console.print(f"loss:    {record.model.loss}")
     promise = of_guarantee(record.defense)
-    console.print(f"defense: {brief(command.defense)} (guarantee: {promise})")
+    shown = brief(command.defense or "none")
+    console.print(f"defense: {shown} (guarantee: {promise})")
     if record.status != "ok":
         console.print(f"{record.status.replace('_', ' ')}: {brief(record.reason or '')}")
         entry = registry.find("attack", record.attack.name)

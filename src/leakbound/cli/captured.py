@@ -136,7 +136,7 @@ def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Setti
         command.input_range,
         classes,
         parse({"models": [{"name": "mlp"}], "attacks": rows}).attacks if rows else None,
-        plans.build_defense(only("defense", command.defense)),
+        None if command.defense is None else plans.build_defense(only("defense", command.defense)),
         command.public,
         seed=command.seed,
         seconds=command.time,

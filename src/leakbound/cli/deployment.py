@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from leakbound._util.rounding import BELOW, least, most
-from leakbound.cli import options
-from leakbound.cli.risk import thresholds_of
+from leakbound.bounds.law import probability
+from leakbound.cli import options, risk
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
 from leakbound.risk.deployment import file, flower_app, nvflare
@@ -30,8 +30,22 @@ FILES = ("deployment.json", "deployment.toml")
 PROTECTED, OPEN, NOT_STATED = 0, 1, 3
 
 
-def deployment(command: options.BoundOptions) -> int:
+def bound(command: options.BoundOptions) -> int:
+    """Of a deployment if a file is given, otherwise of one training."""
+    if not any((command.deployment, command.flower, command.nvflare)):
+        return risk.bound(command)
+    return _deployment(command)
+
+
+def calibration(command: options.Calibrate) -> int:
+    """For a deployment if a file is given, otherwise for one training."""
+    return risk.calibration(command) if command.deployment is None else _calibrated(command)
+
+
+def _deployment(command: options.BoundOptions) -> int:
     """Exit code 0: protected for all; 1: not; 3: not, and a fact that may change it is missing."""
+    probability("accept", command.accept)
+    probability("delta", command.delta)
     given, mistakes, source = _read(command)
     if command.out is not None:
         check_files(command.out, FILES)
@@ -61,7 +75,7 @@ def deployment(command: options.BoundOptions) -> int:
     return NOT_STATED if any(row.missing for row in rows if not row.protected) else OPEN
 
 
-def calibrated(command: options.Calibrate) -> int:
+def _calibrated(command: options.Calibrate) -> int:
     """The least noise multiplier of a deployment for a target."""
     assert command.deployment is not None
     given, mistakes = file.read(command.deployment)
@@ -141,7 +155,7 @@ def _against(command: options.BoundOptions, given: Deployment) -> Against | None
     )
     levels = [
         (words.get("reached") or f"{words['psnr']:g} dB", eta)
-        for words, eta in thresholds_of(command, examples.domain)
+        for words, eta in risk.thresholds_of(command, examples.domain)
     ]
     matches = [examples.matches(eta) for _, eta in levels]
     return Against(

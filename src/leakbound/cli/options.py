@@ -94,8 +94,8 @@ class AttackOptions:
     loss: Annotated[str, Option("NAME")] = "cross_entropy"
     """What the client trains on. One of cross_entropy, bce, mse, l1, poisson, dense_cross_entropy,
     dice, next_token, token_cross_entropy (docs/label_inference.md)."""
-    defense: Annotated[str, Option("NAME")] = "none"
-    """The defense."""
+    defense: Annotated[str | None, Option("NAME")] = None
+    """The defense; by default none. With --update, by default what `leakbound capture` saw."""
     batch_size: int | None = None
     """Examples per client; by default 1. With --update, inferred where the update shows it."""
     seed: int = 0
@@ -446,8 +446,8 @@ VERBS: dict[str, tuple[type, str]] = {
     "audit": (Audit, "leakbound.cli.audit:audit"),
     "attack": (AttackOptions, "leakbound.cli.attack:attack"),
     "capture": (CaptureOptions, "leakbound.cli.captured:capture"),
-    "bound": (BoundOptions, "leakbound.cli.risk:bound"),
-    "calibrate": (Calibrate, "leakbound.cli.risk:calibration"),
+    "bound": (BoundOptions, "leakbound.cli.deployment:bound"),
+    "calibrate": (Calibrate, "leakbound.cli.deployment:calibration"),
     "train": (Train, "leakbound.cli.audit:train"),
     "report": (Report, "leakbound.cli.report:report"),
     "compare": (Compare, "leakbound.cli.compare:compare"),

@@ -50,10 +50,6 @@ COLUMNS = ("baseline", "attained", "bound", "matched", "verdict")
 def bound(command: options.BoundOptions) -> int:
     probability("accept", command.accept)
     probability("delta", command.delta)
-    if any((command.deployment, command.flower, command.nvflare)):
-        from leakbound.cli.deployment import deployment
-
-        return deployment(command)
     if command.out is not None:
         check_files(command.out, FILES)
     with errors.status("bounding ..."):
@@ -84,10 +80,6 @@ def bound(command: options.BoundOptions) -> int:
 
 
 def calibration(command: options.Calibrate) -> int:
-    if command.deployment is not None:
-        from leakbound.cli.deployment import calibrated
-
-        return calibrated(command)
     given = asdict(command)
     for name in ("deployment", "audience", "unit"):
         del given[name]

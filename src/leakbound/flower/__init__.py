@@ -9,6 +9,7 @@ A defense of a training with any optimizer and number of steps (DP-SGD: see `Def
 """
 
 from leakbound.flower import compat as _compat  # first: it imports flwr without log noise
+from leakbound.flower.facts import describe
 from leakbound.flower.grid import InProcessGrid, run
 from leakbound.flower.meter import LeakMeter
 from leakbound.flower.mods import DefenseMod, check_mods, protected
@@ -25,6 +26,7 @@ __all__ = [
     "WatchedSum",
     "capture_app",
     "check_mods",
+    "describe",
     "protected",
     "run",
     "tap",

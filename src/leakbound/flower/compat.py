@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 with warnings.catch_warnings():
     # flwr's own dependencies warn on import (typer asks click for a deprecated name)
@@ -18,7 +19,7 @@ from flwr.supercore import log
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["delivered", "empty_run", "error_reply", "log", "take_identity"]
+__all__ = ["delivered", "empty_run", "error_reply", "flower_name", "log", "take_identity"]
 
 
 def error_reply(message: Message, reason: str, *, raised: bool = False) -> Message:
@@ -45,3 +46,11 @@ def delivered(message: Message, number: str) -> Message:
         return Message(error=message.error, metadata=metadata)  # type: ignore[call-overload,no-any-return]
     records = {key: type(record)(dict(record)) for key, record in message.content.items()}  # type: ignore[arg-type]
     return Message(content=RecordDict(records), metadata=metadata)  # type: ignore[call-overload,no-any-return]
+
+
+def flower_name(thing: Any) -> str | None:
+    """The name of a mod or strategy of Flower's own, or of Flower's class that it derives from."""
+    if hasattr(thing, "__name__"):
+        return str(thing.__name__) if str(thing.__module__).startswith("flwr.") else None
+    own = (kind for kind in type(thing).__mro__ if kind.__module__.startswith("flwr."))
+    return next((kind.__name__ for kind in own), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from logging import ERROR
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message
@@ -14,10 +13,10 @@ from torch import Tensor
 
 from leakbound.defenses.base import Chain, Defense, chain
 from leakbound.flower import messages
-from leakbound.flower.compat import error_reply, log
+from leakbound.flower.compat import error_reply, flower_name, log
 from leakbound.flower.messages import SENT, only_arrays, read, write
 from leakbound.flower.meter import LeakMeter
-from leakbound.flower.nesting import collecting, listening, seal, unbroken
+from leakbound.flower.nesting import collecting, given_to, listening, seal, unbroken
 from leakbound.flower.setup import settings
 from leakbound.meter.defended import (
     COARSE,
@@ -94,12 +93,14 @@ class DefenseMod:
         try:
             within = unbroken(inside, reply, repr(self))
             whole = self.defense if within is None else combined(within, self.defense)
+            given = given_to(inside, reply)
             update, ready = work.answer(reply, tapped)
             if self.seed is not None:
                 messages.add_metrics(reply, {MARK: 1})
             seeded = self.seed is not None or inside.seeded
             made = (update, ready) if whole is self.defense else None
-            seal(reply, whole, made, seeded=seeded)
+            rate = work.task.plan.learning_rate
+            seal(reply, whole, made=made, seeded=seeded, given=given, rate=rate)
         except Exception as error:
             return self._refuse(message, error)
         return reply
@@ -220,9 +221,9 @@ def check_mods(mods: Sequence[Mod]) -> None:
     whole: Chain | None = None
     inner: Mod | None = None
     for mod in reversed(mods):
-        name = _flowers(mod)
+        name = flower_name(mod)
         if isinstance(mod, DefenseMod):
-            _check_inside(mod, _flowers(inner))
+            _check_inside(mod, flower_name(inner))
             whole = mod.defense if whole is None else combined(whole, mod.defense)
         elif name in CHANGING and whole is not None and whole.guarantee is not Guarantee.NONE:
             raise ValueError(
@@ -239,14 +240,14 @@ def _check_meter(mods: Sequence[Mod]) -> None:
     if at is None:
         return
     for mod in mods[:at]:
-        name = _flowers(mod)
+        name = flower_name(mod)
         if isinstance(mod, DefenseMod) or name in CHANGING:
             raise ValueError(
                 f"{name or repr(mod)} changes the weights after the LeakMeter evaluates them; put "
                 "the LeakMeter before it in the list"
             )
     for mod in mods[at + 1 :]:
-        if (name := _flowers(mod)) in MASKING:
+        if (name := flower_name(mod)) in MASKING:
             raise ValueError(
                 f"{name} masks the weights before the LeakMeter sees them; put {name} first in the "
                 "list"
@@ -265,8 +266,3 @@ def _check_inside(mod: DefenseMod, inner: str | None) -> None:
             f"{anew!r} computes the update again and would undo {inner} inside it; leave {inner} "
             "out"
         )
-
-
-def _flowers(mod: Any) -> str | None:
-    thing = mod if hasattr(mod, "__name__") else type(mod)
-    return str(thing.__name__) if str(thing.__module__).startswith("flwr.") else None

@@ -6,11 +6,11 @@ to the weights, and whether anything changed the weights afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import Message
 from torch import Tensor
@@ -66,13 +66,16 @@ class Seal:
     """The answer of a defense's mod: all links, including inner ones, and a digest.
 
     `made`: the update with its distribution and the resolved links that made it; None if several
-    mods did. `seeded`: noise of this mod, or of an inner one, can be replayed.
+    mods did. `seeded`: noise of this mod, or of an inner one, can be replayed. `given`: digest of
+    the weights before all links. `rate`: the update's row is (change of the weights) / rate.
     """
 
     defense: Chain
     digest: str
     made: tuple[Update, Chain] | None
     seeded: bool
+    given: str = ""
+    rate: float = 1.0
 
 
 @dataclass
@@ -98,14 +101,37 @@ def collecting(*, defends: bool) -> AbstractContextManager[Inside]:
     return _holding(_INSIDE, Inside(depth, defends))
 
 
-def seal(
-    reply: Message, defense: Chain, made: tuple[Update, Chain] | None, *, seeded: bool
-) -> None:
-    """Report what left this mod to the outer mods. Call it outside of `collecting`."""
-    outer = _INSIDE.get()
+_WATCH: ContextVar[Callable[[Seal], None] | None] = ContextVar("leakbound_watch", default=None)
+
+
+def watched_seals(
+    watch: Callable[[Seal], None],
+) -> AbstractContextManager[Callable[[Seal], None] | None]:
+    """Call `watch` with the seal of every mod that answers, the inner ones first."""
+    return _holding(_WATCH, watch)
+
+
+def given_to(inside: Inside, reply: Message) -> str:
+    """The digest of the weights before all defenses; empty if nobody asks for it."""
+    if _INSIDE.get() is None and _WATCH.get() is None:
+        return ""
+    own = inside.seals[-1].given if inside.seals else ""
+    return own or digest(only_arrays(reply.content, "the reply")[1])
+
+
+def seal(reply: Message, defense: Chain, **about: Any) -> None:
+    """Report what left this mod to the outer mods; `about` are the other parts of a `Seal`.
+
+    Call it outside of `collecting`.
+    """
+    outer, watch = _INSIDE.get(), _WATCH.get()
+    if outer is None and watch is None:
+        return
+    own = Seal(defense, digest(only_arrays(reply.content, "the reply")[1]), **about)
     if outer is not None:
-        name = digest(only_arrays(reply.content, "the reply")[1])
-        outer.seals.append(Seal(defense, name, made, seeded))
+        outer.seals.append(own)
+    if watch is not None:
+        watch(own)
 
 
 def unbroken(inside: Inside, reply: Message, who: str) -> Chain | None:

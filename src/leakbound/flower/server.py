@@ -28,6 +28,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from leakbound import captured, check
 from leakbound._util import files, user_code
 from leakbound.captured.capture import TREES, Capture
+from leakbound.captured.declared import words_of
 from leakbound.flower.compat import log
 from leakbound.flower.grid import InProcessGrid
 from leakbound.flower.messages import COUNTS, SENT, first, is_train, only_arrays, read
@@ -287,10 +288,19 @@ def capture_app(
     config = {**known, **(run_config or {})}
     with files.writing(Path(out)):
         files.folder(Path(out))
-    with _importing(place):
+    from leakbound.flower.applied import (
+        Applied,
+        mods_of,
+    )  # late: it describes this module's classes
+
+    applied = Applied()
+    with _importing(place), applied.watching():
         server = _component(place, about, "serverapp", ServerApp, say)
         client = _component(place, about, "clientapp", ClientApp, say)
-        grid = _CapturingGrid(wanted, Path(out), say, client, clients, run_config=config)
+        watched = applied.around(client)
+        grid = _CapturingGrid(
+            wanted, Path(out), say, applied.about, watched, clients, run_config=config
+        )
         hook = register_module_forward_pre_hook(grid.called)
         try:
             server(grid, Context(1, 1, {}, RecordDict(), config))
@@ -300,6 +310,8 @@ def capture_app(
             hook.remove()
     if grid.refusal is not None:
         raise grid.refusal
+    for mistake in (applied.described(mods_of(client)) or (None, ()))[1]:
+        say(f"{mistake.name}: {mistake.text}")
     if grid.problem is not None and grid.round not in grid.seen:
         raise ValueError(f"no client answered in round {grid.round}: {grid.problem}")
     missing = [number for number in wanted if number not in grid.seen]
@@ -316,10 +328,19 @@ class _Enough(BaseException):
 
 
 class _CapturingGrid(InProcessGrid):
-    def __init__(self, wanted: tuple[int, ...], out: Path, say: Say, *app: Any, **given: Any):
+    def __init__(
+        self,
+        wanted: tuple[int, ...],
+        out: Path,
+        say: Say,
+        declared: Callable[[Message], Mapping[str, str]],
+        *app: Any,
+        **given: Any,
+    ) -> None:
         super().__init__(*app, **given, on_exchange=self._keep)
         self.round, self.seen, self.written = 0, set[int](), list[Path]()
-        self._wanted, self._out, self._say = wanted, out, say
+        self._wanted, self._out, self._say, self._declared = wanted, out, say, declared
+        self._said = {""}
         self.problem: str | None = None
         self.refusal: ValueError | None = None
         self._models: dict[type[nn.Module], tuple[str, int]] = {}
@@ -364,7 +385,8 @@ class _CapturingGrid(InProcessGrid):
         except ValueError as error:
             self.problem = self.problem or str(error)
             return
-        about = {**capture.about, **self._model(len(capture.update))}
+        seen = self._declared(reply) if capture.kind != TREES else {}
+        about = {**capture.about, **self._model(len(capture.update)), **seen}
         try:
             path = keep(self._out, replace(capture, about=about))
         except ValueError as error:
@@ -373,6 +395,9 @@ class _CapturingGrid(InProcessGrid):
         self.seen.add(self.round)
         self.written.append(path)
         self._say(f"kept {path.parent.name}/{path.name}")
+        if (text := words_of(about)) not in self._said:
+            self._said.add(text)
+            self._say(text)
 
 
 def _about(folder: Path) -> dict[str, Any]:

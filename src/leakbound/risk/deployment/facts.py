@@ -14,19 +14,6 @@ import msgspec
 
 from leakbound import check
 
-__all__ = [
-    "Adaptive",
-    "Claim",
-    "ClipFacts",
-    "Deployment",
-    "Local",
-    "Mistake",
-    "Noise",
-    "Participation",
-    "Record",
-    "AggregationFacts",
-]
-
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass

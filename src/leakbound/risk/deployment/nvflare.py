@@ -28,8 +28,6 @@ from leakbound.risk.deployment.facts import (
 )
 from leakbound.risk.deployment.mistakes import find
 
-__all__ = ["read"]
-
 MOST_BYTES = 2**20
 """The most bytes of a file of settings."""
 TRAIN = "train"

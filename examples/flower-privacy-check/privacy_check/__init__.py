@@ -1,0 +1,1 @@
+"""privacy_check: a Flower app that states what its own privacy settings protect."""

@@ -1,0 +1,208 @@
+"""What an app's own strategy and mods did to each update: watched while they run, not declared."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message
+from flwr.clientapp import client_app as client_apps
+from flwr.clientapp.mod import centraldp_mods, localdp_mod
+from flwr.serverapp.strategy import Strategy
+
+from leakbound.captured import declared
+from leakbound.defenses import Clip, Defense, GaussianNoise, chain
+from leakbound.flower.facts import describe
+from leakbound.flower.messages import digest, only_arrays
+from leakbound.flower.nesting import Seal, watched_seals
+from leakbound.meter.defended import computes_anew
+from leakbound.risk.deployment.facts import Deployment, Mistake
+
+
+@dataclass(frozen=True)
+class AppliedStep:
+    """One change of an update: its links in units of the weights, and digests around it.
+
+    `links` is empty if the change is no clip and no noise of a fixed level.
+    """
+
+    who: str
+    links: tuple[Defense, ...]
+    given: str
+    out: str
+    anew: bool = False
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        return self.given, self.who.partition("(")[0]
+
+
+class Applied:
+    """Watches an app in this process: which strategy started, which mods changed an update how.
+
+    A step counts only if the arrays that it left are those of the next step, and of the reply.
+    """
+
+    def __init__(self) -> None:
+        self.strategy: Any = None
+        self.rounds: int | None = None
+        self.arrays: ArrayRecord | None = None
+        self._steps: list[AppliedStep] = []
+        self._keys: list[str] = []
+        self._rates = set[float]()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Import and run the app inside this block; Flower's functions are put back after it."""
+        local, fixed, adaptive = "LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod"
+        places: list[tuple[Any, str, Callable[[Any], Any]]] = [
+            (Strategy, "start", self._start),
+            (client_apps, "make_ffn", _with_mods),
+            (localdp_mod, "compute_clip_model_update", self._change(local, Clip)),
+            (localdp_mod, "add_gaussian_noise_inplace", self._change(local, GaussianNoise)),
+            (centraldp_mods, "compute_clip_model_update", self._change(fixed, Clip)),
+            (centraldp_mods, "compute_adaptive_clip_model_update", self._change(adaptive, Clip)),
+        ]
+        with ExitStack() as stack:
+            for place, name, around in places:
+                if (real := getattr(place, name, None)) is not None:
+                    setattr(place, name, around(real))
+                    stack.callback(setattr, place, name, real)
+            yield
+
+    def around(self, app: Any) -> Callable[..., Message]:
+        """The client's app, watched from each message to its reply."""
+
+        def call(message: Message, context: Any) -> Message:
+            records = list(message.content.array_records.values())
+            self._steps, self._rates = [], set()
+            self._keys = list(records[0]) if len(records) == 1 else []
+            with watched_seals(self._sealed):
+                reply: Message = app(message, context)
+            return reply
+
+        return call
+
+    def about(self, reply: Message) -> dict[str, str]:
+        """The metadata of the last reply's update: what it declares, and what it does not."""
+        found = {declared.NOTE: text} if (text := self._note_of_server()) else {}
+        if not self._steps:
+            return found
+        want, kept = digest(only_arrays(reply.content, "the reply")[1]), list[AppliedStep]()
+        for step in reversed(self._steps):
+            if step.out == want:
+                kept, want = [step, *kept], step.given
+                if step.anew:
+                    break
+        who = " and ".join(dict.fromkeys(step.who for step in kept or self._steps))
+        links = [link for step in kept for link in step.links]
+        if not kept:
+            words = f"{who} ran, but something changed the weights afterwards: nothing is declared"
+        elif not links or not all(step.links for step in kept):
+            words = f"{who} ran, but not as a clip or noise of all weights: nothing is declared"
+        else:
+            try:
+                chain(*links)
+            except ValueError as error:
+                return {**found, declared.NOTE: f"{who} ran: {error}"}
+            how = f"{who}, seen in the app while it ran"
+            return {**found, declared.KEY: declared.text_of(links), declared.FROM: how}
+        return {declared.NOTE: ". ".join([*found.values(), words])}
+
+    def described(self, mods: Sequence[Any]) -> tuple[Deployment, tuple[Mistake, ...]] | None:
+        """The facts of the strategy that started and these mods; None if none started."""
+        if self.strategy is None:
+            return None
+        return describe(self.strategy, mods, rounds=self.rounds, arrays=self.arrays)
+
+    def _note_of_server(self) -> str | None:
+        if self.strategy is None:
+            return None
+        found, _ = describe(self.strategy)
+        if found.noise.at != "server":
+            return None
+        does = "clips and adds noise" if found.clip.at == "server" else "adds noise"
+        return (
+            f"the server's strategy {does} after it has the updates: the server sees each update "
+            "without this, so it is not declared"
+        )
+
+    def _start(self, real: Any) -> Any:
+        signature = inspect.signature(real)
+
+        def start(*given: Any, **named: Any) -> Any:
+            bound = signature.bind(*given, **named)
+            bound.apply_defaults()
+            values = bound.arguments
+            self.strategy, self.rounds = values["self"], values.get("num_rounds")
+            self.arrays = values.get("initial_arrays")
+            return real(*given, **named)
+
+        return start
+
+    def _change(self, mod: str, link: type[Any]) -> Callable[[Any], Any]:
+        """Watch a function of arrays (first) that it changes in place by a level (last)."""
+
+        def around(real: Any) -> Any:
+            signature = inspect.signature(real)
+
+            def change(*given: Any, **named: Any) -> Any:
+                values = list(signature.bind(*given, **named).arguments.values())
+                arrays, level, before = values[0], float(values[-1]), self._digest(values[0])
+                found = real(*given, **named)
+                if level > 0:
+                    self._step(f"Flower's {mod}", [link(level)], before, arrays)
+                return found
+
+            return change
+
+        return around
+
+    def _step(self, who: str, links: Sequence[Defense], before: str, arrays: Any) -> None:
+        if any(np.ndim(v) == 0 and np.asarray(v).dtype.kind == "f" for v in arrays):
+            links = ()  # Flower neither clips a scalar nor adds noise to it
+        self._steps.append(AppliedStep(who, tuple(links), before, self._digest(arrays)))
+
+    def _digest(self, arrays: Sequence[Any]) -> str:
+        """That of the record that Flower's mods make of these arrays."""
+        keys = self._keys if len(self._keys) == len(arrays) else map(str, range(len(arrays)))
+        return digest(
+            ArrayRecord({k: Array(np.asarray(v)) for k, v in zip(keys, arrays, strict=True)})
+        )
+
+    def _sealed(self, seal: Seal) -> None:
+        self._rates.add(seal.rate)
+        try:
+            if len(self._rates) > 1:
+                raise ValueError("two mods divide by different rates")
+            links = tuple(declared.scaled(link, seal.rate) for link in seal.defense.links)
+        except ValueError:
+            links = ()
+        if self._steps and (seal.given, "DefenseMod") == self._steps[-1].origin:
+            del self._steps[-1]  # the outer mod's seal names its links too
+        anew = computes_anew(seal.defense) is not None
+        who = f"DefenseMod({seal.defense!r})"
+        self._steps.append(AppliedStep(who, links, seal.given, seal.digest, anew))
+
+
+def mods_of(app: Any) -> tuple[Any, ...]:
+    """The mods around an app's train function, if it was made while an `Applied` watched."""
+    made = app._call or app._registered_funcs.get("train.default")
+    return tuple(getattr(made, "leakbound_mods", ()))
+
+
+def _with_mods(real: Any) -> Any:
+    def make(function: Any, mods: Sequence[Any]) -> Any:
+        made = real(function, mods)
+
+        def called(*given: Any, **named: Any) -> Any:
+            return made(*given, **named)
+
+        called.leakbound_mods = tuple(mods)  # type: ignore[attr-defined]
+        return called
+
+    return make

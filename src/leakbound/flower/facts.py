@@ -1,0 +1,406 @@
+"""The facts of a deployment from a Flower app's own strategy and mods, and the faults in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from flwr.server.strategy import FedAvg as OlderFedAvg
+from flwr.serverapp.strategy import FedAvg
+
+from leakbound import check
+from leakbound.defenses import (
+    Clip,
+    ClipExamples,
+    GaussianMechanism,
+    GaussianNoise,
+    LaplaceNoise,
+    Mean,
+)
+from leakbound.flower import faults
+from leakbound.flower.compat import flower_name
+from leakbound.flower.meter import LeakMeter
+from leakbound.flower.mods import MASKING, DefenseMod
+from leakbound.risk.deployment import facts, mistakes
+from leakbound.risk.deployment.facts import Deployment, Mistake
+
+CLIPS = frozenset({"fixedclipping_mod", "adaptiveclipping_mod"})
+QUIET = frozenset({"arrays_size_mod", "message_size_mod"})
+# name: (key, whether the guarantee fails, text)
+SAID = {
+    "nan-disables-clip": ("clip.norm", False, "one NaN in an update makes its norm NaN, min(1, NaN)"
+        " is 1, and no entry is clipped; let clients refuse updates that are not finite"),
+    "zero-update-raises": ("clip.norm", False, "an update of zero raises a division by zero, and "
+        "the error reveals it; leave clients out that have nothing to train on"),
+    "adaptive-wrong-sign": ("clip.adaptive", False, "the count of clipped clients is used as the "
+        "count of unclipped ones: the norm runs to 0 or grows until nothing is clipped; take a "
+        "fixed clip norm"),
+    "noise-of-next-norm": ("clip.adaptive", True, "the noise has the level of the next round's "
+        "norm: mu is {ratio:.4g} times as large in a round in which all updates are clipped; take "
+        "a fixed clip norm"),
+    "scalars-pass": ("clip.norm", True, "the array {bare!r} has no dimension: Flower counts it in "
+        "the norm, but does not clip it, and LocalDpMod adds no noise to it; give it the shape "
+        "(1,), or do not send it"),
+    "integer-buffers": ("clip.norm", False, "the array {whole!r} holds whole numbers: clipping it "
+        "raises, and its noise is cut to whole numbers; do not send it"),
+    "example-weights": ("weights", False, "FedAvg weighs updates by num-examples, and the noise is "
+        "for equal weights: a client with a share w of the examples has a mu that is (number of "
+        "clients) times w as large; let clients report equal numbers, or give accountant= to the "
+        "strategy"),
+    "count-mismatch": ("participation.replies", False, "the noise is for {count} replies; fewer "
+        "only cause a warning: with half of them mu is twice as large; give accountant= to the "
+        "strategy, which stops such a round"),
+    "no-average": ("weights", True, "the noise is for an average, and {average} is not FedAvg's: "
+        "what one client moves it by is not known; wrap FedAvg"),
+    "noise-before-clip": ("clip.kind", True, "{noise} adds noise before {clip} clips: the noise "
+        "is scaled down with the update; put the clip after it in the list of mods"),
+    "masked-before-clip": ("secure_aggregation", True, "{mask} masks the update before it is "
+        "clipped; put it first in the list of mods"),
+    "clip-of-average": ("clip.at", True, "under secure aggregation the server can clip only the "
+        "average, so no client's part is bounded; clip on the clients"),
+    "no-client-clip": ("clip.kind", True, "the strategy relies on clients that clip, and they have "
+        "no {mod}; add it"),
+    "unknown-mod": ("clip.norm", False, "{late} runs between the clip and the noise and may undo "
+        "the clip; put it last in the list of mods"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModEffect:
+    """What one mod does to a client's update, as one step: a clip, a noise, or something else.
+
+    `gradient`: its levels are in units of the gradient, and the learning rate is not known.
+    """
+
+    name: str
+    clip: facts.ClipFacts | None = None
+    noise: facts.Noise | None = None
+    claim: facts.Claim | None = None
+    local: facts.Local | None = None
+    masks: bool = False
+    unknown: bool = False
+    gradient: bool = False
+
+
+@dataclass(frozen=True)
+class ServerRule:
+    """A strategy: the wrapper that adds noise (None: no such one), and the one that averages."""
+
+    outer: Any
+    noisy: Any
+    inner: Any
+
+    @property
+    def name(self) -> str:
+        return (flower_name(self.noisy) if self.noisy is not None else None) or ""
+
+    @property
+    def known(self) -> bool:
+        """Whether it is Flower's own, or averages as FedAvg does: it then adds no other noise."""
+        return _averages(self.inner) or type(self.inner).__module__.startswith("flwr.")
+
+    @property
+    def adapts(self) -> bool:
+        return "Adaptive" in self.name
+
+    @property
+    def mod(self) -> str | None:
+        """The mod whose clip the strategy relies on; None if it clips itself, or not at all."""
+        if "ClientSide" not in self.name:
+            return None
+        return "adaptiveclipping_mod" if self.adapts else "fixedclipping_mod"
+
+    @property
+    def strict(self) -> bool:
+        """Whether an accountant enforces equal weights and the number of replies."""
+        return getattr(self.noisy, "accountant", None) is not None
+
+
+def describe(
+    strategy: Any,
+    mods: Sequence[Any] = (),
+    *,
+    rounds: int | None = None,
+    population: int | None = None,
+    sizes: Sequence[int] | None = None,
+    replies: int | None = None,
+    arrays: Mapping[str, Any] | None = None,
+    seeded: bool | None = None,
+) -> tuple[Deployment, tuple[Mistake, ...]]:
+    """The facts of a Flower app from its live objects, and what makes its protection smaller.
+
+    Nothing is sent and no client is asked. Faults of the installed Flower are found by calls of
+    its own classes on a few numbers. What an app's objects do not state stays "not stated".
+
+    Args:
+        strategy: of `flwr.serverapp.strategy` or `flwr.server.strategy`, also inside `Watched`.
+        mods: of the clients, as given to the `ClientApp`: the first is the outermost. None given
+            means that clients have none.
+        rounds: of the training.
+        population: number of connected clients.
+        sizes: number of examples of each client of a round.
+        replies: the smallest number of clients whose update arrives in a round.
+        arrays: the model's arrays by name, such as an `ArrayRecord`, to find whole-number buffers.
+        seeded: whether NumPy's global generator, from which Flower draws, has a known seed.
+
+    Returns:
+        The facts, with norms and noise in units of the weights (of the gradient for a `DefenseMod`
+        whose learning rate is a key), and the mistakes: those of Flower first.
+
+    Raises:
+        ValueError: a count is not a whole number of at least 1.
+
+    Source: Flower 1.41.0; McMahan et al. 2018 (fixed clipping), Andrew et al. 2021 (adaptive).
+
+    Example:
+        >>> from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+        >>> rule = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 0.5, 10)
+        >>> found, _ = describe(rule, rounds=50, population=10)
+        >>> found.clip.norm, found.noise.multiplier, found.noise.at, found.participation.law
+        (0.5, 1.0, 'server', 'all')
+    """
+    check.given(check.count, rounds=rounds, population=population, replies=replies)
+    rule = _rule(strategy)
+    effects = [one for mod in reversed(mods) for one in _effects(mod, rule)]
+    clip, noise, claim, local = _client(effects, rule)
+    if rule.noisy is not None and "none" in (noise.at, clip.kind):
+        clip, noise, claim = _server(rule, effects)
+        local = facts.Local()
+    elif noise.at == "none" and not rule.known:
+        noise, clip = facts.Noise(), facts.ClipFacts() if clip.kind == "none" else clip
+    if noise.seeded is None and noise.at != "none":
+        noise = msgspec.structs.replace(noise, seeded=seeded)
+    who = _participation(rule, population, replies)
+    if noise.at == "server" and who.cohort and rule.noisy.num_sampled_clients != who.cohort:
+        noise, claim = _divided(rule, noise, who.cohort)
+    masked = any(one.masks for one in effects)
+    given = Deployment(
+        title=f"Flower: {rule.name or type(rule.outer).__name__}",
+        unit="client" if noise.at in ("client", "server") else None,
+        clip=clip,
+        noise=noise,
+        weights=_weights(rule),
+        sizes=None if sizes is None else tuple(sizes),
+        rounds=rounds,
+        participation=who,
+        secure_aggregation=facts.AggregationFacts(on=True, kind="secagg") if masked else None,
+        local=local,
+        correlation=None if noise.at is None else "none",
+        claim=claim,
+        sends=("examples", "clip bit") if "adaptiveclipping_mod" in _names(effects) else None,
+    )
+    named = (*_of_flower(effects, rule, given, arrays), *_of_order(effects, rule, given))
+    own = [_said(name, names) for name, names in named]
+    adaptive = any(one.key == "clip.adaptive" for one in own)
+    general = (m for m in mistakes.find(given) if not (adaptive and m.name == "adaptive-clip"))
+    return given, (*own, *general)
+
+
+def _rule(strategy: Any) -> ServerRule:
+    while type(strategy).__module__.startswith("leakbound."):  # `Watched`, `WatchedSum`
+        strategy = strategy.strategy
+    noisy, inner = None, strategy
+    while hasattr(inner, "strategy"):
+        if noisy is None and (flower_name(inner) or "").startswith("DifferentialPrivacy"):
+            noisy = inner
+        inner = inner.strategy
+    return ServerRule(strategy, noisy, inner)
+
+
+def _effects(mod: Any, rule: ServerRule) -> Iterator[ModEffect]:
+    """A mod's steps in the order in which they change the update."""
+    name = flower_name(mod) or str(getattr(mod, "__name__", type(mod).__name__))
+    if name == "LocalDpMod":
+        yield ModEffect(name, clip=facts.ClipFacts(norm=mod.clipping_norm, kind="l2", at="client"))
+        own = {"epsilon": mod.epsilon or None, "delta": mod.delta}
+        noise = facts.Noise(sensitivity=mod.sensitivity or None, at="client", **own)
+        claim = facts.Claim(rounds=1, unit="client", neighbors="add-remove", **own)
+        yield ModEffect(name, noise=noise, claim=claim)
+    elif name in CLIPS:
+        norm = rule.noisy.clipping_norm if rule.mod == name else None
+        yield ModEffect(name, clip=_clip(rule, norm, "client"))
+    elif name in MASKING:
+        yield ModEffect(name, masks=True)
+    elif isinstance(mod, DefenseMod):
+        yield from (_of_link(mod, link) for link in mod.defense.links)
+    elif not isinstance(mod, LeakMeter) and name not in QUIET:
+        yield ModEffect(name, unknown=True)
+
+
+def _of_link(mod: DefenseMod, link: Any) -> ModEffect:
+    name, replayed = f"DefenseMod({link!r})", mod.seed is not None
+    rate = mod.setup.learning_rate
+    gradient, rate = isinstance(rate, str), 1.0 if isinstance(rate, str) else rate
+    if isinstance(link, Clip):
+        own = facts.ClipFacts(norm=rate * link.clip_norm, kind="l2", at="client")
+        return ModEffect(name, clip=own, gradient=gradient)
+    if isinstance(link, ClipExamples):
+        return ModEffect(
+            name, clip=facts.ClipFacts(norm=link.clip_norm, kind="example", at="client")
+        )
+    if isinstance(link, GaussianNoise):
+        level = facts.Noise(std=rate * link.noise_std, at="client", seeded=replayed)
+        return ModEffect(name, noise=level, gradient=gradient)
+    if isinstance(link, GaussianMechanism):
+        level = facts.Noise(multiplier=link.noise_multiplier, at="optimizer", seeded=replayed)
+        steps, batch = mod.setup.steps, mod.setup.batch_size
+        local = facts.Local(steps=steps, batch=batch, normalizer="realized")
+        return ModEffect(name, noise=level, local=local)
+    if isinstance(link, LaplaceNoise):
+        return ModEffect(name, noise=facts.Noise(at="client", seeded=replayed))  # no L2 statement
+    return ModEffect(name, unknown=not isinstance(link, Mean))
+
+
+def _client(
+    effects: Sequence[ModEffect], rule: ServerRule
+) -> tuple[facts.ClipFacts, facts.Noise, facts.Claim, facts.Local]:
+    """The first noise of the clients, and the last clip before it."""
+    at = next((i for i, one in enumerate(effects) if one.noise is not None), len(effects))
+    bound = next((one for one in reversed(effects[:at]) if one.clip is not None), None)
+    clip = facts.ClipFacts(kind="none") if bound is None or bound.clip is None else bound.clip
+    if at == len(effects):
+        return clip, facts.Noise(at="none"), facts.Claim(), facts.Local()
+    first = effects[at]
+    noise = first.noise or facts.Noise()
+    if bound is not None and bound.gradient != first.gradient:  # the rate between is not known
+        noise = msgspec.structs.replace(noise, std=None)
+    return clip, noise, first.claim or facts.Claim(), first.local or facts.Local()
+
+
+def _server(
+    rule: ServerRule, effects: Sequence[ModEffect]
+) -> tuple[facts.ClipFacts, facts.Noise, facts.Claim]:
+    """The noise that the strategy adds, and the clip that it relies on."""
+    if rule.mod is None:
+        clip = _clip(rule, rule.noisy.clipping_norm, "server")
+    else:
+        own = (one.clip for one in effects if one.name == rule.mod)
+        clip = next(own, None) or facts.ClipFacts(kind="none")
+    z = float(rule.noisy.noise_multiplier)
+    if rule.adapts and z > 0:  # the attribute is z_v, which leaves room for the clip bits
+        z = (z**-2 + (2 * rule.noisy.clipped_count_stddev) ** -2) ** -0.5
+    claim = facts.Claim()
+    if rule.strict:
+        own = rule.noisy.accountant.config
+        claim = facts.Claim(delta=own.target_delta, unit="client", neighbors="add-remove")
+    return clip, facts.Noise(multiplier=z, at="server"), claim
+
+
+def _clip(rule: ServerRule, norm: float | None, at: Any) -> facts.ClipFacts:
+    if norm is None or not rule.adapts:
+        return facts.ClipFacts(norm=norm, kind="l2", at=at)
+    own, wrong = rule.noisy, bool(faults.of_adaptive(rule.name))
+    adaptive = facts.Adaptive(
+        quantile=own.target_clipped_quantile,
+        rate=own.clip_norm_lr,
+        bit_noise=own.clipped_count_stddev or None,
+        faults=wrong,
+    )
+    return facts.ClipFacts(norm=norm, kind="adaptive", adaptive=adaptive, at=at)
+
+
+def _averages(inner: Any) -> bool:
+    """Whether the updates are averaged as FedAvg does."""
+    for kind, name in ((FedAvg, "aggregate_train"), (OlderFedAvg, "aggregate_fit")):
+        if isinstance(inner, kind):
+            return getattr(type(inner), name) is getattr(kind, name)
+    return False
+
+
+def _weights(rule: ServerRule) -> Any:
+    if not _averages(rule.inner):
+        return None
+    return "uniform" if rule.strict else "examples"
+
+
+def _participation(
+    rule: ServerRule, population: int | None, replies: int | None
+) -> facts.Participation:
+    inner, said = rule.inner, getattr(rule.noisy, "num_sampled_clients", None)
+    share = getattr(inner, "fraction_train", getattr(inner, "fraction_fit", None))
+    least = getattr(inner, "min_train_nodes", getattr(inner, "min_fit_clients", None))
+    if rule.strict:
+        replies, held = said, rule.noisy.accountant.config.population_size
+        population = held if population is None else population
+    if share is None or least is None:
+        return facts.Participation(cohort=said, population=population, replies=replies)
+    cohort = said
+    if population is not None:
+        cohort = max(1, min(population, max(int(population * share), least)))
+    everyone = share >= 1 or cohort == population
+    law: Any = "all" if everyone else "fixed-size"
+    return facts.Participation(law=law, cohort=cohort, population=population, replies=replies)
+
+
+def _divided(rule: ServerRule, noise: facts.Noise, cohort: int) -> tuple[facts.Noise, facts.Claim]:
+    """The noise on the sum of the clients that are really sampled."""
+    said, z = rule.noisy.num_sampled_clients, noise.multiplier or 0.0
+    because = f"it is divided by num_sampled_clients = {said}, and {cohort} clients are sampled"
+    return (
+        msgspec.structs.replace(noise, multiplier=z * cohort / said),
+        facts.Claim(multiplier=z, because=because),
+    )
+
+
+def _names(effects: Sequence[ModEffect]) -> set[str]:
+    return {one.name for one in effects if one.clip is not None}
+
+
+def _of_flower(
+    effects: Sequence[ModEffect],
+    rule: ServerRule,
+    given: Deployment,
+    arrays: Mapping[str, Any] | None,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Faults of the installed Flower that this app meets: names, and what their texts name."""
+    clips = _names(effects) | ({rule.name} if "ServerSide" in rule.name else set())
+    found = {fault for name in clips for fault in faults.of_clip(name)}
+    found |= faults.of_adaptive(rule.name) if rule.adapts else set()
+    sent = {name: (tuple(v.shape), str(v.dtype)) for name, v in (arrays or {}).items()}
+    bare = next((name for name, (shape, _) in sent.items() if not shape), None)
+    whole = next((name for name, (shape, kind) in sent.items() if shape and "int" in kind), None)
+    adaptive, who = given.clip.adaptive, given.participation
+    ratio = math.exp(adaptive.rate * (1 - adaptive.quantile)) if adaptive else None
+    needs = {"scalars-pass": bare, "integer-buffers": whole, "noise-of-next-norm": ratio}
+    for name in SAID:
+        if name in found and needs.get(name, True) is not None:
+            yield name, {"bare": bare, "whole": whole, "ratio": ratio}
+    if given.noise.at != "server":
+        return
+    if given.weights == "examples" and given.sizes is None:
+        yield "example-weights", {}
+    unsure = who.population is None or who.replies is None
+    if unsure and not rule.strict and faults.only_warns(rule.name):
+        yield "count-mismatch", {"count": rule.noisy.num_sampled_clients}
+    if not _averages(rule.inner):
+        yield "no-average", {"average": type(rule.inner).__name__}
+
+
+def _of_order(
+    effects: Sequence[ModEffect], rule: ServerRule, given: Deployment
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Mods that are missing or in a wrong place."""
+    noises = [i for i, one in enumerate(effects) if one.noise is not None]
+    clips = [i for i, one in enumerate(effects) if one.clip is not None]
+    masks = [i for i, one in enumerate(effects) if one.masks]
+    if noises and clips and given.clip.kind == "none":
+        names = {"noise": effects[noises[0]].name, "clip": effects[clips[0]].name}
+        yield "noise-before-clip", names
+    if masks and max([*noises, *clips], default=-1) > masks[0]:
+        yield "masked-before-clip", {"mask": effects[masks[0]].name}
+    if masks and "ServerSide" in rule.name:
+        yield "clip-of-average", {}
+    if rule.mod is not None and rule.mod not in _names(effects):
+        yield "no-client-clip", {"mod": rule.mod}
+    end = noises[0] if noises else len(effects)
+    late = [one.name for one in effects[min(clips, default=end) : end] if one.unknown]
+    if late and (noises or rule.noisy is not None):
+        yield "unknown-mod", {"late": late[0]}
+
+
+def _said(name: str, names: Mapping[str, Any]) -> Mistake:
+    key, fatal, text = SAID[name]
+    return Mistake(name=name, key=key, text=text.format(**names), fatal=fatal)
