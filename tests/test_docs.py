@@ -10,8 +10,8 @@ import pytest
 
 from leakbound import cli, registry
 from leakbound.audit import parse
-from leakbound.registry import spec_of
 from leakbound.cli.options import AttackOptions
+from leakbound.registry import spec_of
 from leakbound.risk import deployment
 
 ROOT = Path(__file__).parent.parent
