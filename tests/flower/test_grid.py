@@ -6,6 +6,7 @@ import sys
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from leakbound.flower import InProcessGrid, run
@@ -75,3 +76,9 @@ def test_importing_it_imports_neither_ray_nor_opacus():
     code = "import sys, leakbound.flower; print(sorted({'ray', 'opacus'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_app_that_waits_for_more_clients_is_not_run_forever(flower, batches):
+    strategy = FedAvg(min_available_nodes=5)
+    with pytest.raises(ValueError, match="clients is 2, and the app waits for more"):
+        run(flower.server_app(1, strategy=strategy), flower.client_app(batches=batches), 2)

@@ -1,5 +1,6 @@
 """The reports to Flower: their code prints what they say, and each fault has one."""
 
+import logging
 import re
 from pathlib import Path
 
@@ -26,10 +27,13 @@ def test_the_code_prints_what_the_report_says(page, capsys):
         for kind in ("python", "text")
     )
     state = np.random.get_state()  # noqa: NPY002  Flower draws from it
+    logger = logging.getLogger("flwr")
+    level = logger.level
     try:
         exec(compile(code, page.name, "exec"), {"__name__": "report"})
     finally:
         np.random.set_state(state)  # noqa: NPY002
+        logger.setLevel(level)
     assert capsys.readouterr().out == shown
     heads = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert heads == ["Code that shows it", "Expected", "Consequence", "Suggested change"]

@@ -357,9 +357,6 @@ class BoundOptions(TrainingOptions):
     Prints the success that an attack attains and the upper bound for all attackers.
 
       leakbound bound --noise-multiplier 1 --data mnist5k --psnr 25 30
-
-    For a federated training, with who sees what, over all rounds:
-
       leakbound bound --deployment deployment.toml
     """
 
@@ -370,14 +367,14 @@ class BoundOptions(TrainingOptions):
         "Risk": "psnr share eta accept prior labels_known",
         "Output": "explain delta out json",
     }
-    RARE: ClassVar = "schema dim norm size channels exclude eta delta"
+    RARE: ClassVar = "schema dim norm size channels exclude eta delta audience share labels_known"
 
     deployment: File = None
-    """A deployment file: who clips, who adds noise, who takes part."""
+    """Who clips, adds noise, takes part."""
     flower: File = None
     """pyproject.toml of a Flower app. Only its run config is read; no code runs."""
     nvflare: File = None
-    """config_fed_client.json or .conf of an NVFlare job, or privacy.json. No code runs."""
+    """config_fed_client.json of an NVFlare job. Or its .conf, or privacy.json. No code runs."""
     audience: Annotated[tuple[Literal["server", "clients"], ...], Option("WHO ...")] = (
         "server",
         "clients",
@@ -412,7 +409,7 @@ class Calibrate(TrainingOptions):
         "Risk": "prior labels_known",
         "Output": "explain delta json",
     }
-    RARE: ClassVar = "schema dim norm size channels exclude delta"
+    RARE: ClassVar = "schema dim norm size channels exclude delta audience unit labels_known"
 
     target: Annotated[str, Option("TARGET")]
     """The risk that you accept. Write "psnr>=20 with probability<=0.001", or "mse<=0.01 with ..."

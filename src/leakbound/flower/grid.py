@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from logging import ERROR
 from typing import Any
@@ -12,6 +13,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from leakbound import check
 from leakbound.flower.compat import delivered, empty_run, error_reply, log, take_identity
+
+POLLS, APART = 3, 0.5
+"""So many questions for nodes in a row, so many seconds apart, wait for nodes that never come."""
 
 
 class InProcessGrid(Grid):
@@ -46,6 +50,7 @@ class InProcessGrid(Grid):
         self._app, self._run_id, self._on_exchange = client_app, run_id, on_exchange
         self._replies: dict[str, Message] = {}
         self._count = 0
+        self._polls, self._polled = 0, 0.0
         self.contexts: dict[int, Context] = {}
         for number in range(clients):
             node = number + 2  # 1 is the server
@@ -70,11 +75,24 @@ class InProcessGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
+        """All nodes.
+
+        Raises:
+            ValueError: the app asks again and again, as one that waits for more nodes does.
+        """
+        now = time.monotonic()
+        self._polls = self._polls + 1 if now - self._polled > APART else 0
+        self._polled = now
+        if self._polls > POLLS:
+            raise ValueError(
+                f"clients is {len(self.contexts)}, and the app waits for more (its strategy's "
+                "min_available_nodes); give as many"
+            )
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Get every client's answer, in the order of the messages."""
-        names = []
+        names, self._polls = [], 0
         for message in messages:
             self._count += 1
             names.append(str(self._count))
