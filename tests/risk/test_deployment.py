@@ -638,3 +638,13 @@ def test_correlated_noise_of_a_deployment():
     for mu, value in ((1.0, ".004333"), (2.0, ".04377")):
         found = edge(facts(rounds=10, participation=bins, level={"multiplier": 1 / mu}))
         digits(found.bound(KAPPAS[:1]), value)
+
+
+def test_rounds_add_up_for_pure_epsilon_and_shuffled_batches():
+    pure = edge(facts(clip={}, level={"pure_epsilon": 0.5}, rounds=4))
+    assert pure.epsilon(1e-5) == 2.0
+    assert pure.bound(math.log(1e-3)) == pytest.approx(math.exp(2.0) * 1e-3)
+    table = SEEDED["shuffled-batches"][0] | {"rounds": 3}
+    found = edge(table, "example", "server")  # 10 epochs in each of 3 rounds
+    wanted = identification.gaussian(1.0, kappa=1e-3, steps=30)
+    assert found.bound(math.log(1e-3)) == pytest.approx(wanted)
