@@ -111,7 +111,8 @@ def test_json_and_files(file, tmp_path, capsys):
 
 FTRL = """
 clip = {norm = 1.0, kind = "l2"}
-noise = {at = "client", seeded = false}
+noise = {at = "server", on = "sum", seeded = false}
+weights = "uniform"
 rounds = 64
 participation = {law = "server-picks", min_separation = 16}
 correlation = "WORD"
@@ -121,7 +122,8 @@ unit = "example"
 
 def test_noise_is_calibrated_for_a_deployment(file, capsys):
     target = "psnr>=25 with probability<=0.02"
-    given = ["calibrate", "--target", target, "--data", "mnist5k", "--deployment"]
+    given = ["calibrate", "--target", target, "--data", "mnist5k", "--audience", "clients"]
+    given.append("--deployment")
     found = {}
     for word in ("none", "band:4", "root"):
         assert call(*given, file(FTRL.replace("WORD", word)), "--json") == 0
@@ -133,13 +135,12 @@ def test_noise_is_calibrated_for_a_deployment(file, capsys):
     shown = ["bound", "--deployment", whole, "--data", "mnist5k", "--psnr", 25, "--json"]
     call(*shown, "--accept", 0.02)
     rows = {(r["audience"], r["unit"]): r for r in json.loads(capsys.readouterr().out)["rows"]}
-    assert rows["server", "example"]["thresholds"][0]["bound"] == pytest.approx(0.02, rel=0.01)
-    assert rows["server", "example"]["protected"]
+    assert rows["clients", "example"]["thresholds"][0]["bound"] == pytest.approx(0.02, rel=0.01)
+    assert rows["clients", "example"]["protected"]
 
 
 def test_no_noise_helps_against_a_server_that_adds_it(file, capsys):
-    text = FTRL.replace("WORD", "none").replace('"client"', '"server", on = "sum"')
-    text += 'weights = "uniform"\n'
+    text = FTRL.replace("WORD", "none")
     given = ["calibrate", "--target", "psnr>=25 with probability<=0.02", "--data", "mnist5k"]
     assert call(*given, "--deployment", file(text)) == 2
     assert "the server itself sees every update" in capsys.readouterr().err

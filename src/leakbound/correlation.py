@@ -28,7 +28,7 @@ MOST_ROUNDS, MOST_BYTES = 2048, 2**28
 """Largest number of rounds of a factor, and largest size of a file with one."""
 FEW, DEEP = 2000, 256
 """`sensitivity` tries all patterns of a scheme if there are at most FEW, in at most DEEP rounds."""
-SWEEPS, STILL = 2000, 1e-13
+SWEEPS, STILL, WORK = 2000, 1e-13, 10**9
 TINY = 1e-12
 """Smaller diagonal entries, relative to the largest entry, count as none."""
 WORDS = "none, root, tree, tree_prefixes, band:4, bisr:4, blt:0.9,0.5/0.1,0.2 or FILE.npy"
@@ -163,6 +163,8 @@ class Factor:
             ValueError: the file is missing, too large, or no matrix of numbers.
         """
         try:
+            if not Path(path).is_file():
+                raise ValueError("it is no regular file")
             size = Path(path).stat().st_size
             if size > MOST_BYTES:
                 raise ValueError(f"it has {size} bytes, more than {MOST_BYTES}")
@@ -329,7 +331,7 @@ def squared_sensitivity(gram: ArrayLike) -> float:
     draws = np.random.default_rng(0).standard_normal((count, int(np.sqrt(2 * count)) + 2))
     own = draws / np.linalg.norm(draws, axis=1, keepdims=True)
     value = -np.inf
-    for _ in range(SWEEPS):
+    for _ in range(min(SWEEPS, max(1, WORK // count**3))):  # the dual holds after any number
         for i in range(count):
             pull = part[i] @ own - part[i, i] * own[i]
             length = float(np.linalg.norm(pull))

@@ -144,7 +144,7 @@ def test_accumulated_batches_are_divided_by_their_number():
     optimizer.step()
     grad = torch.cat([p.grad.reshape(-1) for p in optimizer.params])
     assert 8 * CLIP / float(grad.norm()) == pytest.approx(2 * 6, rel=1e-4)
-    with pytest.raises(NotApplicable, match="batches came from elsewhere"):
+    with pytest.raises(NotApplicable, match="exactly one new batch"):
         engine.risk(**ASK)
     _, private = made()
     module, _, _ = private

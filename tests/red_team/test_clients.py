@@ -102,7 +102,7 @@ SCENES = {
         [(1.0, shares(3.0, 40, 39))],
     ),
     "weights": (
-        given("server", 2.0, participation={"law": "all", "cohort": 10})
+        given("server", 2.0, participation={"law": "all", "cohort": 10, "replies": 10})
         | {"weights": "examples", "sizes": [300] + 9 * [100]},
         "clients",
         [(1.0, averaged(2.0, 10, [300] + 9 * [100]))],

@@ -261,6 +261,8 @@ def _client(
     at = next((i for i, one in enumerate(effects) if one.noise is not None), len(effects))
     bound = next((one for one in reversed(effects[:at]) if one.clip is not None), None)
     clip = facts.ClipFacts(kind="none") if bound is None or bound.clip is None else bound.clip
+    if bound is not None and any(one.unknown for one in effects[effects.index(bound) : at]):
+        clip = facts.ClipFacts()  # it may undo the clip
     if at == len(effects):
         return clip, facts.Noise(at="none"), facts.Claim(), facts.Local()
     first = effects[at]
@@ -363,7 +365,9 @@ def _of_flower(
     bare = next((name for name, (shape, _) in sent.items() if not shape), None)
     whole = next((name for name, (shape, kind) in sent.items() if shape and "int" in kind), None)
     adaptive, who = given.clip.adaptive, given.participation
-    ratio = math.exp(adaptive.rate * (1 - adaptive.quantile)) if adaptive else None
+    ratio = None
+    if adaptive is not None and adaptive.rate is not None and adaptive.quantile is not None:
+        ratio = math.exp(min(700.0, adaptive.rate * (1 - adaptive.quantile)))
     needs = {"scalars-pass": bare, "integer-buffers": whole, "noise-of-next-norm": ratio}
     for name in SAID:
         if name in found and needs.get(name, True) is not None:

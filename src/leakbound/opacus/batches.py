@@ -56,13 +56,20 @@ def resampled(loader: DataLoader[Any], *, steps: int, seeded: bool) -> DataLoade
     return cast(DataLoader[Any], loader)
 
 
-def counted(loader: DataLoader[Any], started: Callable[[], None]) -> DataLoader[Any]:
-    """A loader that calls `started` with every pass over its examples."""
+def counted(loader: DataLoader[Any], taken: Callable[..., None]) -> DataLoader[Any]:
+    """A loader that calls `taken` for every pass over its examples, and for every batch of it."""
     kind: Any = type(loader)
 
     def passing(self: Any) -> Iterator[Any]:
-        started()
-        return cast(Iterator[Any], kind.__iter__(self))
+        taken(passes=1)
+        own = kind.__iter__(self)
+
+        def given() -> Iterator[Any]:
+            for batch in own:
+                taken(batches=1)
+                yield batch
+
+        return given()
 
     loader.__class__ = type(kind.__name__, (kind,), {"__iter__": passing})
     return loader

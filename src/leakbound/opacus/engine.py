@@ -7,7 +7,6 @@ import math
 import pickle
 import random
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,8 @@ MODES = (*KINDS, "ghost")
 FLAGS = ("experiment_only", "poisson_sampling", "shaped")
 UNSAMPLED = (
     "poisson_sampling is False, and how often an example takes part is not known: the loader has "
-    "its own sampler, batches came from elsewhere, or the engine also trained with Poisson "
-    "sampling; use PyTorch's shuffle=True and a new engine, or poisson_sampling=True"
+    "its own sampler, a step did not have exactly one new batch of it, or the engine also trained "
+    "with Poisson sampling; use PyTorch's shuffle=True and a new engine, or poisson_sampling=True"
 )
 """What `save_checkpoint` adds to Opacus' history under the key "leakbound", with the question."""
 
@@ -77,7 +76,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             super().__init__(accountant=accountant, secure_mode=False)
         self._flags = {"experiment_only": False, "poisson_sampling": True, "shaped": False}
         self._trains = False
-        self._passes, self._batches = 0, 0  # over shuffled examples, and the batches they may have
+        self._passes, self._batches = 0, 0  # over shuffled examples, and batches that they gave
+        self._rate = 0.0  # the largest share of a batch; Opacus multiplies it where batches join
         self._repeats = False  # whether a pass may give an example twice
         self._sampled: set[bool] = set()  # whether trainings had Poisson sampling
         self._divisor = 1
@@ -109,7 +109,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         `whiten` is the shape (None: isotropic), computed every `refresh` steps from `public`:
         public images only, under `public_loss`. `max_grad_norm` bounds the whitened gradients.
         `module` is the plain model, before Opacus adds its hooks. Without `poisson_sampling`, each
-        pass over the data counts as one full-batch step. A seeded `noise_generator` is for
+        pass over the data counts as one full-batch step, if every step takes one new batch of the
+        loader and its `collate_fn` repeats no example. A seeded `noise_generator` is for
         experiments.
 
         The noisy sum is divided by the integer part of examples / batches, a constant; with
@@ -245,7 +246,9 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         if self._flags["poisson_sampling"]:
             return self.accountant
         steps = sum(int(count) for *_, count in self.accountant.history)
-        if self._repeats or len(self._sampled) > 1 or steps > self._batches:
+        joined = any(rate > self._rate * (1 + 1e-9) for _, rate, _ in self.accountant.history)
+        strange = self._repeats or joined or len(self._sampled) > 1
+        if strange or steps != self._batches:
             raise NotApplicable(UNSAMPLED)
         if not steps:
             return []
@@ -261,8 +264,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         noise, _, count = steps[0]
         return float(conversions.epsilon(noise, delta=delta, steps=count))
 
-    def _pass(self, batches: int) -> None:
-        self._passes += 1
+    def _taken(self, *, passes: int = 0, batches: int = 0) -> None:
+        self._passes += passes
         self._batches += batches
 
     def save_checkpoint(
@@ -275,8 +278,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         asked = None
         if self._asked is not None:  # a prior is not a plain value
             asked = {**self._asked, "whom": {**self._asked["whom"], "prior": None}}
-        own = {**self._flags, "asked": asked, "passes": self._passes}
-        own |= {"batches": -1 if self._repeats else self._batches}
+        own: dict[str, Any] = {**self._flags, "asked": asked, "passes": self._passes}
+        own |= {"batches": -1 if self._repeats else self._batches, "rate": self._rate}
         whole = {**(checkpoint_dict or {}), "leakbound": own}
         super().save_checkpoint(checkpoint_dict=whole, **rest)
 
@@ -290,8 +293,12 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         settings = torch_load_kwargs or {}
         whole, kept = _opened(path, settings)
         self._note(*(kept[flag] for flag in FLAGS))
-        passes, batches = kept.get("passes"), kept.get("batches")
-        if type(passes) is int and type(batches) is int and min(passes, batches) >= 0:
+        passes: Any = kept.get("passes")
+        batches: Any = kept.get("batches")
+        rate: Any = kept.get("rate")
+        typed = (type(passes), type(batches), type(rate)) == (int, int, float)
+        if typed and min(passes, batches, rate) >= 0:
+            self._rate = max(self._rate, rate)
             self._passes, self._batches = self._passes + passes, self._batches + batches
         else:
             self._repeats = True
@@ -341,7 +348,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         self._divisor = _expected_size(data_loader)
         if not settings["poisson_sampling"]:
             self._repeats |= not draws_once(data_loader)
-            return counted(made, partial(self._pass, len(data_loader)))
+            self._rate = max(self._rate, 1 / len(data_loader))
+            return counted(made, self._taken)
         return resampled(made, steps=len(data_loader), seeded=self._generator is not None)
 
     def __repr__(self) -> str:

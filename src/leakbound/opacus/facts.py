@@ -70,6 +70,7 @@ def describe(
         "batch": -(-size // len(loader)),
         "steps": epochs * len(loader),
         "examples": size,
+        "rate": 1 / len(loader),
         "normalizer": "expected",
         "sampler": sampler,
         "coupled": coupled,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -32,6 +33,8 @@ SEES_ALL = "the server itself sees every update before any noise"
 NO_LAW = "nothing random hides a client's part, so no law bounds it"
 BITS = 6.0
 """Standard deviations of the noise on the number of clipped clients that a bound allows for."""
+GRID = 64
+"""Points for each factor e of kappa at which a costly bound is computed."""
 BEYOND = 1e-9
 """More than the probability of one normal number above BITS; added for every round."""
 
@@ -136,11 +139,11 @@ class Edge:
 
         One example of a client whose whole update is clipped moves the update by up to 2C.
         """
+        twice = (2 if replace_one else 1) * (2 if self._inside else 1)
         if self.pure is not None:
-            return self.pure
+            return twice * self.pure
         if self.setting is None or self.beyond >= delta:
             return math.inf
-        twice = (2 if replace_one else 1) * (2 if self._inside else 1)
         setting = replace(self.setting, noise_multiplier=self.setting.noise_multiplier / twice)
         if twice > 1 and setting.participation == "hidden":  # absence brings in no other unit
             setting = replace(setting, participation="visible")
@@ -215,6 +218,8 @@ def per_participation(given: Deployment, audience: Audience) -> Level:
     if bad is not None:
         return replace(bad, exact=server and not summed)
     if noise.pure_epsilon is not None:
+        if noise.at != "client":
+            return Level(math.inf, "noise of pure epsilon has a law here at the client alone")
         return Level(math.inf, "a mechanism of pure epsilon each round", pure=noise.pure_epsilon)
     z = _multiplier(clip, noise)
     if noise.at == "client":
@@ -234,13 +239,13 @@ def _unusable(clip: ClipFacts, noise: Noise) -> Level | None:
         return Level(math.inf, "the noise comes from a seed, so it can be subtracted")
     if noise.pure_epsilon is not None:
         return None
-    if clip.kind == "none":
-        return Level(math.inf, "nothing bounds a unit's part")
+    if clip.kind == "none" or (clip.at == "server" and noise.at != "server"):
+        return Level(math.inf, "nothing bounds a unit's part before the noise")
     if clip.l2 is None:
         missing = _missing_clip(clip)
         return Level(math.inf, "the L2 bound of a unit's part is not stated", (missing,))
-    if clip.kind == "adaptive" and clip.adaptive is None:
-        return Level(math.inf, "how the norm adapts is not stated", ("clip.adaptive",))
+    if clip.kind == "adaptive" and noise.multiplier is None:
+        return Level(math.inf, "the norm adapts, and the noise does not follow it")
     if (clip.kind == "example") != (noise.at == "optimizer"):
         return Level(
             math.inf, "a clip of each example's gradient needs noise at the optimizer, and reverse"
@@ -298,15 +303,19 @@ def _shares(given: Deployment, z: float, server: bool) -> Level:
         return Level(math.inf, "how updates are weighted is not stated", ("weights",))
     if given.weights != "uniform":
         return Level(math.inf, "shares of noise that are weighted by examples have no law here")
-    missing, others = list[str](), cohort - 1
-    for name in ("colluding", "dropouts"):
-        number = None if hidden is None else getattr(hidden, name)
-        if number is None:
-            missing.append(f"secure_aggregation.{name}")
-        others = 0 if number is None else others - number
-    left = 1 + max(0, others)  # the client's own share is always there
-    if hidden is not None and None not in (hidden.colluding, hidden.dropouts):
-        left = max(1, cohort - (hidden.colluding or 0) - (hidden.dropouts or 0))
+    missing, senders = list[str](), given.participation.replies
+    colluding = None if hidden is None else hidden.colluding
+    dropouts = None if hidden is None else hidden.dropouts
+    if dropouts is None:
+        missing.append("secure_aggregation.dropouts")
+    elif given.participation.law != "poisson":  # its cohort is random
+        senders = min(senders or cohort, cohort - dropouts)
+    if given.participation.law == "poisson" and senders is None:
+        missing.append("participation.replies")
+    if colluding is None:
+        missing.append("secure_aggregation.colluding")
+    known = None in (senders, colluding, dropouts)
+    left = 1 if known else max(1, (senders or 1) - (colluding or 0))  # the client's own, at least
     words = f"{left} of {cohort} shares of the noise are unknown to the attacker"
     return Level(math.sqrt(cohort / left) / z, words, tuple(missing))
 
@@ -316,41 +325,50 @@ def _after(given: Deployment, z: float) -> Level:
     who, noise = given.participation, given.noise
     if given.weights is None:
         return Level(math.inf, "how updates are weighted is not stated", ("weights",))
-    if given.weights == "uniform" and noise.on == "sum":
-        return Level(1 / z, "the server adds the noise to an unweighted sum")
+    if noise.on == "sum":
+        if given.weights == "uniform":
+            return Level(1 / z, "the server adds the noise to an unweighted sum")
+        return Level(math.inf, "a sum that is weighted by examples is not bounded by the clip")
     if who.cohort is None:
         return Level(math.inf, "the size of the cohort is not stated", ("participation.cohort",))
-    missing = list[str]()
-    if given.weights == "uniform":
-        replies = who.replies
-        if replies is None:
-            missing.append("participation.replies")
-        share: float | None = 1 / (replies or 1)
-        words = f"noise of zC/{who.cohort} on a mean of {replies or 1} or more"
-    else:
-        share = _largest_weight(given)
-        if share is None:
-            missing.append("sizes")
-        words = f"noise of zC/{who.cohort} on a mean in which one client weighs {share or 1:.4g}"
+    missing = [] if who.replies else ["participation.replies"]
+    share, kind = 1 / (who.replies or 1), f"on a mean of {who.replies or 1} or more"
+    if given.weights == "examples":
+        share = max(share, largest_weight(given))
+        missing += [] if given.sizes or given.max_weight else ["sizes"]
+        kind = f"on a mean in which one client weighs {share:.4g}"
     # A standard deviation is stated on the mean itself, a multiplier on the sum.
-    scale = 1 if noise.multiplier is None else who.cohort
-    return Level(scale * (share or 1.0) / z, words, tuple(missing))
+    mu = (1 if noise.multiplier is None else who.cohort) * share / z
+    if noise.on is None:
+        missing.append("noise.on")
+        mu = max(mu, 1 / z)
+    return Level(mu, f"noise for {who.cohort} clients {kind}", tuple(missing))
 
 
-def _largest_weight(given: Deployment) -> float | None:
-    if given.max_weight is not None:
-        return given.max_weight
-    return max(given.sizes) / sum(given.sizes) if given.sizes else None
+def largest_weight(given: Deployment) -> float:
+    """The largest client's share in a mean with the smallest others; 1 if it is not stated."""
+    if given.sizes is None:
+        return given.max_weight or 1.0
+    *others, largest = sorted(given.sizes)
+    return largest / (largest + sum(others[: (given.participation.replies or 1) - 1]))
 
 
 def _adaptive(given: Deployment, level: Level) -> Level:
     """The same with a norm that follows a quantile, and the number of clipped clients sent."""
     adaptive, who = given.clip.adaptive, given.participation
-    if given.clip.kind != "adaptive" or adaptive is None or math.isinf(level.mu):
+    if given.clip.kind != "adaptive" or math.isinf(level.mu):
         return level
-    if adaptive.bit_noise is None:
-        words = "the number of clipped clients is sent with noise that is not stated"
-        return Level(math.inf, words, ("clip.adaptive.bit_noise",))
+    if adaptive is None:
+        return Level(math.inf, "how the norm adapts is not stated", ("clip.adaptive",))
+    for name in ("bit_noise", "quantile", "rate"):
+        if getattr(adaptive, name) is None:
+            words = "how the norm adapts is not stated"
+            return Level(math.inf, words, (f"clip.adaptive.{name}",))
+    if given.correlation != "none":
+        return Level(math.inf, "noise that is correlated over rounds needs one clip norm")
+    assert adaptive.bit_noise is not None
+    assert adaptive.quantile is not None
+    assert adaptive.rate is not None
     if adaptive.faults is False:
         return replace(level, reason=f"{level.reason}; the clip norm adapts within the same budget")
     missing = [] if adaptive.faults else ["clip.adaptive.faults"]
@@ -360,7 +378,7 @@ def _adaptive(given: Deployment, level: Level) -> Level:
         mu = level.mu * clients.adaptive_mu(
             1.0, bit_noise=adaptive.bit_noise * level.mu, norm_ratio=math.exp(adaptive.rate * worst)
         )
-    except ValueError:
+    except (ValueError, OverflowError):
         return Level(math.inf, "the number of clipped clients has too little noise")
     return Level(
         mu,
@@ -375,6 +393,9 @@ def _optimizer(given: Deployment, z: float) -> Level:
     if given.local.coupled is None:
         words = "whether examples see each other in the loss or the model is not stated"
         return Level(math.inf, words, ("local.coupled",))
+    if given.correlation != "none":
+        missing = () if given.correlation else ("correlation",)
+        return Level(math.inf, "noise that is correlated over local steps has no law here", missing)
     if given.local.coupled:
         return Level(math.inf, "examples change each other's gradients, so no clip bounds one")
     return Level(1 / z, "every local step adds noise to clipped gradients of examples")
@@ -383,14 +404,17 @@ def _optimizer(given: Deployment, z: float) -> Level:
 def _local(given: Deployment, level: Level) -> Edge:
     """All local steps of all rounds; a client counts as taking part in every round."""
     local, rounds = given.local, given.rounds or 1
-    missing, size = list[str](), local.examples
-    epoch = None if size is None or local.batch is None else math.ceil(size / local.batch)
+    missing, size, batch = list[str](), local.examples, local.batch
+    epoch = None if size is None or batch is None else math.ceil(size / batch)
+    # loaders may drop the last batch
+    fewest = None if size is None or batch is None else max(1, size // batch)
     steps = local.steps
     if steps is None and epoch is not None and local.epochs is not None:
         steps = epoch * local.epochs
     if steps is None:
         return _unknown("local.epochs" if epoch else "local.examples")
-    q = 1.0 if epoch is None else 1 / epoch
+    largest = max(batch / size, 1 / fewest) if size and batch and fewest else 1.0
+    q = min(1.0, largest if local.rate is None else local.rate)
     if local.sampler == "poisson" and epoch is not None:
         hidden = local.normalizer == "expected" and given.sends is not None
         hidden = hidden and "batch size" not in (given.sends or ())
@@ -404,7 +428,7 @@ def _local(given: Deployment, level: Level) -> Edge:
             given, level, rounds * steps, q, "hidden" if hidden else "visible", words, missing
         )
     if local.sampler == "shuffled" and epoch is not None:
-        count = rounds * math.ceil(steps / epoch)
+        count = rounds * (local.epochs or math.ceil(steps / (fewest or 1)))
         words = "each example takes part once an epoch, as in one full-batch step"
         return _steps(given, level, count, 1.0, "visible", words)
     key = "local.sampler" if local.sampler is None else "local.examples"
@@ -434,10 +458,14 @@ def _steps(
 
 def _rounds(given: Deployment, level: Level, audience: Audience) -> Edge:
     """All rounds of a client, by the law of its participation."""
-    if given.rounds != 1 and given.correlation != "none":
+    if given.correlation != "none":
         return _correlated(given, level, audience)
     who, rounds = given.participation, given.rounds or 1
-    hidden = bool(who.hidden) and audience != "server"
+    if audience == "server" and who.law not in (None, "all", "server-picks"):
+        return _steps(
+            given, level, rounds, 1.0, "visible", f"the server can pick all {rounds} rounds"
+        )
+    hidden = _unseen(given, audience)
     see: Participation = "hidden" if hidden else "visible"
     secret = "nobody here sees who takes part" if hidden else "the audience sees who takes part"
     if who.law in ("fixed-size", "poisson") and who.share is not None:
@@ -474,6 +502,12 @@ def _rounds(given: Deployment, level: Level, audience: Audience) -> Edge:
     return _steps(given, level, rounds, 1.0, "visible", f"all rounds count ({rounds})", [key])
 
 
+def _unseen(given: Deployment, audience: Audience) -> bool:
+    """Whether an audience cannot see who takes part: where noise depends on it, its level shows."""
+    constant = given.noise.at == "server" and given.noise.on == "sum"
+    return bool(given.participation.hidden) and audience != "server" and constant
+
+
 def _correlated(given: Deployment, level: Level, audience: Audience) -> Edge:
     """Noise that cancels across rounds: both sides by the factor C."""
     if given.correlation is None:
@@ -485,27 +519,31 @@ def _correlated(given: Deployment, level: Level, audience: Audience) -> Edge:
         )
     rounds, who = given.rounds or 1, given.participation
     factor = Factor.parse(given.correlation, rounds)
-    share = who.rate if who.law == "cyclic" and audience != "server" and who.hidden else None
+    unseen = _unseen(given, audience)
+    share = who.rate if who.law == "cyclic" and unseen else None
     if share is not None and who.bins is not None and factor.width <= who.bins:
         longest = math.sqrt(float(np.diag(factor.gram).max()))
         turns = math.ceil(rounds / who.bins)
         words = f"in each of {turns} turns of its group, {factor.name}; nobody here sees who"
         own = replace(level, mu=level.mu * longest)
         return replace(_steps(given, own, turns, share, "hidden", words), attack_noise=math.inf)
-    apart = who.min_separation or 1
+    apart, words = who.min_separation or 1, f"{who.min_separation or 1} or more apart"
     scheme = Scheme(separation=apart)
+    if given.noise.at != "server":  # the rows of C are the client's own releases
+        factor, scheme = factor.first(scheme.most_of(rounds)), Scheme()
+        words = "as the client's own releases"
     found = _steps(
         given,
         replace(level, mu=level.mu * factor.sensitivity(scheme)),
         1,
         1.0,
         "visible",
-        f"up to {scheme.most_of(rounds)} of {rounds} rounds, {apart} or more apart, with noise "
-        f"correlated by {factor.name}",
+        f"up to {scheme.most_of(factor.rounds)} of {rounds} rounds, {words}, with noise correlated "
+        f"by {factor.name}",
         [] if who.min_separation else ["participation.min_separation"],
     )
     found = replace(found, attack_noise=1 / (level.mu * factor.attained(factor.worst(scheme))))
-    if who.law == "balls-in-bins" and who.bins and who.hidden and audience != "server":
+    if who.law == "balls-in-bins" and who.bins and unseen:
         found = replace(_in_bins(found, factor, 1 / level.mu, who.bins), missing=())
     return found
 
@@ -513,9 +551,15 @@ def _correlated(given: Deployment, level: Level, audience: Audience) -> Edge:
 def _in_bins(found: Edge, factor: Factor, noise: float, bins: int) -> Edge:
     """The same for a random, hidden bin; the attack that knows the rounds does not apply."""
 
-    def special(blind: Array) -> Array:
-        inside = np.exp(np.clip(blind, -700.0, math.log1p(-1e-12)))
-        each = [balls_in_bins(noise, factor=factor, bins=bins, kappa=float(k)) for k in inside]
+    @cache
+    def at(log: float) -> float:
+        inside = math.exp(min(max(log, -700.0), math.log1p(-1e-12)))
+        return balls_in_bins(noise, factor=factor, bins=bins, kappa=inside)
+
+    def special(blind: Array) -> Array:  # it rises with kappa: the next grid point is above
+        many = blind.size > 16
+        above = np.minimum(0.0, np.ceil(blind * GRID) / GRID) if many else blind
+        each = [at(float(log)) if log > -np.inf else 0.0 for log in above]
         return np.where(blind == 0, 1.0, np.where(blind == -np.inf, 0.0, each))
 
     return replace(found, special=special, attack_noise=math.inf)

@@ -14,6 +14,9 @@ import msgspec
 
 from leakbound import check
 
+LARGEST = 1e12
+"""Largest number in a deployment; larger ones describe no training."""
+
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
@@ -31,8 +34,8 @@ class Adaptive(_Facts, frozen=True):
             norm (flwr 1.41); None: not stated, which counts as true.
     """
 
-    quantile: float = 0.5
-    rate: float = 0.2
+    quantile: float | None = None
+    rate: float | None = None
     bit_noise: float | None = None
     faults: bool | None = None
 
@@ -143,11 +146,10 @@ class Participation(_Facts, frozen=True):
     @property
     def share(self) -> float | None:
         """The probability that a given unit takes part in a round, if it is stated."""
-        if self.rate is not None:
-            return self.rate
-        if self.cohort is None or self.population is None:
-            return None
-        return min(1.0, self.cohort / self.population)
+        known = [] if self.rate is None or self.law == "fixed-size" else [self.rate]
+        if self.cohort is not None and self.population is not None:
+            known.append(self.cohort / self.population)
+        return max(known, default=None)
 
 
 class AggregationFacts(_Facts, frozen=True):
@@ -173,6 +175,7 @@ class Local(_Facts, frozen=True):
     Attributes:
         epochs, batch, steps: `steps` of a round; None: from epochs, batch and `examples`.
         examples: N of one client.
+        rate: of Poisson sampling of examples; None: the largest that batch and examples allow.
         normalizer: what each noisy sum of gradients is divided by: the "expected" batch size, a
             constant, or the "realized" one, which the noise's level then reveals.
         sampler: how batches are drawn.
@@ -185,6 +188,7 @@ class Local(_Facts, frozen=True):
     batch: int | None = None
     steps: int | None = None
     examples: int | None = None
+    rate: float | None = None
     normalizer: Literal["expected", "realized"] | None = None
     sampler: Literal["poisson", "shuffled"] | None = None
     learning_rate: float | None = None
@@ -276,63 +280,101 @@ class Deployment(_Facts, frozen=True):
     correlation: str | None = None
     record: Record = Record()
     claim: Claim = Claim()
-    sends: tuple[str, ...] | None = None
+    sends: tuple[Literal["metrics", "examples", "batch size", "clip bit"], ...] | None = None
 
     def __post_init__(self) -> None:
-        clip, noise, who, local = self.clip, self.noise, self.participation, self.local
-        check.given(
-            check.positive, **{"clip.norm": clip.norm, "local.learning_rate": local.learning_rate}
+        _refuse_extremes(msgspec.to_builtins(self), "")
+        clip, noise, who, hidden = (
+            self.clip,
+            self.noise,
+            self.participation,
+            self.secure_aggregation,
         )
-        check.given(
-            check.non_negative,
-            **{
-                "noise.multiplier": noise.multiplier,
-                "noise.std": noise.std,
-                "noise.pure_epsilon": noise.pure_epsilon,
-            },
-        )
-        check.given(
-            check.positive,
-            **{"noise.epsilon": noise.epsilon, "noise.sensitivity": noise.sensitivity},
-        )
-        check.given(
-            check.count,
-            **{
-                "rounds": self.rounds,
-                "clip.entries": clip.entries,
-                "participation.cohort": who.cohort,
-                "participation.population": who.population,
-                "participation.replies": who.replies,
-                "participation.bins": who.bins,
-                "local.epochs": local.epochs,
-                "local.batch": local.batch,
-                "local.steps": local.steps,
-                "local.examples": local.examples,
-                "record.dim": self.record.dim,
-                "record.examples_per_client": self.record.examples_per_client,
-            },
-        )
-        check.given(
-            check.fraction,
-            **{
-                "participation.rate": who.rate,
-                "max_weight": self.max_weight,
-                "record.kappa": self.record.kappa,
-            },
-        )
+        adaptive = clip.adaptive or Adaptive()
+        positive = {
+            "clip.norm": clip.norm,
+            "noise.epsilon": noise.epsilon,
+            "noise.sensitivity": noise.sensitivity,
+            "clip.adaptive.bit_noise": adaptive.bit_noise,
+        }
+        check.given(check.positive, **positive)
+        for norm in clip.norms or ():
+            check.positive(**{"clip.norms": norm})
+        for size in self.sizes or ():
+            check.count(sizes=size)
+        unsigned = {
+            "noise.multiplier": noise.multiplier,
+            "noise.std": noise.std,
+            "noise.pure_epsilon": noise.pure_epsilon,
+            "clip.adaptive.rate": adaptive.rate,
+            "secure_aggregation.colluding": None if hidden is None else hidden.colluding,
+            "secure_aggregation.dropouts": None if hidden is None else hidden.dropouts,
+        }
+        check.given(check.non_negative, **unsigned)
+        shares = {
+            "participation.rate": who.rate,
+            "local.rate": self.local.rate,
+            "max_weight": self.max_weight,
+            "record.kappa": self.record.kappa,
+            "clip.adaptive.quantile": adaptive.quantile,
+        }
+        check.given(check.fraction, **shares)
+        counts = {"rounds": self.rounds, "clip.entries": clip.entries}
+        for part in ("participation", "local", "record"):
+            own = getattr(self, part)
+            names = (f.name for f in msgspec.structs.fields(own) if f.type == int | None)
+            counts |= {f"{part}.{name}": getattr(own, name) for name in names}
+        check.given(check.count, **counts)
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        noise, who = self.noise, self.participation
         if noise.delta is not None and not 0 < noise.delta < 1:
             raise ValueError(f"noise.delta is {noise.delta!r}; give a number between 0 and 1")
-        said = [
-            name
-            for name in ("multiplier", "std", "pure_epsilon", "epsilon")
-            if getattr(noise, name) is not None
-        ]
+        names = ("multiplier", "std", "pure_epsilon", "epsilon")
+        said = [name for name in names if getattr(noise, name) is not None]
         if len(said) > 1:
             raise ValueError(
                 f"noise has {' and '.join(said)}; give one of them, as each determines the level"
             )
-        if who.cohort and who.population and who.cohort > who.population:
+        if self.sizes and self.max_weight is not None:
+            raise ValueError("max_weight and sizes both give the largest weight; give one of them")
+        for small, large in (("cohort", "population"), ("replies", "cohort")):
+            least, most = getattr(who, small), getattr(who, large)
+            if least and most and least > most:
+                raise ValueError(
+                    f"participation.{small} is {least}, more than the {large} of {most}; give at "
+                    "most as many"
+                )
+        if who.rate is not None and who.cohort and who.population and who.law == "poisson":
             raise ValueError(
-                f"participation.cohort is {who.cohort}, more than the population of "
-                f"{who.population}; give at most as many"
+                "participation has rate, and cohort and population: give one, as both determine "
+                "the probability of a round"
             )
+        local = self.local
+        if local.steps and local.epochs and local.batch and local.examples:
+            most = local.epochs * math.ceil(local.examples / local.batch)
+            if local.steps > most:
+                raise ValueError(
+                    f"local.steps is {local.steps}, but {local.epochs} epochs of {local.examples} "
+                    f"examples have {most}; leave one out"
+                )
+        if (who.min_separation or 1) > 1 and who.law in ("all", "poisson", "fixed-size"):
+            raise ValueError(
+                f"participation.law is {who.law!r}, which does not keep rounds "
+                f"{who.min_separation} apart; give server-picks, or leave out min_separation"
+            )
+
+
+def _refuse_extremes(value: object, key: str) -> None:
+    """Reject numbers with which floating-point arithmetic overflows."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _refuse_extremes(inner, f"{key}.{name}" if key else name)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _refuse_extremes(inner, key)
+    elif isinstance(value, int | float) and not -LARGEST <= value <= LARGEST:  # also NaN
+        raise ValueError(
+            f"{key} is {str(value)[:20]}; give a number of at most {LARGEST:g} in size"
+        )

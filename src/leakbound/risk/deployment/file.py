@@ -14,7 +14,7 @@ import msgspec
 from leakbound import check
 from leakbound._util import files
 from leakbound.risk.deployment import mistakes
-from leakbound.risk.deployment.facts import Deployment, Mistake
+from leakbound.risk.deployment.facts import LARGEST, Deployment, Mistake
 
 Described = tuple[Deployment, tuple[Mistake, ...]]
 PATH = re.compile(r"\$\.?([\w.\[\]]*)")
@@ -31,7 +31,7 @@ def read(path: Path) -> Described:
     """
     what = f"deployment {str(path)!r}"
     table = files.read_toml(path, what)
-    text = path.read_text(encoding="utf-8-sig")
+    text = files.read(path).decode("utf-8-sig")
     given = parse(table)
     found = (with_line(text, one) for one in mistakes.find(given))
     return given, tuple(found)
@@ -46,7 +46,10 @@ def parse(table: Mapping[str, Any]) -> Deployment:
     """
     whole = dict(table)
     for name, translate in LIBRARIES.items():
-        if isinstance(own := whole.pop(name, None), Mapping):
+        own = whole.pop(name, {})
+        if not isinstance(own, Mapping):
+            raise ValueError(f"{name} is no table; give [{name}] with its parameters")
+        if own:
             whole = _merged(translate(own), whole)
     try:
         return msgspec.convert(whole, Deployment)
@@ -60,7 +63,7 @@ def _words(text: str) -> str:
     key = "the file" if where is None or not where[1] else where[1]
     unknown = re.search(r"unknown field `(\w+)`", text)
     if unknown is None:
-        return f"{key}: {text.partition(' - at')[0]}"
+        return f"{key}: {' '.join(text.partition(' - at')[0].split())[:200]}"
     kind: Any = Deployment
     for part in key.split(".") if key != "the file" else ():
         kind = next(f.type for f in msgspec.structs.fields(kind) if f.name == part)
@@ -88,7 +91,7 @@ def text_of(given: Deployment, notes: Iterable[str] = ()) -> str:
         title = "deployment"
         rounds = 3
     """
-    lines = [f"# {' '.join(note.split())}" for note in notes]
+    lines = [f"# {_plain(' '.join(note.split()))}" for note in notes]
     plain = msgspec.to_builtins(given)
     for key, value in plain.items():
         if isinstance(value, Mapping):
@@ -107,7 +110,14 @@ def _value(value: Any) -> str:
         return "{" + ", ".join(f"{name} = {_value(one)}" for name, one in kept) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
-    return json.dumps(value) if isinstance(value, str | bool) else repr(value)
+    if isinstance(value, str):
+        return json.dumps(_plain(value), ensure_ascii=False)
+    return json.dumps(value) if isinstance(value, bool) else repr(value)
+
+
+def _plain(text: str) -> str:
+    """Without control characters, which TOML does not allow as they are."""
+    return "".join(one if one.isprintable() else " " for one in text)
 
 
 def with_line(text: str, mistake: Mistake) -> Mistake:
@@ -126,11 +136,11 @@ def line_of(text: str, key: str) -> int | None:
     table = ""
     parts = key.split(".")
     for number, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"\s*\[\s*([\w.\s-]+?)\s*\]", line)
+        header = re.match(r"[ \t]*\[([\w. \t-]+)\]", line[:400])
         if header:
-            table = header[1].replace(" ", "") + "."
+            table = "".join(header[1].split()) + "."
             name = table[:-1]
-        elif named := re.match(r"\s*([\w.-]+)\s*=", line):
+        elif named := re.match(r"[ \t]*([\w.-]+)[ \t]*=", line[:400]):
             name = table + named[1]
         else:
             continue
@@ -144,75 +154,78 @@ def _opacus(own: Mapping[str, Any]) -> dict[str, Any]:
     """Opacus' arguments: noise_multiplier, max_grad_norm, batch_size, sample_size, epochs, ..."""
     _only("opacus", own, "noise_multiplier max_grad_norm batch_size sample_size epochs "
           "poisson_sampling epsilon delta")  # fmt: skip
-    return {
-        "clip": _given(norm=own.get("max_grad_norm"), kind="example"),
-        "noise": _given(multiplier=own.get("noise_multiplier"), at="optimizer", seeded=False),
-        "correlation": "none",
-        "local": _given(
-            epochs=own.get("epochs"),
-            batch=own.get("batch_size"),
-            examples=own.get("sample_size"),
-            normalizer="expected",
-            sampler="poisson" if own.get("poisson_sampling", True) else "shuffled",
-        ),
-        "claim": _given(epsilon=own.get("epsilon"), delta=own.get("delta"), amplified=True),
-    }
+    batch, size = own.get("batch_size"), own.get("sample_size")
+    poisson = own.get("poisson_sampling", True)
+    rate = 1 / math.ceil(size / batch) if batch and size else None  # 1 / len(data_loader)
+    sampler = "poisson" if poisson else "shuffled"
+    found = _of_examples(own, norm="max_grad_norm", size="sample_size", sampler=sampler)
+    found["local"] |= _given(rate=rate)
+    return found
 
 
 def _tf_privacy(own: Mapping[str, Any]) -> dict[str, Any]:
     """TF-privacy's arguments; Keras shuffles, while its accountant is for Poisson sampling."""
     _only("tf_privacy", own, "noise_multiplier l2_norm_clip batch_size n epochs num_microbatches "
           "epsilon delta")  # fmt: skip
+    found = _of_examples(own, norm="l2_norm_clip", size="n", sampler="shuffled")
+    batch = own.get("batch_size")
+    if own.get("num_microbatches", batch) != batch:  # the clip is of a mean of several examples
+        found["clip"] = {}
+    return found
+
+
+def _of_examples(own: Mapping[str, Any], *, norm: str, size: str, sampler: str) -> dict[str, Any]:
+    """DP-SGD. Whether the generator has a seed is not stated."""
     return {
-        "clip": _given(norm=own.get("l2_norm_clip"), kind="example"),
-        "noise": _given(multiplier=own.get("noise_multiplier"), at="optimizer", seeded=False),
+        "clip": _given(norm=own.get(norm), kind="example"),
+        "noise": _given(multiplier=own.get("noise_multiplier"), at="optimizer"),
         "correlation": "none",
-        "local": _given(
-            epochs=own.get("epochs"),
-            batch=own.get("batch_size"),
-            examples=own.get("n"),
-            normalizer="expected",
-            sampler="shuffled",
-        ),
+        "local": _local(own, size, sampler),
         "claim": _given(epsilon=own.get("epsilon"), delta=own.get("delta"), amplified=True),
     }
 
 
+def _local(own: Mapping[str, Any], size: str, sampler: str) -> dict[str, Any]:
+    return _given(
+        epochs=own.get("epochs"),
+        batch=own.get("batch_size"),
+        examples=own.get(size),
+        normalizer="expected",
+        sampler=sampler,
+    )
+
+
 def _pfl(own: Mapping[str, Any]) -> dict[str, Any]:
-    """pfl-research's arguments: the simulation shrinks the noise by cohort / noise cohort."""
+    """pfl-research's arguments: the simulation shrinks the noise by cohort / noise cohort.
+
+    It draws cohorts of a fixed size; `sampling_probability` is its accountant's.
+    """
     _only("pfl", own, "noise_multiplier clipping_bound cohort_size noise_cohort_size population "
           "num_rounds sampling_probability epsilon delta mechanism min_separation")  # fmt: skip
     multiplier, cohort = own.get("noise_multiplier"), own.get("cohort_size")
-    of, scale = own.get("noise_cohort_size"), None
-    if cohort is not None and of is not None:
-        scale = min(1.0, cohort / of)
+    of, population = own.get("noise_cohort_size"), own.get("population")
+    real = None
+    if multiplier is not None and cohort and of:
+        real = multiplier * min(1.0, cohort / of)
     claim = _given(
         epsilon=own.get("epsilon"),
         delta=own.get("delta"),
         multiplier=multiplier,
-        amplified=own.get("sampling_probability") is not None,
+        amplified="sampling_probability" in own,
         rounds=own.get("num_rounds"),
+        unit="client",
+        because="noise_scale simulates a larger cohort" if real != multiplier else None,
     )
-    if scale is not None and scale < 1:
-        claim["because"] = "noise_scale simulates a larger cohort"
+    apart = own.get("min_separation")
+    law = "server-picks" if apart else "fixed-size" if cohort and population else None
     return {
         "clip": _given(norm=own.get("clipping_bound"), kind="l2"),
-        "noise": _given(
-            multiplier=None if multiplier is None or scale is None else multiplier * scale,
-            at="server",
-            on="sum",
-            seeded=False,
-        ),
+        "noise": _given(multiplier=real, at="server", on="sum"),
         "weights": "uniform",
         "correlation": own.get("mechanism", "none"),
         "rounds": own.get("num_rounds"),
         "participation": _given(
-            law="poisson" if "sampling_probability" in own else None,
-            rate=own.get("sampling_probability"),
-            cohort=cohort,
-            population=own.get("population"),
-            min_separation=own.get("min_separation"),
-            hidden=True,
+            law=law, cohort=cohort, population=population, min_separation=apart
         ),
         "claim": claim,
     }
@@ -223,12 +236,14 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _only(table: str, own: Mapping[str, Any], known: str) -> None:
+    """Known keys with positive numbers, but for a mechanism's name and a flag."""
     for key, value in own.items():
         if key not in known.split():
             raise ValueError(f"{table} has no key {key!r}; {check.closest(key, known.split())}")
-        number = isinstance(value, int | float) and math.isfinite(value)
-        if not number and not isinstance(value, str):
-            raise ValueError(f"{table}.{key} is {value!r}; give a number")
+        if key in ("mechanism", "poisson_sampling"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
+            raise ValueError(f"{table}.{key} is {str(value)[:40]}; give a number above 0")
 
 
 LIBRARIES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {

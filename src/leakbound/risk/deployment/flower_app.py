@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import msgspec
 from leakbound._util import files
 from leakbound.risk.deployment import mistakes
 from leakbound.risk.deployment.facts import (
+    LARGEST,
     Claim,
     ClipFacts,
     Deployment,
@@ -85,7 +85,9 @@ def read(path: Path) -> tuple[Deployment, tuple[Mistake, ...]]:
         value, key = next(((own[n]) for n in names if n in own), (None, ""))
         if value is not None:
             found[fact], where[fact] = _number(key, value, whole=fact in WHOLE), key
-    given = _facts(found, str(table.get("project", {}).get("name", "app")))
+    project = table.get("project")
+    name = project.get("name", "app") if isinstance(project, Mapping) else "app"
+    given = _facts(found, str(name)[:200])
     text = path.read_text(encoding="utf-8-sig")
     lined = (
         msgspec.structs.replace(one, line=_line(text, one.key, where))
@@ -110,7 +112,7 @@ def _facts(found: Mapping[str, Any], name: str) -> Deployment:
         stated = {key: noise.pop(key) for key in ("epsilon", "delta") if key in noise}
         claim, noise = stated | claim, {k: v for k, v in noise.items() if k == "multiplier"}
     share, who = found.get("fraction"), part("participation")
-    if share is not None:
+    if share is not None and who.get("population", 1) is not None:
         who["law"] = "all" if share >= 1 else "fixed-size"
         if share < 1 and "population" in who and "cohort" not in who:
             sampled = max(1, int(who["population"] * share), found.get("least") or 0)
@@ -140,10 +142,11 @@ def _flat(table: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
 
 def _number(key: str, value: Any, *, whole: bool) -> float | int | None:
     """The value; None for 0 where a count is asked for, as apps write "off" so."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    wrong = isinstance(value, bool) or not isinstance(value, int | float)
+    if wrong or not -LARGEST <= value <= LARGEST:
         raise ValueError(f"{HERE}.{key} is {value!r}; give a number")
     if not whole:
-        return value
+        return float(value)
     if value != int(value):
         raise ValueError(f"{HERE}.{key} is {value!r}; give a whole number")
     return int(value) or None

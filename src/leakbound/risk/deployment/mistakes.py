@@ -9,7 +9,7 @@ import msgspec
 
 from leakbound._util.rounding import most
 from leakbound.bounds import clients, conversions
-from leakbound.risk.deployment.edges import Edge, edges, per_participation
+from leakbound.risk.deployment.edges import Edge, edges, largest_weight, per_participation
 from leakbound.risk.deployment.facts import Deployment, Mistake
 
 DELTA = 1e-5
@@ -113,8 +113,15 @@ def _clip(given: Deployment) -> Iterator[Mistake]:
             name="adaptive-clip",
             key="clip.adaptive",
             text="the clip norm moves away from its quantile, and the noise follows the next "
-            f"round's norm, which can be {math.exp(adaptive.rate * (1 - adaptive.quantile)):.4g} "
-            "times smaller; take a fixed clip norm",
+            "round's smaller norm (exp(rate (1 - quantile)) times smaller if all are clipped); "
+            "take a fixed clip norm",
+        )
+    if clip.at == "server" and noise.at in ("client", "share", "rounded-share", "optimizer"):
+        yield Mistake(
+            name="nothing-clipped",
+            key="clip.at",
+            text="the server clips after clients added their noise, so nothing bounds a unit's "
+            "part under the noise; clip on the clients",
         )
 
 
@@ -122,18 +129,18 @@ def _server(given: Deployment) -> Iterator[Mistake]:
     who, noise = given.participation, given.noise
     if noise.at != "server":
         return
-    if given.weights == "examples" and given.sizes and who.cohort:
-        share = max(given.sizes) / sum(given.sizes)
+    if given.weights == "examples" and (given.sizes or given.max_weight) and who.cohort:
+        share = largest_weight(given)
         if share * who.cohort > 1 + 1e-9:
             yield Mistake(
                 name="unequal-weights",
                 key="weights",
-                text=f"a client with {max(given.sizes)} of {sum(given.sizes)} examples weighs "
-                f"{share:.4g}, but the noise is for 1/{who.cohort}: its mu is "
-                f"{share * who.cohort:.4g} times as large; weigh clients equally",
+                text=f"one client weighs {share:.4g} in the mean, but the noise is for "
+                f"1/{who.cohort}: its mu is {share * who.cohort:.4g} times as large; weigh clients "
+                "equally",
             )
     short = who.cohort and who.replies and who.replies < who.cohort
-    if short and noise.on != "sum" and given.weights == "uniform":
+    if short and noise.on != "sum":
         assert who.cohort is not None
         assert who.replies is not None
         yield Mistake(
@@ -194,6 +201,8 @@ def _sampling(given: Deployment) -> Iterator[Mistake]:
         "shuffled": "each client takes part once in every epoch",
     }
     seen = laws.get(who.law or "")
+    if who.law == "fixed-size" and who.hidden and claim.neighbors == "replace":
+        return  # accountants for sampling without replacement compare replacements
     if seen is None and not who.hidden:
         seen = "it can be seen who takes part"
     if seen is not None:
@@ -221,26 +230,29 @@ def _claims(given: Deployment) -> Iterator[Mistake]:
     own = next(
         (e for e in edges(_unasked(given)) if (e.audience, e.unit) == ("clients", unit)), None
     )
-    if own is None or own.setting is None:
+    # what is not stated counts as its worst case, which is nobody's mistake
+    if own is None or own.setting is None or own.missing:
         return
-    delta, allowed = claim.delta or DELTA, claim.epsilon * TOLERANCE
+    delta, allowed, rounds = claim.delta or DELTA, claim.epsilon * TOLERANCE, given.rounds or 1
     true = own.epsilon(delta)
-    per_round = _of_rounds(given, own, claim.rounds or 1, delta)
-    uncounted = given.rounds and (claim.rounds or given.rounds) < given.rounds
-    if uncounted or given.local.new_engine or (true > allowed and per_round <= allowed):
-        yield Mistake(
-            name="uncounted-rounds",
-            key="claim.epsilon" if not given.local.new_engine else "local.new_engine",
-            text=f"epsilon {claim.epsilon:g} is that of {claim.rounds or 1} of {given.rounds} "
-            f"rounds; all together have {most(true, 4)} at delta {delta:g}",
-        )
-    elif true > allowed:
-        yield Mistake(
-            name="epsilon-too-small",
-            key="claim.epsilon",
-            text=f"epsilon is {most(true, 4)} at delta {delta:g}, not {claim.epsilon:g}",
-        )
-    elif claim.neighbors == "replace":
+    if true > allowed:
+        some = claim.rounds or 1
+        partly = some < rounds and (claim.rounds or given.local.new_engine)
+        if partly or _of_rounds(given, own, some, delta) <= allowed:
+            yield Mistake(
+                name="uncounted-rounds",
+                key="local.new_engine" if given.local.new_engine else "claim.epsilon",
+                text=f"epsilon {claim.epsilon:g} is that of {some} of {rounds} rounds; all "
+                f"together have at most {most(true, 4)} at delta {delta:g}",
+            )
+        else:
+            yield Mistake(
+                name="epsilon-too-small",
+                key="claim.epsilon",
+                text=f"epsilon is at most {most(true, 4)} at delta {delta:g}, not "
+                f"{claim.epsilon:g}",
+            )
+    elif claim.neighbors == "replace" and own.setting.sampling_rate == 1:
         both = own.epsilon(delta, replace_one=True)
         if both > allowed:
             yield Mistake(

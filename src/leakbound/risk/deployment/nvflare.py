@@ -19,6 +19,7 @@ from leakbound import check
 from leakbound._util import files
 from leakbound.registry import spec_of
 from leakbound.risk.deployment.facts import (
+    LARGEST,
     AggregationFacts,
     ClipFacts,
     Deployment,
@@ -59,7 +60,7 @@ class _Filter:
     def number(self, name: str, default: float | None) -> float | None:
         value = self.args.get(name, default)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is not None and not (number and math.isfinite(value)):
+        if value is not None and not (number and -LARGEST <= value <= LARGEST):
             raise ValueError(f"{self.key}.args.{name} is {str(value)[:40]!r}; give a number")
         return None if value is None else float(value)
 
@@ -135,6 +136,8 @@ def read(
         elif one.kind:
             _KNOWN[one.kind](facts, one)
         else:
+            if not facts.noisy:
+                facts.clip = ClipFacts()  # it may undo the bound
             facts.wrong(
                 one,
                 "not-stated",
@@ -235,13 +238,17 @@ def _of_scope(table: Table, facts: _Stated) -> list[tuple[Table, _Filter]]:
 
 def _with_lines(filters: list[tuple[Table, _Filter]], table: Table, text: str) -> Iterator[_Filter]:
     """The filters with the lines of their paths, found in the order of the document."""
-    lines, at = dict[int, int](), 0
+    lines, at, line = dict[int, int](), 0, 1
     for owner, key, value in _names(table):
         quoted = re.escape(json.dumps(value)[1:-1])
+        # without a match, such as of an escaped path, all later ones have no line either
         found = re.compile(rf'"?{key}"?\s*[:=]\s*"?{quoted}').search(text, at)
-        if found:
-            at = found.end()
-            lines[owner] = text.count("\n", 0, found.start()) + 1
+        if found is None:
+            break
+        line += text.count("\n", at, found.start())
+        lines[owner] = line
+        line += text.count("\n", found.start(), found.end())
+        at = found.end()
     for row, one in filters:
         yield _Filter(one.path, one.args, one.key, lines.get(id(row)), one.why_not)
 
@@ -271,14 +278,17 @@ def _of_server(client: Path) -> tuple[Deployment, str]:
     population = len(sites - {"server"}) or None
     population = None if any(str(s).upper() == "@ALL" for s in sites) else population
     title = str(meta.get("name") or client.name)[:200]
+    rounds, who, task = 0, Participation(population=population), None
     for row in _rows(table, "workflows"):
         one = _filter(row, "workflows")
-        rounds = one.number("num_rounds", None)
-        if rounds is None:
+        number = one.number("num_rounds", None)
+        if number is None:
             continue
-        task = str(one.args.get("train_task_name") or one.args.get("task_name") or TRAIN)
-        cohort = one.number("num_clients", None)
-        replies = one.number("min_clients", None)
+        own = str(one.args.get("train_task_name") or one.args.get("task_name") or TRAIN)
+        if task not in (None, own):  # filters of one task do not cover another
+            return Deployment(title=title, participation=Participation()), own
+        task, rounds = own, rounds + int(number)
+        cohort, replies = one.number("num_clients", None), one.number("min_clients", None)
         every = cohort is None or cohort == population
         who = Participation(
             law="all" if every else "fixed-size",
@@ -286,13 +296,10 @@ def _of_server(client: Path) -> tuple[Deployment, str]:
             population=population,
             replies=None if replies is None else int(replies),
         )
-        deployment = Deployment(
-            title=title,
-            rounds=int(rounds),
-            participation=who,
-            weights="uniform" if _uniform(table) else "examples",
-        )
-        return deployment, task
+    if task is not None:
+        weights: Any = "uniform" if _uniform(table) else "examples"
+        found = Deployment(title=title, rounds=rounds, participation=who, weights=weights)
+        return found, task
     return Deployment(title=title, participation=Participation(population=population)), TRAIN
 
 
@@ -392,7 +399,7 @@ def _own(facts: _Stated, one: _Filter) -> None:
     before = facts.noisy
     for spec in (spec_of("defense", text) for text in texts):
         name = spec["name"]
-        if name == "clip" and not before:
+        if name == "clip" and not before and not (facts.noisy and facts.clip.kind):
             facts.clip = ClipFacts(
                 norm=_times(spec.get("clip_norm"), rate),
                 kind="none" if facts.noisy else "l2",
