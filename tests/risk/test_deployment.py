@@ -815,3 +815,50 @@ def test_lines_of_long_texts_are_found_at_once(tmp_path):
     path = tmp_path / "deployment.toml"
     path.write_text("\n".join(lines))
     assert read(path)[1][0].line == 5
+
+
+ODD = (
+    0,
+    -1,
+    1,
+    3,
+    10**6,
+    1e-300,
+    1e300,
+    float("nan"),
+    float("inf"),
+    0.5,
+    "",
+    "l2",
+    "tree",
+    True,
+    [],
+)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_strange_values_give_numbers_or_one_clear_error(seed):
+    draw = np.random.default_rng(seed)
+    tables = [*CONFIGURATIONS.values(), *HARDER.values()]
+    for _ in range(300):
+        table = tables[draw.integers(len(tables))]
+        for path in list(leaves(table)):
+            if draw.random() < 0.15:
+                table = without(table, path)
+                inner = table
+                for key in path[:-1]:
+                    inner = inner.setdefault(key, {})
+                    if not isinstance(inner, dict):
+                        break
+                else:
+                    inner[path[-1]] = ODD[draw.integers(len(ODD))]
+        try:
+            given = parse(table)
+            rows = state(given)
+            found = find(given)
+        except ValueError as error:
+            assert len(str(error).splitlines()) == 1
+            continue
+        for row in rows:
+            assert all(kappa * (1 - 1e-9) <= bound <= 1 for kappa, bound in row.rises)
+        assert all(one.text for one in found)

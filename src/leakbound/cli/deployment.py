@@ -195,9 +195,9 @@ def _show(
         if against.prior is None:
             console.print(UNINFORMED)
     console.print(
-        "others: other clients and outsiders. epsilon: of membership at delta "
-        f"{command.delta:g}, adding or removing the unit. One example of a client whose whole "
-        "update is clipped moves it by up to twice the clip norm."
+        f"others: other clients and outsiders. epsilon: of membership at delta {command.delta:g}, "
+        "against the unit's part being zero. One example of a client whose whole update is clipped "
+        "moves it by up to twice the clip norm."
     )
     for (who, reason), units in _reasons(rows).items():
         of = "" if len(units) == len({row.unit for row in rows}) else f" ({', '.join(units)})"
