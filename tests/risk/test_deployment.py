@@ -862,3 +862,14 @@ def test_strange_values_give_numbers_or_one_clear_error(seed):
         for row in rows:
             assert all(kappa * (1 - 1e-9) <= bound <= 1 for kappa, bound in row.rises)
         assert all(one.text for one in found)
+
+
+def test_a_factor_is_read_relative_to_the_file(tmp_path, monkeypatch):
+    np.save(tmp_path / "C.npy", np.tril(np.ones((4, 4))))
+    path = tmp_path / "deployment.toml"
+    path.write_text(text_of(parse(facts(rounds=4) | {"correlation": "C.npy"})))
+    monkeypatch.chdir("/")
+    assert edge(read(path)[0]).mu == pytest.approx(math.sqrt(30))
+    np.save(tmp_path / "C.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="C.npy"):
+        edge(read(path)[0])

@@ -32,6 +32,9 @@ def read(path: Path) -> Described:
     what = f"deployment {str(path)!r}"
     table = files.read_toml(path, what)
     text = files.read(path).decode("utf-8-sig")
+    factor = table.get("correlation")
+    if isinstance(factor, str) and factor.endswith(".npy"):  # relative to the file that names it
+        table = {**table, "correlation": str(path.parent / factor)}
     given = parse(table)
     found = (with_line(text, one) for one in mistakes.find(given))
     return given, tuple(found)
