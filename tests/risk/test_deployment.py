@@ -871,5 +871,5 @@ def test_a_factor_is_read_relative_to_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     assert edge(read(path)[0]).mu == pytest.approx(math.sqrt(30))
     np.save(tmp_path / "C.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match="C.npy"):
+    with pytest.raises(ValueError, match=r"C\.npy"):
         edge(read(path)[0])
