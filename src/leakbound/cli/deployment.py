@@ -19,7 +19,7 @@ from leakbound.risk.deployment import file, flower_app, nvflare
 from leakbound.risk.deployment.calibrate import least_noise
 from leakbound.risk.deployment.edges import SEES_ALL
 from leakbound.risk.deployment.statement import OF, WHO, Against, Row, state
-from leakbound.risk.examples import SPHERE, Examples, width_of
+from leakbound.risk.examples import SPHERE, width_of
 from leakbound.risk.statement import UNINFORMED
 from leakbound.risk.target import Target
 
@@ -87,14 +87,7 @@ def _calibrated(command: options.Calibrate) -> int:
             "rounds and participation, and its noise multiplier is found"
         )
     with errors.status("calibrating ..."):
-        examples = Examples.of(
-            command.data,
-            size=command.size,
-            channels=command.channels,
-            schema=command.schema,
-            exclude=command.exclude,
-            input_range=command.input_range,
-        )
+        examples = risk.examples_of(command)
         width = width_of(command.input_range)
         target = Target.parse(command.target, input_range=width, domain=examples.domain)
         prior = examples.prior(command.prior, labels_known=command.labels_known)
@@ -143,16 +136,8 @@ def _against(command: options.BoundOptions, given: Deployment) -> Against | None
     dim, norm = given.record.dim, given.record.norm
     if command.data is None and (command.prior != SPHERE or None in (dim, norm)):
         return None
-    examples = Examples.of(
-        command.data,
-        dim=dim if command.data is None else None,
-        norm=None if command.data is not None or norm is None else (norm,),
-        size=command.size,
-        channels=command.channels,
-        schema=command.schema,
-        exclude=command.exclude,
-        input_range=command.input_range,
-    )
+    known = {"dim": dim, "norm": (norm,)} if command.data is None else {}
+    examples = risk.examples_of(command, **known)
     levels = [
         (words.get("reached") or f"{words['psnr']:g} dB", eta)
         for words, eta in risk.thresholds_of(command, examples.domain)

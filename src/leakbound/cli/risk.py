@@ -156,6 +156,12 @@ def _show_honest(found: Calibration, honest: dict[str, Any]) -> None:
     )
 
 
+def examples_of(command: options.TrainingOptions, **known: Any) -> Examples:
+    """The examples that the options name; `known` are dim and norm."""
+    names = ("size", "channels", "schema", "exclude", "input_range")
+    return Examples.of(command.data, **{name: getattr(command, name) for name in names}, **known)
+
+
 def bounded(
     command: options.BoundOptions,
 ) -> tuple[Examples, Corridor, list[dict[str, Any]]]:
@@ -165,16 +171,7 @@ def bounded(
             "noise_multiplier is not given; give it, or a file with --deployment, --flower or "
             "--nvflare"
         )
-    examples = Examples.of(
-        command.data,
-        dim=command.dim,
-        norm=command.norm,
-        size=command.size,
-        channels=command.channels,
-        schema=command.schema,
-        exclude=command.exclude,
-        input_range=command.input_range,
-    )
+    examples = examples_of(command, dim=command.dim, norm=command.norm)
     if math.isinf(command.noise_multiplier):
         raise ValueError("noise_multiplier is inf; give a number, such as 1")
     setting = TrainingSetting(
