@@ -290,6 +290,34 @@ def test_shuffled_batches_count_as_full_ones():
     assert engine.risk(**ask).history == ((1.3, 1.0, 4),)
 
 
+def again_and_again(module, optimizer, private):
+    batch = next(iter(private))
+    for _ in range(10):
+        train(module, optimizer, [batch])
+
+
+def joined_passes(module, optimizer, private):
+    for inputs, labels in (*private, *private):
+        nn.functional.cross_entropy(module(inputs), labels).backward()
+    optimizer.step()
+
+
+def pairs_of_batches(module, optimizer, private):
+    for one, two in zip(private, private, strict=True):
+        train(module, optimizer, [tuple(torch.cat(parts) for parts in zip(one, two, strict=True))])
+
+
+@pytest.mark.parametrize("loop", [again_and_again, joined_passes, pairs_of_batches])
+def test_steps_that_use_an_example_more_often_have_no_statement(loop):
+    engine = RiskEngine()
+    private = engine.make_private(noise_multiplier=1.0, poisson_sampling=False, **made(engine))
+    loop(*private)
+    with pytest.raises(NotApplicable, match="exactly one new batch"):
+        engine.risk(dim=12, norm=2.0, psnr=20)
+    with pytest.raises(NotApplicable, match="exactly one new batch"):
+        engine.get_epsilon(1e-5)
+
+
 def test_own_samplers_may_repeat_an_example():
     engine = RiskEngine()
     given = made(engine)
