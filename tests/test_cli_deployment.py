@@ -75,6 +75,10 @@ def test_data_decide_and_protected_exits_with_0(file, capsys):
     given = ["bound", "--deployment", file(LOCAL), "--data", "mnist5k", "--psnr", 30]
     assert call(*given, "--accept", 0.005) == 0
     assert "protected" in capsys.readouterr().out
+    more = file(LOCAL + 'sends = ["metrics"]\n')  # which no row covers
+    assert call(*given, "--accept", 0.005) == 1
+    assert "metrics leave the client without noise" in " ".join(capsys.readouterr().out.split())
+    more.write_text(LOCAL)
     served = file(LOCAL.replace('"client", seeded', '"server", on = "sum", seeded'))
     served.write_text(served.read_text() + 'weights = "uniform"\n')
     assert call(*given, "--accept", 0.005) == 1

@@ -403,3 +403,25 @@ def test_one_epoch_of_minibatches_gives_some_images_away_and_not_all(digits):
     assert named(found)["local steps"].value == "4"
     values = found.records[0].metrics["psnr"]
     assert 1 <= sum(v >= 20 for v in values) < 32
+
+
+def test_noise_that_a_strangers_file_declares_and_did_not_add_hides_nothing(digits, tmp_path):
+    batch = some(digits, 1)
+    model = mlp()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
+    rows = {k: p.grad for k, p in model.named_parameters()}
+    links = [
+        {"name": "clip_examples", "clip_norm": 1.0},
+        {"name": "mean"},
+        {"name": "gaussian_mechanism", "noise_multiplier": 5.0},
+    ]
+    about = {"round": 1, "client": 1, "kind": "gradient", "defense": json.dumps(links)}
+    path = captured.write(tmp_path, before, rows, about)
+    asked = {"input_shape": SHAPE, "attacks": LINEAR, "examples": 1}
+    (record,) = captured.attack_update(path, mlp(), **asked).records
+    assert record.verdict == "exposed (certified)"
+    assert any("the metadata's defense is left out" in note for note in record.capture.notes)
+    own = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))  # a user's word is not replaced
+    (record,) = captured.attack_update(path, mlp(), **asked, defense=own).records
+    assert record.verdict == "undecided"

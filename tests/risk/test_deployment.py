@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -105,13 +106,10 @@ def edge(given, unit="client", audience="clients"):
 
 
 def digits(found, printed):
-    """Equal to the printed digits."""
+    """Equal to the printed digits: at most half a unit of the last one away."""
     for value, text in zip(np.atleast_1d(found), printed.split(), strict=True):
-        number = float(text)
-        shown = len(text.lower().partition("e")[0].replace(".", "").lstrip("0"))
-        assert float(f"{value:.{max(shown, 1)}g}") == pytest.approx(
-            number, rel=1.01 * 10.0 ** (1 - max(shown, 1))
-        ), (value, text)
+        decimals = -Decimal(text).as_tuple().exponent
+        assert abs(value - float(text)) <= 0.501 * 10.0**-decimals, (value, text)
 
 
 ROWS = {
@@ -150,7 +148,7 @@ def test_fixed_noise_of_flower_in_all_rounds():
     digits(found.bound(KAPPAS), ".999966 .989766")
     accountant = RdpAccountant()
     accountant.compose(SelfComposedDpEvent(GaussianDpEvent(1.0), 50))
-    assert accountant.get_epsilon(1e-5) == pytest.approx(57.3017, rel=1e-4)
+    digits(accountant.get_epsilon(1e-5), "57.3017")
 
 
 def test_local_noise_of_one_round_and_replacement():
@@ -176,7 +174,7 @@ def test_all_rounds_with_rdp_and_replacement():
     assert found.epsilon(1e-5, replace_one=True) == pytest.approx(22.1749, rel=2e-6)
     accountant = RdpAccountant()
     accountant.compose(SelfComposedDpEvent(GaussianDpEvent(2.4), 20))
-    assert accountant.get_epsilon(1e-5) == pytest.approx(9.84162, rel=1e-3)
+    digits(accountant.get_epsilon(1e-5), "9.84162")
 
 
 def test_a_percentile_filter_alone_has_no_law():
@@ -251,7 +249,7 @@ def test_poisson_sampling_of_clients():
     poisson = {"law": "poisson", "rate": 0.1, "hidden": True}
     table = facts("server", rounds=100, participation=poisson, level=SUM)
     found = edge(table)
-    assert found.epsilon(1e-5) == pytest.approx(7.0466, rel=1e-3)
+    digits(found.epsilon(1e-5), "7.0466")
     digits(found.bound(KAPPAS), ".038782 4.692e-4")
     seen = edge(table | {"participation": poisson | {"hidden": False}})
     digits(seen.bound(KAPPAS[:1]), ".513600")
@@ -272,11 +270,15 @@ def test_a_hidden_fixed_size_has_no_poisson_law():
         assert accountant.get_epsilon(1e-5) == pytest.approx(epsilon, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("noise", "printed"), [(0.3, ".03596"), (1.2 * 2 / (32 * 0.25), ".03596")], ids=["equal", "x"]
-)
-def test_attained_behind_flowers_noise(noise, printed):
-    digits(from_scratch.exact(noise, dim=32, eta=0.5 / 32), printed)
+def test_attained_behind_flowers_noise():
+    """Behind a noise of .3, and of z = 1.2 with configuration 2's weights (not as z claims)."""
+    level = {"dim": 32, "eta": 0.5 / 32}
+    digits(from_scratch.exact(0.3, **level), ".03596")
+    found = edge(CONFIGURATIONS[2] | {"noise": noise("server", multiplier=1.2, on="mean")})
+    ((chance, seen),) = found.hits()
+    assert chance == 1
+    digits(from_scratch.exact(seen, **level), ".17642")
+    digits(from_scratch.exact(1.2, **level), "4.93e-5")
 
 
 def test_sampled_steps_that_are_hidden_seen_or_shuffled():
@@ -285,9 +287,7 @@ def test_sampled_steps_that_are_hidden_seen_or_shuffled():
     digits(composition.visible(1.0, **kept), ".512164")
     digits(identification.gaussian(1.0, kappa=1e-3, steps=10), ".528717")
     assert conversions.epsilon(1.0, delta=1e-5, steps=10) == pytest.approx(17.8566, rel=1e-6)
-    assert conversions.epsilon(1.0, delta=1e-5, steps=1000, sampling_rate=0.01) == pytest.approx(
-        1.828, abs=2e-3
-    )
+    digits(conversions.epsilon(1.0, delta=1e-5, steps=1000, sampling_rate=0.01), "1.828")
 
 
 def test_the_level_of_the_noise_shows_the_size_of_a_batch():
@@ -299,7 +299,7 @@ def test_the_level_of_the_noise_shows_the_size_of_a_batch():
     other = draw.chisquare(weights, runs) / (size - 1) ** 2
     found = (other > np.quantile(null, 1 - 0.05)).mean()
     assert found == pytest.approx(
-        clients.batch_size_power(0.05, batch=size, weights=weights), abs=0.05
+        clients.batch_size_power(0.05, batch=size, weights=weights), abs=0.02
     )
 
 
@@ -320,7 +320,7 @@ def test_dp_accounting_doubles_a_replacement_in_one_accountant_only():
         accountant = kind(neighboring_relation=NeighboringRelation.REPLACE_ONE)
         accountant.compose(GaussianDpEvent(1.0))
         found.append(accountant.get_epsilon(1e-5))
-    assert found == pytest.approx([4.729, 9.997], rel=1e-3)
+    digits(found, "4.729 9.997")
 
 
 def leaves(table, path=()):
@@ -667,7 +667,7 @@ def test_published_values_of_jax_privacy(bins):
     rounds = 10_000 * (bins or 1)
     level = SUM | {"multiplier": 4.0}
     found = edge(facts("server", rounds=rounds, level=level, participation=law))
-    assert found.epsilon(1e-5) == pytest.approx(2.09245, rel=2e-3)
+    assert found.epsilon(1e-5) == pytest.approx(2.09245, rel=1e-5)
 
 
 def test_correlated_noise_of_a_deployment():
@@ -873,3 +873,22 @@ def test_a_factor_is_read_relative_to_the_file(tmp_path, monkeypatch):
     np.save(tmp_path / "C.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"C\.npy"):
         edge(read(path)[0])
+
+
+def test_what_is_not_known_is_neither_exposed_nor_bounded():
+    """Only an update that is known to arrive as it is counts as reconstructed."""
+    for gone in (("noise", "at"), ("noise", "seeded"), ("clip", "norm")):
+        found = edge(without(facts(), gone), "example", "server")
+        assert not found.exact
+        assert found.bound(KAPPAS).tolist() == [1, 1]
+        assert ".".join(gone) in found.missing
+    assert edge(facts("none"), "example", "server").exact
+
+
+def test_shares_and_clients_that_adapt_have_no_law():
+    """Other clients' shares run over their own releases; clip bits leave without noise."""
+    tree = facts("share", rounds=4, participation=TEN, secure_aggregation=NONE)
+    clip = {"norm": 1.0, "kind": "adaptive", "adaptive": BITS | {"faults": False}}
+    for table in (tree | {"correlation": "tree"}, facts(clip=clip)):
+        for audience in ("server", "clients"):
+            assert edge(table, "client", audience).bound(KAPPAS).tolist() == [1, 1]

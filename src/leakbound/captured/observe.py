@@ -139,7 +139,7 @@ def understand(
     change, sent = _change(capture, task)
     found, notes = list[Finding](), [*filter(None, [_thawed(capture, task)])]
     rate = _rate(capture, told, found)
-    told = _declared(capture, told, rate, found, notes)
+    given, told = told, _declared(capture, told, rate, found, notes)
     row = change / (rate or 1.0)
     known = _told("local steps", told.steps, capture.whole("steps"), found)
     if capture.kind == "gradient" and (known or 1) > 1:
@@ -175,6 +175,17 @@ def understand(
         observation = replace(observation, task=task)
     labels = _label_finding(observation, spread, proofs.coarsest(capture), found, notes, rate)
     false = None if rate is None else proofs.missing_noise(observation)
+    if false is not None and given.defense is None:  # metadata that the update itself refutes
+        about = {key: value for key, value in capture.about.items() if key != declared.KEY}
+        about[declared.NOTE] = f"the metadata's defense is left out: {false}"
+        return understand(
+            replace(capture, about=about),
+            task,
+            given,
+            input_shape=input_shape,
+            public=public,
+            steps=steps,
+        )
     notes += filter(None, [false, None if chained.links else outside(observation)])
     return Understood(
         observation,
@@ -200,7 +211,7 @@ def _declared(
     if own is None:
         return told
     how = f"declared in the file's metadata ({capture.about.get(declared.FROM, 'no source')})"
-    found.append(Finding("defense", repr(own), how, True))
+    found.append(Finding("defense", repr(own), f"{how}; bounds rest on it", False))
     return replace(told, defense=own)
 
 

@@ -55,6 +55,8 @@ def least_noise(
         1.22
     """
     asked = unit or given.unit or "example"
+    if not audiences:
+        raise ValueError("audiences is empty; give server, clients, or both")
 
     def at(level: float) -> Deployment:
         fresh = {"multiplier": level, "std": None, "epsilon": None, "pure_epsilon": None}
@@ -66,7 +68,7 @@ def least_noise(
         for edge in edges(at(level)):
             if edge.unit != asked or edge.audience not in audiences:
                 continue
-            law = edge.setting, edge.copies, edge.summed, edge.beyond
+            law = edge.setting, edge.special, edge.copies, edge.summed, edge.beyond
             if law not in found:
                 found[law] = float(bounds(edge, prior, [target.eta])[0][0])
         return max(found.values()) <= target.gamma

@@ -201,7 +201,7 @@ def per_participation(given: Deployment, audience: Audience) -> Level:
     summed = hidden is not None and hidden.on and not _opened(given)
     server = audience == "server"
     if noise.at is None:
-        return Level(math.inf, "who adds noise is not stated", ("noise.at",), exact=server)
+        return Level(math.inf, "who adds noise is not stated", ("noise.at",))
     if noise.at in ("none", "server") and server:
         if summed:
             return Level(math.inf, f"the server sees the exact sum of the cohort: {NO_LAW}")
@@ -212,11 +212,10 @@ def per_participation(given: Deployment, audience: Audience) -> Level:
         return Level(
             math.inf,
             "shares are rounded before the sum, which is no post-processing of the noisy sum",
-            exact=server and not summed,
         )
     bad = _unusable(clip, noise)
     if bad is not None:
-        return replace(bad, exact=server and not summed)
+        return bad
     if noise.pure_epsilon is not None:
         if noise.at != "client":
             return Level(math.inf, "noise of pure epsilon has a law here at the client alone")
@@ -293,9 +292,10 @@ def _shares(given: Deployment, z: float, server: bool) -> Level:
     """Each client adds its part of the sum's noise."""
     cohort, hidden = given.participation.cohort, given.secure_aggregation
     if cohort is None:
-        return Level(
-            math.inf, "the size of the cohort is not stated", ("participation.cohort",), server
-        )
+        return Level(math.inf, "the size of the cohort is not stated", ("participation.cohort",))
+    if given.correlation != "none":
+        missing = () if given.correlation else ("correlation",)
+        return Level(math.inf, "shares that are correlated over rounds have no law here", missing)
     if server:
         words = f"the server sees each update with 1/{cohort} of the noise's variance"
         return Level(math.sqrt(cohort) / z, words)
@@ -303,21 +303,21 @@ def _shares(given: Deployment, z: float, server: bool) -> Level:
         return Level(math.inf, "how updates are weighted is not stated", ("weights",))
     if given.weights != "uniform":
         return Level(math.inf, "shares of noise that are weighted by examples have no law here")
-    missing, senders = list[str](), given.participation.replies
+    absent, senders = list[str](), given.participation.replies
     colluding = None if hidden is None else hidden.colluding
     dropouts = None if hidden is None else hidden.dropouts
     if dropouts is None:
-        missing.append("secure_aggregation.dropouts")
+        absent.append("secure_aggregation.dropouts")
     elif given.participation.law != "poisson":  # its cohort is random
         senders = min(senders or cohort, cohort - dropouts)
     if given.participation.law == "poisson" and senders is None:
-        missing.append("participation.replies")
+        absent.append("participation.replies")
     if colluding is None:
-        missing.append("secure_aggregation.colluding")
-    known = None in (senders, colluding, dropouts)
-    left = 1 if known else max(1, (senders or 1) - (colluding or 0))  # the client's own, at least
+        absent.append("secure_aggregation.colluding")
+    unknown = None in (senders, colluding, dropouts)
+    left = 1 if unknown else max(1, (senders or 1) - (colluding or 0))  # its own share, at least
     words = f"{left} of {cohort} shares of the noise are unknown to the attacker"
-    return Level(math.sqrt(cohort / left) / z, words, tuple(missing))
+    return Level(math.sqrt(cohort / left) / z, words, tuple(absent))
 
 
 def _after(given: Deployment, z: float) -> Level:
@@ -358,6 +358,8 @@ def _adaptive(given: Deployment, level: Level) -> Level:
     adaptive, who = given.clip.adaptive, given.participation
     if given.clip.kind != "adaptive" or math.isinf(level.mu):
         return level
+    if given.noise.at != "server":
+        return Level(math.inf, "clients send whether they were clipped, and no law here covers it")
     if adaptive is None:
         return Level(math.inf, "how the norm adapts is not stated", ("clip.adaptive",))
     for name in ("bit_noise", "quantile", "rate"):
