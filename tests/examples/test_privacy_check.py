@@ -12,9 +12,9 @@ pytest.importorskip("flwr")
 
 from leakbound.captured import attack_update, load
 from leakbound.flower import capture_app, run
-from leakbound.risk.deployment.edges import edges
 from leakbound.risk.deployment.file import read
 from leakbound.risk.deployment.flower_app import read as read_config
+from leakbound.risk.deployment.laws import laws_of
 
 ROOT = Path(__file__).parent.parent.parent
 APP = ROOT / "examples" / "flower-privacy-check"
@@ -38,7 +38,7 @@ def test_a_run_trains_and_writes_its_facts(app, tmp_path, capsys):
     found, _ = read(tmp_path / "deployment.toml")
     assert (found.rounds, found.weights) == (2, "uniform")
     assert (found.clip.at, found.clip.norm, found.noise.at) == ("client", 0.5, "server")
-    own = {(e.audience, e.unit): e for e in edges(found)}
+    own = {(e.audience, e.unit): e for e in laws_of(found)}
     assert own["server", "client"].exact
     assert own["clients", "client"].mu == pytest.approx(2**0.5)
 
@@ -50,7 +50,7 @@ def test_the_readme_has_the_numbers_of_the_check(app, tmp_path, capsys):
     (tmp_path / "pyproject.toml").write_bytes((APP / "pyproject.toml").read_bytes())
     check.main()
     found, _ = read(tmp_path / "deployment.toml")
-    outside = next(e for e in edges(found) if (e.audience, e.unit) == ("clients", "client"))
+    outside = next(e for e in laws_of(found) if (e.audience, e.unit) == ("clients", "client"))
     text = (APP / "README.md").read_text("utf-8")
     mu, epsilon = math.ceil(outside.mu * 1000) / 1000, math.ceil(outside.epsilon(1e-5) * 100) / 100
     assert f"mu {mu} over 5 rounds: epsilon {epsilon} at" in text, "rounded up, as printed"

@@ -39,8 +39,8 @@ from flwr.serverapp.strategy import (
 from leakbound.bounds import conversions
 from leakbound.defenses import Clip, DpSgd, GaussianNoise, LaplaceNoise, TopK, chain
 from leakbound.flower import DefenseMod, Setup, Watched, describe, run
-from leakbound.risk.deployment.edges import edges
 from leakbound.risk.deployment.file import parse, text_of
+from leakbound.risk.deployment.laws import laws_of
 
 ALWAYS = {"nan-disables-clip", "zero-update-raises"}
 """Faults of every clip in Flower 1.41, with any settings."""
@@ -64,7 +64,7 @@ def fixed(kind=SERVER, z=1.0, clients=10, *, average=None, norm=0.5, **given):
 
 
 def of(found, audience):
-    return next(e for e in edges(found) if (e.audience, e.unit) == (audience, "client"))
+    return next(e for e in laws_of(found) if (e.audience, e.unit) == (audience, "client"))
 
 
 def equal(clients, **given):

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from leakbound.bounds import composition
 from leakbound.opacus import RiskEngine, describe
 from leakbound.random import stream
-from leakbound.risk.deployment import edges
+from leakbound.risk.deployment import laws_of
 
 
 def made(engine, **more):
@@ -25,7 +25,7 @@ def made(engine, **more):
 
 
 def example(given):
-    return next(e for e in edges(given) if (e.audience, e.unit) == ("server", "example"))
+    return next(e for e in laws_of(given) if (e.audience, e.unit) == ("server", "example"))
 
 
 def test_secure_poisson_batches_have_the_hidden_law():

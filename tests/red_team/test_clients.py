@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from leakbound.risk.deployment import edges, parse
+from leakbound.risk.deployment import laws_of, parse
 
 from . import domains, matrix
 from .adversaries import ADVERSARIES, Array, Sample, errors
@@ -155,7 +155,7 @@ def hits(domain: domains.Domain, adversary, seen, eta: float, copies: int = 1) -
 
 def stated(scene, psnr: float, unit: str) -> tuple[float, object]:
     table, audience, seen = SCENES[scene]
-    own = next(e for e in edges(parse(table)) if (e.audience, e.unit) == (audience, unit))
+    own = next(e for e in laws_of(parse(table)) if (e.audience, e.unit) == (audience, unit))
     value = domains.mnist().stated[False].success_bound(own.bound, matrix.eta_of(psnr))[0][0]
     return float(value), seen
 
@@ -195,7 +195,7 @@ def test_statements_on_clients_are_nearly_attained(scene):
     best = next(one for one in ADVERSARIES if one.name == "antipodal codebook")
     found, n = hits(domain, best, seen, matrix.eta_of(25.5)), len(domain.held[False].rows)
     true, wrong = (
-        next(e for e in edges(parse(own)) if (e.audience, e.unit) == (audience, "example"))
+        next(e for e in laws_of(parse(own)) if (e.audience, e.unit) == (audience, "example"))
         for own in (table, table | FORGOTTEN[scene])
     )
     half = np.log(0.5)

@@ -13,7 +13,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from leakbound.bounds import clients, composition, conversions, from_scratch, identification
-from leakbound.risk.deployment import edges, parse, read, state, text_of
+from leakbound.risk.deployment import laws_of, parse, read, state, text_of
 from leakbound.risk.deployment.mistakes import find
 
 KAPPAS = np.log([1e-3, 1e-6])
@@ -99,9 +99,9 @@ CONFIGURATIONS = {
 }
 
 
-def edge(given, unit="client", audience="clients"):
+def law_of(given, unit="client", audience="clients"):
     """The edge of one row."""
-    found = edges(given if not isinstance(given, dict) else parse(given))
+    found = laws_of(given if not isinstance(given, dict) else parse(given))
     return next(one for one in found if (one.audience, one.unit) == (audience, unit))
 
 
@@ -126,7 +126,7 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_configurations_of_clients(name):
     number, printed, mu, epsilon = ROWS[name]
-    found = edge(CONFIGURATIONS[number])
+    found = law_of(CONFIGURATIONS[number])
     digits(found.bound(KAPPAS), printed)
     if mu is not None:
         assert found.mu == pytest.approx(mu, rel=2e-6)
@@ -136,13 +136,13 @@ def test_configurations_of_clients(name):
 
 def test_a_server_that_adds_the_noise_sees_everything():
     for number in (1, 2, 3, 12):
-        found = edge(CONFIGURATIONS[number], "example", "server")
+        found = law_of(CONFIGURATIONS[number], "example", "server")
         assert found.exact
         assert found.bound(KAPPAS).tolist() == [1, 1]
 
 
 def test_fixed_noise_of_flower_in_all_rounds():
-    found = edge(facts("server", rounds=50, participation={**FIXED, "law": "server-picks"}))
+    found = law_of(facts("server", rounds=50, participation={**FIXED, "law": "server-picks"}))
     assert found.mu == pytest.approx(7.07107, rel=1e-6)
     assert found.epsilon(1e-5) == pytest.approx(54.3766, rel=1e-6)
     digits(found.bound(KAPPAS), ".999966 .989766")
@@ -152,25 +152,25 @@ def test_fixed_noise_of_flower_in_all_rounds():
 
 
 def test_local_noise_of_one_round_and_replacement():
-    one = edge({**CONFIGURATIONS[4], "rounds": 1})
+    one = law_of({**CONFIGURATIONS[4], "rounds": 1})
     assert one.mu == pytest.approx(0.206407, rel=2e-6)
     assert one.epsilon(1e-5) == pytest.approx(0.750977, rel=2e-6)
     digits(one.bound(KAPPAS[:1]), ".00196438")
-    many = edge(CONFIGURATIONS[4])
+    many = law_of(CONFIGURATIONS[4])
     assert many.epsilon(1e-5, replace_one=True) == pytest.approx(25.4426, rel=2e-6)
-    example = edge(CONFIGURATIONS[4], "example")
+    example = law_of(CONFIGURATIONS[4], "example")
     assert example.epsilon(1e-5) == pytest.approx(25.4426, rel=2e-6)  # its removal moves 2C
     assert example.bound(KAPPAS) == pytest.approx(many.bound(KAPPAS))
 
 
 def test_noise_for_a_smaller_sensitivity():
-    found = edge(CONFIGURATIONS[5])
+    found = law_of(CONFIGURATIONS[5])
     assert found.mu == pytest.approx(20640.7, rel=2e-6)
     assert found.bound(KAPPAS) == pytest.approx([1, 1])
 
 
 def test_all_rounds_with_rdp_and_replacement():
-    found = edge(CONFIGURATIONS[6])
+    found = law_of(CONFIGURATIONS[6])
     assert found.epsilon(1e-5, replace_one=True) == pytest.approx(22.1749, rel=2e-6)
     accountant = RdpAccountant()
     accountant.compose(SelfComposedDpEvent(GaussianDpEvent(2.4), 20))
@@ -179,27 +179,27 @@ def test_all_rounds_with_rdp_and_replacement():
 
 def test_a_percentile_filter_alone_has_no_law():
     for audience in ("server", "clients"):
-        assert edge(CONFIGURATIONS[7], "example", audience).bound(KAPPAS).tolist() == [1, 1]
+        assert law_of(CONFIGURATIONS[7], "example", audience).bound(KAPPAS).tolist() == [1, 1]
 
 
 def test_noise_at_the_optimizer():
-    found = edge(CONFIGURATIONS[10], "example", "server")
+    found = law_of(CONFIGURATIONS[10], "example", "server")
     assert (found.setting.steps, found.setting.sampling_rate) == (44_550, 1 / 891)
     assert found.epsilon(1e-5) == pytest.approx(0.983, abs=5e-4)
     digits(found.bound(KAPPAS), ".002348 3.6e-6")
-    seen = edge({**CONFIGURATIONS[10], "sends": ["batch size"]}, "example", "server")
+    seen = law_of({**CONFIGURATIONS[10], "sends": ["batch size"]}, "example", "server")
     digits(seen.bound(KAPPAS[:1]), ".99817")
-    rounds = edge(CONFIGURATIONS[11], "example", "server")
+    rounds = law_of(CONFIGURATIONS[11], "example", "server")
     assert rounds.epsilon(1e-5) == pytest.approx(0.3380, abs=5e-5)
     digits(rounds.bound(KAPPAS), ".0013845 1.700e-6")
-    once = edge({**CONFIGURATIONS[11], "rounds": 1}, "example", "server")
+    once = law_of({**CONFIGURATIONS[11], "rounds": 1}, "example", "server")
     assert once.epsilon(1e-5) == pytest.approx(0.2013, abs=5e-5)
-    seen = edge({**CONFIGURATIONS[11], "sends": ["batch size"]}, "example", "server")
+    seen = law_of({**CONFIGURATIONS[11], "sends": ["batch size"]}, "example", "server")
     digits(seen.bound(KAPPAS[:1]), ".101085")
 
 
 def test_noise_that_a_simulation_shrinks():
-    found = edge(CONFIGURATIONS[12])
+    found = law_of(CONFIGURATIONS[12])
     assert found.mu / math.sqrt(1500) == pytest.approx(32.46, rel=1e-4)
     assert found.bound(KAPPAS) == pytest.approx([1, 1])
     once = identification.gaussian(math.sqrt(1500) / found.mu, kappa=1e-6)
@@ -217,15 +217,17 @@ def test_shares_of_the_noise():
     given = facts("share", participation={"law": "all", "cohort": 100})
     given["secure_aggregation"] = {"on": True, "kind": "secagg", "colluding": 20, "dropouts": 10}
     for audience in ("server", "clients"):
-        found = edge(given, audience=audience)
+        found = law_of(given, audience=audience)
         assert found.mu == pytest.approx(1.19523, rel=4e-6)
         assert found.epsilon(1e-5) == pytest.approx(5.38824, rel=2e-6)
     given["secure_aggregation"]["on"] = False
-    found = edge(given, audience="server")
+    found = law_of(given, audience="server")
     assert found.mu == pytest.approx(10.0)
     assert found.epsilon(1e-5) == pytest.approx(91.8173, rel=1e-6)
     shared = {"on": True, "kind": "homomorphic", "shared_key": True, "colluding": 0, "dropouts": 0}
-    assert edge({**given, "secure_aggregation": shared}, audience="server").mu == pytest.approx(10)
+    assert law_of({**given, "secure_aggregation": shared}, audience="server").mu == pytest.approx(
+        10
+    )
 
 
 def test_adaptive_clips():
@@ -237,10 +239,10 @@ def test_adaptive_clips():
         clients.adaptive_mu(1.0, bit_noise=0.5)
     clip = {"norm": 1.0, "kind": "adaptive", "adaptive": BITS | {"faults": False}}
     cohort = {"law": "all", "cohort": 100, "replies": 100}
-    right = edge(facts("server", clip=clip, participation=cohort, rounds=20))
+    right = law_of(facts("server", clip=clip, participation=cohort, rounds=20))
     assert right.mu == pytest.approx(4.47214, rel=1e-6)
     clip["adaptive"]["faults"] = True
-    wrong = edge(facts("server", clip=clip, participation=cohort, rounds=20))
+    wrong = law_of(facts("server", clip=clip, participation=cohort, rounds=20))
     assert wrong.mu > 4.93799  # the noise on the bit may lower the norm further
     assert wrong.beyond == pytest.approx(2e-8)
 
@@ -248,10 +250,10 @@ def test_adaptive_clips():
 def test_poisson_sampling_of_clients():
     poisson = {"law": "poisson", "rate": 0.1, "hidden": True}
     table = facts("server", rounds=100, participation=poisson, level=SUM)
-    found = edge(table)
+    found = law_of(table)
     digits(found.epsilon(1e-5), "7.0466")
     digits(found.bound(KAPPAS), ".038782 4.692e-4")
-    seen = edge(table | {"participation": poisson | {"hidden": False}})
+    seen = law_of(table | {"participation": poisson | {"hidden": False}})
     digits(seen.bound(KAPPAS[:1]), ".513600")
     accountant = PLDAccountant()
     accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), 100))
@@ -260,7 +262,7 @@ def test_poisson_sampling_of_clients():
 
 def test_a_hidden_fixed_size_has_no_poisson_law():
     fixed = {"law": "fixed-size", "cohort": 100, "population": 1000, "hidden": True}
-    found = edge(facts(rounds=100, participation=fixed))
+    found = law_of(facts(rounds=100, participation=fixed))
     seen = composition.visible(1.0, sampling_rate=0.1, steps=100, kappa=1e-3)
     assert found.bound(KAPPAS[:1]) == pytest.approx([seen])
     for noise, epsilon in ((1.0, 14.054), (0.5, 83.937)):
@@ -274,7 +276,7 @@ def test_attained_behind_flowers_noise():
     """Behind a noise of .3, and of z = 1.2 with configuration 2's weights (not as z claims)."""
     level = {"dim": 32, "eta": 0.5 / 32}
     digits(from_scratch.exact(0.3, **level), ".03596")
-    found = edge(CONFIGURATIONS[2] | {"noise": noise("server", multiplier=1.2, on="mean")})
+    found = law_of(CONFIGURATIONS[2] | {"noise": noise("server", multiplier=1.2, on="mean")})
     ((chance, seen),) = found.hits()
     assert chance == 1
     digits(from_scratch.exact(seen, **level), ".17642")
@@ -427,12 +429,12 @@ WORDS = {
 @pytest.mark.parametrize("name", [*CONFIGURATIONS, *HARDER])
 def test_a_key_that_is_deleted_never_lowers_a_bound(name):
     given = {**CONFIGURATIONS, **HARDER}[name]
-    whole = {(e.audience, e.unit): e.bound(KAPPAS) for e in edges(parse(given))}
+    whole = {(e.audience, e.unit): e.bound(KAPPAS) for e in laws_of(parse(given))}
     for path in leaves(given):
         if path in WORDS:
             continue
         try:
-            fewer = edges(parse(without(given, path)))
+            fewer = laws_of(parse(without(given, path)))
         except ValueError:
             continue
         for found in fewer:
@@ -443,7 +445,7 @@ def test_a_key_that_is_deleted_never_lowers_a_bound(name):
 @pytest.mark.parametrize("name", [*CONFIGURATIONS, *HARDER])
 def test_the_attack_is_never_above_the_bound(name):
     given = parse({**CONFIGURATIONS, **HARDER}[name])
-    for found in edges(given):
+    for found in laws_of(given):
         hits = [(p, s) for p, s in found.hits() if s < np.inf]
         for dim, e in ((2, 0.3), (32, 0.5), (784, 0.5)):
             blind = identification.log_kappa_sphere(dim=dim, eta=e / dim, norm=1.0)
@@ -483,7 +485,7 @@ def test_a_file_reads_as_it_was_written(name, tmp_path):
 )
 def test_bad_files_name_the_key(table, words):
     with pytest.raises(ValueError, match=words):
-        edges(parse(facts() | table if "correlation" in table else table))
+        laws_of(parse(facts() | table if "correlation" in table else table))
 
 
 SEEDED = {
@@ -645,14 +647,16 @@ def test_noise_at_the_server_never_protects_from_it(multiplier):
 
 def test_units_are_not_each_others():
     given = parse(facts(level={"multiplier": 2.0}, record={"examples_per_client": 50}))
-    client, example, several = (edge(given, unit) for unit in ("client", "example", "any example"))
+    client, example, several = (
+        law_of(given, unit) for unit in ("client", "example", "any example")
+    )
     assert example.bound(KAPPAS) == pytest.approx(client.bound(KAPPAS))
     assert example.epsilon(1e-5) == pytest.approx(conversions.epsilon(1.0, delta=1e-5))
     assert several.bound(math.log(1e-3)) == pytest.approx(identification.gaussian(2.0, kappa=0.05))
     inside = {**CONFIGURATIONS[10], "record": {"examples_per_client": 50}}
-    one, several = edge(inside, "example"), edge(inside, "any example")
+    one, several = law_of(inside, "example"), law_of(inside, "any example")
     assert several.bound(KAPPAS) == pytest.approx(np.minimum(1, 50 * one.bound(KAPPAS)))
-    assert edge(inside, "client").bound(KAPPAS).tolist() == [1, 1]
+    assert law_of(inside, "client").bound(KAPPAS).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("bins", [None, 64])
@@ -666,7 +670,7 @@ def test_published_values_of_jax_privacy(bins):
         law |= {"law": "cyclic", "bins": bins}
     rounds = 10_000 * (bins or 1)
     level = SUM | {"multiplier": 4.0}
-    found = edge(facts("server", rounds=rounds, level=level, participation=law))
+    found = law_of(facts("server", rounds=rounds, level=level, participation=law))
     assert found.epsilon(1e-5) == pytest.approx(2.09245, rel=1e-5)
 
 
@@ -677,11 +681,11 @@ def test_correlated_noise_of_a_deployment():
     for name, length in lengths.items():
         level = {"std": 2.0, "on": "sum"}
         given = facts("server", rounds=16, participation=apart, level=level)
-        found = edge(given | {"correlation": name})
+        found = law_of(given | {"correlation": name})
         assert found.mu == pytest.approx(length / 2, rel=1e-6), name
         assert found.hits() == [(1.0, pytest.approx(2 / length, rel=1e-6))]
     cyclic = {"law": "cyclic", "bins": 4, "rate": 0.2, "hidden": True}
-    found = edge(
+    found = law_of(
         facts("server", rounds=16, participation=cyclic, level=SUM | {"multiplier": 1.219951})
         | {"correlation": "band:4"}
     )
@@ -689,16 +693,16 @@ def test_correlated_noise_of_a_deployment():
     bins = {"law": "balls-in-bins", "bins": 10, "hidden": True}
     for mu, value in ((1.0, ".004333"), (2.0, ".04377")):
         level = SUM | {"multiplier": 1 / mu}
-        found = edge(facts("server", rounds=10, participation=bins, level=level))
+        found = law_of(facts("server", rounds=10, participation=bins, level=level))
         digits(found.bound(KAPPAS[:1]), value)
 
 
 def test_rounds_add_up_for_pure_epsilon_and_shuffled_batches():
-    pure = edge(facts(clip={}, level={"pure_epsilon": 0.5}, rounds=4))
+    pure = law_of(facts(clip={}, level={"pure_epsilon": 0.5}, rounds=4))
     assert pure.epsilon(1e-5) == 2.0
     assert pure.bound(math.log(1e-3)) == pytest.approx(math.exp(2.0) * 1e-3)
     table = SEEDED["shuffled-batches"][0] | {"rounds": 3}
-    found = edge(table, "example", "server")  # 10 epochs in each of 3 rounds
+    found = law_of(table, "example", "server")  # 10 epochs in each of 3 rounds
     wanted = identification.gaussian(1.0, kappa=1e-3, steps=30)
     assert found.bound(math.log(1e-3)) == pytest.approx(wanted)
 
@@ -755,7 +759,7 @@ BEATEN = {
 @pytest.mark.parametrize("name", BEATEN)
 def test_what_was_beaten_is_no_longer_stated(name):
     table, unit, audience, least = BEATEN[name]
-    found = edge(table, unit, audience)
+    found = law_of(table, unit, audience)
     if math.isinf(least):
         assert found.bound(KAPPAS).tolist() == [1, 1]
     elif found.mu is not None:
@@ -767,7 +771,7 @@ def test_what_was_beaten_is_no_longer_stated(name):
 
 
 def test_pure_epsilon_of_one_example_is_doubled():
-    found = edge(facts(clip={}, level={"pure_epsilon": 1.0}), "example")
+    found = law_of(facts(clip={}, level={"pure_epsilon": 1.0}), "example")
     assert found.epsilon(1e-5) == 2.0
 
 
@@ -869,20 +873,20 @@ def test_a_factor_is_read_relative_to_the_file(tmp_path, monkeypatch):
     path = tmp_path / "deployment.toml"
     path.write_text(text_of(parse(facts(rounds=4) | {"correlation": "C.npy"})))
     monkeypatch.chdir("/")
-    assert edge(read(path)[0]).mu == pytest.approx(math.sqrt(30))
+    assert law_of(read(path)[0]).mu == pytest.approx(math.sqrt(30))
     np.save(tmp_path / "C.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"C\.npy"):
-        edge(read(path)[0])
+        law_of(read(path)[0])
 
 
 def test_what_is_not_known_is_neither_exposed_nor_bounded():
     """Only an update that is known to arrive as it is counts as reconstructed."""
     for gone in (("noise", "at"), ("noise", "seeded"), ("clip", "norm")):
-        found = edge(without(facts(), gone), "example", "server")
+        found = law_of(without(facts(), gone), "example", "server")
         assert not found.exact
         assert found.bound(KAPPAS).tolist() == [1, 1]
         assert ".".join(gone) in found.missing
-    assert edge(facts("none"), "example", "server").exact
+    assert law_of(facts("none"), "example", "server").exact
 
 
 def test_shares_and_clients_that_adapt_have_no_law():
@@ -891,4 +895,4 @@ def test_shares_and_clients_that_adapt_have_no_law():
     clip = {"norm": 1.0, "kind": "adaptive", "adaptive": BITS | {"faults": False}}
     for table in (tree | {"correlation": "tree"}, facts(clip=clip)):
         for audience in ("server", "clients"):
-            assert edge(table, "client", audience).bound(KAPPAS).tolist() == [1, 1]
+            assert law_of(table, "client", audience).bound(KAPPAS).tolist() == [1, 1]

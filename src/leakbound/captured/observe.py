@@ -141,13 +141,11 @@ def understand(
     rate = _rate(capture, told, found)
     given, told = told, _declared(capture, told, rate, found, notes)
     row = change / (rate or 1.0)
-    known = _told("local steps", told.steps, capture.whole("steps"), found)
-    if capture.kind == "gradient" and (known or 1) > 1:
-        raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
+    known = _known_steps(capture, told, found)
     spread = proofs.spread(capture, task, rate)
-    stated, size = as_chain(told.defense), reading.Size(1, None, "", 1)
+    stated, one = as_chain(told.defense), 1 if capture.kind == "gradient" else known
+    size = reading.Size(1, None, "", 1)
     if not stated.links and not named(task.loss).of_inputs:  # ranks of tokens count otherwise
-        one = 1 if capture.kind == "gradient" else known
         size = reading.batch_size(task, row, input_shape=input_shape, steps=one, spread=spread)
     count = _examples(capture, told, size, found, notes)
     part = _told("local batch size", told.batch_size, capture.whole("batch_size"), found)
@@ -170,22 +168,12 @@ def understand(
     untried: tuple[int, ...] = ()
     if known is None:
         step, untried = (steps, ()) if steps else _steps(capture, observation, rate, size)
-        found.append(step)
-        task = replace(task, plan=replace(task.plan, steps=int(step.value)))
-        observation = replace(observation, task=task)
+        observation = _with_steps(observation, step, found)
     labels = _label_finding(observation, spread, proofs.coarsest(capture), found, notes, rate)
     false = None if rate is None else proofs.missing_noise(observation)
     if false is not None and given.defense is None:  # metadata that the update itself refutes
-        about = {key: value for key, value in capture.about.items() if key != declared.KEY}
-        about[declared.NOTE] = f"the metadata's defense is left out: {false}"
-        return understand(
-            replace(capture, about=about),
-            task,
-            given,
-            input_shape=input_shape,
-            public=public,
-            steps=steps,
-        )
+        capture = _without_declared(capture, false)
+        return understand(capture, task, given, input_shape=input_shape, public=public, steps=steps)
     notes += filter(None, [false, None if chained.links else outside(observation)])
     return Understood(
         observation,
@@ -198,6 +186,26 @@ def understand(
         untried=untried,
         declared=stated,
     )
+
+
+def _known_steps(capture: Capture, told: TrainingInfo, found: list[Finding]) -> int | None:
+    known = _told("local steps", told.steps, capture.whole("steps"), found)
+    if capture.kind == "gradient" and (known or 1) > 1:
+        raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
+    return known
+
+
+def _with_steps(observation: Observation, step: Finding, found: list[Finding]) -> Observation:
+    found.append(step)
+    task = observation.task
+    plan = replace(task.plan, steps=int(step.value))
+    return replace(observation, task=replace(task, plan=plan))
+
+
+def _without_declared(capture: Capture, why: str) -> Capture:
+    about = {key: value for key, value in capture.about.items() if key != declared.KEY}
+    note = f"the metadata's defense is left out: {why}"
+    return replace(capture, about={**about, declared.NOTE: note})
 
 
 def _declared(

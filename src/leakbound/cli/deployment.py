@@ -17,7 +17,7 @@ from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
 from leakbound.risk.deployment import file, flower_app, nvflare
 from leakbound.risk.deployment.calibrate import least_noise
-from leakbound.risk.deployment.edges import SEES_ALL
+from leakbound.risk.deployment.laws import SEES_ALL
 from leakbound.risk.deployment.statement import OF, WHO, Against, Row, state
 from leakbound.risk.examples import SPHERE, width_of
 from leakbound.risk.statement import UNINFORMED

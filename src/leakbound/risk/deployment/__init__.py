@@ -1,6 +1,5 @@
 """Deployments: what a federated training protects, by audience and by unit, from its settings."""
 
-from leakbound.risk.deployment.edges import Edge, edges
 from leakbound.risk.deployment.facts import (
     Adaptive,
     AggregationFacts,
@@ -14,6 +13,7 @@ from leakbound.risk.deployment.facts import (
     Record,
 )
 from leakbound.risk.deployment.file import parse, read, text_of
+from leakbound.risk.deployment.laws import AudienceLaw, laws_of
 from leakbound.risk.deployment.statement import Row, state
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "Claim",
     "ClipFacts",
     "Deployment",
-    "Edge",
+    "AudienceLaw",
     "Local",
     "Mistake",
     "Noise",
@@ -29,7 +29,7 @@ __all__ = [
     "Record",
     "Row",
     "AggregationFacts",
-    "edges",
+    "laws_of",
     "parse",
     "read",
     "state",

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from leakbound.bounds.record_priors import Baseline
-from leakbound.risk.deployment.edges import AUDIENCES, Audience, Unit, edges
 from leakbound.risk.deployment.facts import Deployment
+from leakbound.risk.deployment.laws import AUDIENCES, Audience, Unit, laws_of
 from leakbound.risk.deployment.statement import bounds
 from leakbound.risk.target import Target
 
@@ -65,12 +65,12 @@ def least_noise(
 
     def met(level: float) -> bool:
         found = {}
-        for edge in edges(at(level)):
-            if edge.unit != asked or edge.audience not in audiences:
+        for law in laws_of(at(level)):
+            if law.unit != asked or law.audience not in audiences:
                 continue
-            law = edge.setting, edge.special, edge.copies, edge.summed, edge.beyond
-            if law not in found:
-                found[law] = float(bounds(edge, prior, [target.eta])[0][0])
+            key = law.setting, law.special, law.copies, law.summed, law.beyond
+            if key not in found:
+                found[key] = float(bounds(law, prior, [target.eta])[0][0])
         return max(found.values()) <= target.gamma
 
     high = 1.0
@@ -88,12 +88,12 @@ def least_noise(
 
 
 def _why(given: Deployment, unit: Unit, audiences: Sequence[Audience], target: Target) -> str:
-    rows = [e for e in edges(given) if e.unit == unit and e.audience in audiences]
-    for edge in rows:
-        if edge.setting is None:
-            missing = f" (not stated: {', '.join(edge.missing)})" if edge.missing else ""
+    rows = [e for e in laws_of(given) if e.unit == unit and e.audience in audiences]
+    for law in rows:
+        if law.setting is None:
+            missing = f" (not stated: {', '.join(law.missing)})" if law.missing else ""
             return (
-                f"no noise multiplier meets {target} for {edge.audience}: {edge.reason}{missing}; "
+                f"no noise multiplier meets {target} for {law.audience}: {law.reason}{missing}; "
                 "state what is missing, or give the audiences that count (--audience)"
             )
     return (

@@ -9,8 +9,8 @@ import msgspec
 
 from leakbound._util.rounding import most
 from leakbound.bounds import clients, conversions
-from leakbound.risk.deployment.edges import Edge, edges, largest_weight, per_participation
 from leakbound.risk.deployment.facts import Deployment, Mistake
+from leakbound.risk.deployment.laws import AudienceLaw, largest_weight, laws_of, per_participation
 
 DELTA = 1e-5
 TOLERANCE = 1.02
@@ -228,7 +228,7 @@ def _claims(given: Deployment) -> Iterator[Mistake]:
         return
     unit = claim.unit or ("example" if given.noise.at == "optimizer" else "client")
     own = next(
-        (e for e in edges(_unasked(given)) if (e.audience, e.unit) == ("clients", unit)), None
+        (e for e in laws_of(_unasked(given)) if (e.audience, e.unit) == ("clients", unit)), None
     )
     # what is not stated counts as its worst case, which is nobody's mistake
     if own is None or own.setting is None or own.missing:
@@ -269,12 +269,12 @@ def _unasked(given: Deployment) -> Deployment:
     return msgspec.structs.replace(given, unit=None)
 
 
-def _of_rounds(given: Deployment, own: Edge, rounds: int, delta: float) -> float:
+def _of_rounds(given: Deployment, own: AudienceLaw, rounds: int, delta: float) -> float:
     """Epsilon of some rounds, as an accountant that starts anew counts it."""
     if given.rounds is None or rounds >= given.rounds:
         return own.epsilon(delta)
     few = msgspec.structs.replace(given, rounds=rounds, unit=None)
-    found = next(e for e in edges(few) if (e.audience, e.unit) == (own.audience, own.unit))
+    found = next(e for e in laws_of(few) if (e.audience, e.unit) == (own.audience, own.unit))
     return found.epsilon(delta)
 
 

@@ -16,8 +16,8 @@ from leakbound.bounds import from_scratch, identification
 from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.record_priors import Baseline
-from leakbound.risk.deployment.edges import AUDIENCES, Audience, Edge, Unit, edges
 from leakbound.risk.deployment.facts import Deployment
+from leakbound.risk.deployment.laws import AUDIENCES, Audience, AudienceLaw, Unit, laws_of
 
 KAPPAS = (1e-3, 1e-6)
 """Prior-only success probabilities for which a row answers without data."""
@@ -108,28 +108,28 @@ def state(
     kappas = (*KAPPAS, own) if own else KAPPAS
     known: dict[Any, Any] = {}
     return tuple(
-        _row(edge, delta, kappas, against, known)
-        for edge in edges(given)
-        if edge.audience in audiences
+        _row(law, delta, kappas, against, known)
+        for law in laws_of(given)
+        if law.audience in audiences
     )
 
 
 def _row(
-    edge: Edge,
+    law: AudienceLaw,
     delta: float,
     kappas: Sequence[float],
     against: Against | None,
     known: dict[Any, Any],
 ) -> Row:
-    epsilon = edge.epsilon(delta)
-    rises = edge.bound(np.log(np.array(kappas)))
-    thresholds = () if against is None else _thresholds(edge, against, known)
+    epsilon = law.epsilon(delta)
+    rises = law.bound(np.log(np.array(kappas)))
+    thresholds = () if against is None else _thresholds(law, against, known)
     return Row(
-        edge.audience,
-        edge.unit,
-        edge.reason,
-        edge.missing,
-        edge.mu,
+        law.audience,
+        law.unit,
+        law.reason,
+        law.missing,
+        law.mu,
         epsilon if math.isfinite(epsilon) else None,
         delta,
         tuple(zip(kappas, rises.tolist(), strict=True)),
@@ -138,51 +138,53 @@ def _row(
 
 
 def _thresholds(
-    edge: Edge, against: Against, known: dict[Any, Any]
+    law: AudienceLaw, against: Against, known: dict[Any, Any]
 ) -> tuple[tuple[str, float, float, Verdict], ...]:
     eta = np.array([level for _, level in against.thresholds])
     # Several audiences often have one law: it is computed once.
-    law = edge.setting, edge.pure, edge.copies, edge.summed, edge.beyond, edge.exact
-    key = *law, edge.attack_noise, edge.special is None
-    if key not in known or edge.special is not None:
-        known[key] = *_bounds(edge, against, eta), _attained(edge, against, eta)
+    same = law.setting, law.pure, law.copies, law.summed, law.beyond, law.exact
+    key = *same, law.attack_noise, law.special is None
+    if key not in known or law.special is not None:
+        known[key] = *_bounds(law, against, eta), _attained(law, against, eta)
     bound, blind, attained = known[key]
     basis = None if against.prior is None else against.prior.basis
     rows = []
     for i, (words, _) in enumerate(against.thresholds):
-        base = min(1.0, max(float(np.exp(blind[i])) * edge.copies, against.matched[i]))
+        base = min(1.0, max(float(np.exp(blind[i])) * law.copies, against.matched[i]))
         below = bound[i] <= against.accepted and base <= against.accepted
         verdict = decide(
-            recoverable=edge.exact or (attained[i] > against.accepted and attained[i] > base),
+            recoverable=law.exact or (attained[i] > against.accepted and attained[i] > base),
             excluded={basis} if below and basis is not None else (),
         )
         rows.append((words, float(attained[i]), float(bound[i]), verdict))
     return tuple(rows)
 
 
-def bounds(edge: Edge, prior: Baseline, eta: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+def bounds(law: AudienceLaw, prior: Baseline, eta: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
     """Upper bounds on success at each eta, and the log kappa of one example behind them."""
     if isinstance(prior, PublicSample):
-        return prior.success_bound(edge.bound, eta)
+        return prior.success_bound(law.bound, eta)
     blind = np.atleast_1d(np.asarray(prior.log_kappa(eta)))
-    return edge.bound(blind), blind
+    return law.bound(blind), blind
 
 
-def _bounds(edge: Edge, against: Against, eta: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _bounds(
+    law: AudienceLaw, against: Against, eta: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
     if against.prior is not None:
-        return bounds(edge, against.prior, eta)
+        return bounds(law, against.prior, eta)
     blind = identification.log_kappa_sphere(dim=against.dim, eta=eta, norm=against.norm)
-    return edge.bound(blind), np.atleast_1d(np.asarray(blind))
+    return law.bound(blind), np.atleast_1d(np.asarray(blind))
 
 
-def _attained(edge: Edge, against: Against, eta: NDArray[Any]) -> NDArray[Any]:
+def _attained(law: AudienceLaw, against: Against, eta: NDArray[Any]) -> NDArray[Any]:
     """The success of working attacks; those that get the update itself need no count."""
-    if edge.exact:
+    if law.exact:
         return np.ones(len(eta))
     if against.attacks is not None:
-        return against.attacks.success(edge.hits(), eta, parts=2).success
+        return against.attacks.success(law.hits(), eta, parts=2).success
     found = np.zeros(len(eta))
-    for weight, noise in edge.hits():
+    for weight, noise in law.hits():
         each = from_scratch.exact(noise, dim=against.dim, eta=eta, norm=against.norm)
         found += weight * np.atleast_1d(each)
     return found

@@ -61,7 +61,7 @@ class Level:
 
 
 @dataclass(frozen=True, eq=False)
-class Edge:
+class AudienceLaw:
     """The law of all rounds for one audience and one unit.
 
     Attributes:
@@ -155,18 +155,18 @@ class Edge:
         return self.unit != "client" and not self.summed
 
 
-def edges(deployment: Deployment) -> tuple[Edge, ...]:
+def laws_of(deployment: Deployment) -> tuple[AudienceLaw, ...]:
     """Every audience and unit; `deployment.unit` restricts the units."""
     asked = [unit for unit in UNITS if deployment.unit is None or deployment.unit in unit]
-    return tuple(_edge(deployment, who, unit) for who in AUDIENCES for unit in asked)
+    return tuple(_law_of(deployment, who, unit) for who in AUDIENCES for unit in asked)
 
 
-def _edge(given: Deployment, audience: Audience, unit: Unit) -> Edge:
+def _law_of(given: Deployment, audience: Audience, unit: Unit) -> AudienceLaw:
     level = per_participation(given, audience)
     inside = given.noise.at == "optimizer"
     if inside and unit == "client":
         level = Level(math.inf, "the noise covers one example, not a whole client")
-    missing, own = [*level.missing], Edge(audience, unit, level.reason)
+    missing, own = [*level.missing], AudienceLaw(audience, unit, level.reason)
     if unit == "any example":
         count = given.record.examples_per_client
         missing += [] if count else ["record.examples_per_client"]
@@ -403,7 +403,7 @@ def _optimizer(given: Deployment, z: float) -> Level:
     return Level(1 / z, "every local step adds noise to clipped gradients of examples")
 
 
-def _local(given: Deployment, level: Level) -> Edge:
+def _local(given: Deployment, level: Level) -> AudienceLaw:
     """All local steps of all rounds; a client counts as taking part in every round."""
     local, rounds = given.local, given.rounds or 1
     missing, size, batch = list[str](), local.examples, local.batch
@@ -438,8 +438,8 @@ def _local(given: Deployment, level: Level) -> Edge:
     return _steps(given, level, rounds * steps, 1.0, "visible", words, [key])
 
 
-def _unknown(key: str) -> Edge:
-    return Edge("clients", "client", "the number of steps is not stated", (key,))
+def _unknown(key: str) -> AudienceLaw:
+    return AudienceLaw("clients", "client", "the number of steps is not stated", (key,))
 
 
 def _steps(
@@ -450,15 +450,15 @@ def _steps(
     participation: Participation,
     reason: str,
     missing: list[str] | None = None,
-) -> Edge:
+) -> AudienceLaw:
     record = given.record
     setting = TrainingSetting(
         1 / level.mu, record.dim or 1, record.norm or 1.0, steps, rate, participation
     )
-    return Edge("clients", "client", reason, tuple(missing or ()), setting=setting)
+    return AudienceLaw("clients", "client", reason, tuple(missing or ()), setting=setting)
 
 
-def _rounds(given: Deployment, level: Level, audience: Audience) -> Edge:
+def _rounds(given: Deployment, level: Level, audience: Audience) -> AudienceLaw:
     """All rounds of a client, by the law of its participation."""
     if given.correlation != "none":
         return _correlated(given, level, audience)
@@ -510,10 +510,10 @@ def _unseen(given: Deployment, audience: Audience) -> bool:
     return bool(given.participation.hidden) and audience != "server" and constant
 
 
-def _correlated(given: Deployment, level: Level, audience: Audience) -> Edge:
+def _correlated(given: Deployment, level: Level, audience: Audience) -> AudienceLaw:
     """Noise that cancels across rounds: both sides by the factor C."""
     if given.correlation is None:
-        return Edge(
+        return AudienceLaw(
             "clients",
             "client",
             "whether noise cancels across rounds is not stated",
@@ -550,7 +550,7 @@ def _correlated(given: Deployment, level: Level, audience: Audience) -> Edge:
     return found
 
 
-def _in_bins(found: Edge, factor: Factor, noise: float, bins: int) -> Edge:
+def _in_bins(found: AudienceLaw, factor: Factor, noise: float, bins: int) -> AudienceLaw:
     """The same for a random, hidden bin; the attack that knows the rounds does not apply."""
 
     @cache
