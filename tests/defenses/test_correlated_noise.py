@@ -203,3 +203,19 @@ def test_a_plan_builds_it():
     }
     built = build_defense(parse(table).defenses[0])
     assert built.links[-1] == CorrelatedNoise(mechanism="tree", rounds=4)
+
+
+@pytest.mark.parametrize("rounds", [5, 6, 7, 16])
+@pytest.mark.parametrize("mechanism", ["tree", "tree_prefixes", "root", "band:3", "file"])
+def test_no_single_release_has_less_noise_than_is_said(mechanism, rounds, tmp_path):
+    """A tree's fifth release has 0.67 of the first one's noise; a file's may have any part."""
+    if mechanism == "file":
+        mechanism = str(tmp_path / "C.npy")
+        np.save(mechanism, np.diag(np.r_[1.0, 10.0, np.ones(rounds - 2)]))
+    noise = CorrelatedNoise(2.0, mechanism=mechanism, rounds=rounds)
+    state, least = None, []
+    given = Update(torch.zeros(1, 3), Unit.CLIENT, (1,), bound=1.0)
+    for _ in range(rounds):
+        sent, state = noise.transform(given, state, None, stream(0, "noise"))
+        least.append(float(sent.law.covariance) ** 0.5)
+    assert min(least) == pytest.approx(2.0, rel=1e-6)

@@ -37,7 +37,17 @@ from flwr.serverapp.strategy import (
 )
 
 from leakbound.bounds import conversions
-from leakbound.defenses import Clip, DpSgd, GaussianNoise, LaplaceNoise, TopK, chain
+from leakbound.defenses import (
+    Clip,
+    ClipExamples,
+    CorrelatedNoise,
+    DpSgd,
+    GaussianNoise,
+    LaplaceNoise,
+    Mean,
+    TopK,
+    chain,
+)
 from leakbound.flower import DefenseMod, Setup, Watched, describe, run
 from leakbound.risk.deployment.file import parse, text_of
 from leakbound.risk.deployment.laws import laws_of
@@ -321,3 +331,10 @@ def test_the_facts_are_those_of_a_real_run(rule, mods):
         conversions.epsilon(1 / made.mu, delta=1e-5), rel=1e-3
     )
     assert of(found, "server").exact == (found.noise.at == "server")
+
+
+def test_noise_that_a_client_correlates_is_not_read_as_independent():
+    defense = chain(ClipExamples(1.0), Mean(), CorrelatedNoise(2.0, mechanism="tree", rounds=4))
+    found, _ = describe(FedAvg(), [DefenseMod(defense, Setup(net))], rounds=4, seeded=False)
+    for law in laws_of(found):
+        assert law.bound(-9.0)[0] == 1

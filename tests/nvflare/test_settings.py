@@ -45,7 +45,7 @@ def test_percentile_privacy_is_a_clamp_without_a_law(job):
     assert facts.clip == expected
     assert facts.clip.l2 == pytest.approx(0.02 * 3 * 100)
     assert facts.noise == Noise()
-    assert names(mistakes) == ["no-law"]
+    assert names(mistakes) == ["no-noise"]
     assert read(path)[0].clip.l2 is None
     assert read(path, entries=100)[0].clip.l2 is None, "the number of steps is not known"
     line = path.read_text().splitlines()[mistakes[0].line - 1]
@@ -74,7 +74,7 @@ def test_sparse_vector_defaults_cost_epsilon_70333(job):
 def test_exclude_vars_removes_and_protects_nothing(job, given):
     path = job(client([(FILTERS + "exclude_vars.ExcludeVars", {"exclude_vars": given})]))
     facts, mistakes = read(path)
-    assert (facts.clip, facts.noise, names(mistakes)) == (ClipFacts(), Noise(), ["no-law"])
+    assert (facts.clip, facts.noise, names(mistakes)) == (ClipFacts(), Noise(), ["no-noise"])
     assert ("removes nothing" in mistakes[0].text) == (given is None)
 
 

@@ -42,13 +42,13 @@ class CorrelatedNoise(GaussianMechanism):
     whichever has fewer. A client that loses this state starts a second mechanism; both count.
 
     Args:
-        noise_multiplier: noise standard deviation of the first round / the most that one example
-            adds. It is sigma if C starts with 1 (all mechanisms but trees and files).
+        noise_multiplier: the least noise standard deviation of any single round / the most that
+            one example adds. It is sigma for all mechanisms but trees and files.
         mechanism: "none", "root", "tree", "tree_prefixes", "band:4", "bisr:4",
             "blt:0.9,0.5/0.1,0.2" (decays / weights), or the path of a .npy file with C.
         rounds: T, the largest number of rounds of one client.
 
-    Guarantees: the first release alone is the Gaussian mechanism with this noise multiplier, and
+    Guarantees: each release alone is a Gaussian mechanism with at least this noise multiplier, and
     every release has the Gaussian noise that it declares. All rounds together are a Gaussian
     mechanism with mu = Delta / sigma (`mu`), which is more than one release leaks: Delta is the
     sensitivity of C for the rounds that hold the example.
@@ -85,7 +85,7 @@ class CorrelatedNoise(GaussianMechanism):
     @property
     def sigma(self) -> float:
         """Standard deviation of the white noise on C G, over the bound on one example."""
-        return self.noise_multiplier / float(abs(self.factor.inverse[0, 0]))
+        return self.noise_multiplier / float(np.linalg.norm(self.factor.inverse, axis=1).min())
 
     def mu(self, participation: Pattern | Scheme) -> float:
         """The mu of Gaussian differential privacy of an example in these rounds (0 is the first).

@@ -244,7 +244,7 @@ def _of_link(mod: DefenseMod, link: Any) -> ModEffect:
     if isinstance(link, GaussianNoise):
         level = facts.Noise(std=rate * link.noise_std, at="client", seeded=replayed)
         return ModEffect(name, noise=level, gradient=gradient)
-    if isinstance(link, GaussianMechanism):
+    if type(link) is GaussianMechanism:  # not one whose noise is correlated over rounds
         level = facts.Noise(multiplier=link.noise_multiplier, at="optimizer", seeded=replayed)
         steps, batch = mod.setup.steps, mod.setup.batch_size
         local = facts.Local(steps=steps, batch=batch, normalizer="realized")

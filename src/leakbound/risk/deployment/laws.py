@@ -30,7 +30,7 @@ Unit = Literal["client", "example", "any example"]
 AUDIENCES: Final[tuple[Audience, ...]] = ("server", "clients")
 UNITS: Final[tuple[Unit, ...]] = ("client", "example", "any example")
 SEES_ALL = "the server itself sees every update before any noise"
-NO_LAW = "nothing random hides a client's part, so no law bounds it"
+UNBOUNDED = "no noise hides a client's part, so no bound is known"
 BITS = 6.0
 """Standard deviations of the noise on the number of clipped clients that a bound allows for."""
 GRID = 64
@@ -204,10 +204,10 @@ def per_participation(given: Deployment, audience: Audience) -> Level:
         return Level(math.inf, "who adds noise is not stated", ("noise.at",))
     if noise.at in ("none", "server") and server:
         if summed:
-            return Level(math.inf, f"the server sees the exact sum of the cohort: {NO_LAW}")
+            return Level(math.inf, f"the server sees the exact sum of the cohort: {UNBOUNDED}")
         return Level(math.inf, SEES_ALL, exact=True)
     if noise.at == "none":
-        return Level(math.inf, f"the model is the exact mean: {NO_LAW}")
+        return Level(math.inf, f"the model is the exact mean: {UNBOUNDED}")
     if noise.at == "rounded-share":
         return Level(
             math.inf,
@@ -218,7 +218,7 @@ def per_participation(given: Deployment, audience: Audience) -> Level:
         return bad
     if noise.pure_epsilon is not None:
         if noise.at != "client":
-            return Level(math.inf, "noise of pure epsilon has a law here at the client alone")
+            return Level(math.inf, "pure epsilon has a known bound only for noise at the client")
         return Level(math.inf, "a mechanism of pure epsilon each round", pure=noise.pure_epsilon)
     z = _multiplier(clip, noise)
     if noise.at == "client":
@@ -295,14 +295,18 @@ def _shares(given: Deployment, z: float, server: bool) -> Level:
         return Level(math.inf, "the size of the cohort is not stated", ("participation.cohort",))
     if given.correlation != "none":
         missing = () if given.correlation else ("correlation",)
-        return Level(math.inf, "shares that are correlated over rounds have no law here", missing)
+        return Level(
+            math.inf, "no bound is known for shares that are correlated over rounds", missing
+        )
     if server:
         words = f"the server sees each update with 1/{cohort} of the noise's variance"
         return Level(math.sqrt(cohort) / z, words)
     if given.weights is None:
         return Level(math.inf, "how updates are weighted is not stated", ("weights",))
     if given.weights != "uniform":
-        return Level(math.inf, "shares of noise that are weighted by examples have no law here")
+        return Level(
+            math.inf, "no bound is known for shares of noise that are weighted by examples"
+        )
     absent, senders = list[str](), given.participation.replies
     colluding = None if hidden is None else hidden.colluding
     dropouts = None if hidden is None else hidden.dropouts
@@ -359,7 +363,9 @@ def _adaptive(given: Deployment, level: Level) -> Level:
     if given.clip.kind != "adaptive" or math.isinf(level.mu):
         return level
     if given.noise.at != "server":
-        return Level(math.inf, "clients send whether they were clipped, and no law here covers it")
+        return Level(
+            math.inf, "clients also send whether they were clipped, and no bound covers that"
+        )
     if adaptive is None:
         return Level(math.inf, "how the norm adapts is not stated", ("clip.adaptive",))
     for name in ("bit_noise", "quantile", "rate"):
@@ -397,7 +403,9 @@ def _optimizer(given: Deployment, z: float) -> Level:
         return Level(math.inf, words, ("local.coupled",))
     if given.correlation != "none":
         missing = () if given.correlation else ("correlation",)
-        return Level(math.inf, "noise that is correlated over local steps has no law here", missing)
+        return Level(
+            math.inf, "no bound is known for noise that is correlated over local steps", missing
+        )
     if given.local.coupled:
         return Level(math.inf, "examples change each other's gradients, so no clip bounds one")
     return Level(1 / z, "every local step adds noise to clipped gradients of examples")

@@ -312,7 +312,7 @@ def _uniform(table: Table) -> bool:
 def _exclude(facts: _Stated, one: _Filter) -> None:
     given = one.args.get("exclude_vars")
     what = "removes nothing" if not given else f"removes {str(given)[:60]}"
-    facts.wrong(one, "no-law", f"{what}; the other entries leave as they are, without noise")
+    facts.wrong(one, "no-noise", f"{what}; the other entries leave as they are, without noise")
 
 
 def _percentile(facts: _Stated, one: _Filter) -> None:
@@ -328,7 +328,7 @@ def _percentile(facts: _Stated, one: _Filter) -> None:
     _clamp(facts, gamma)
     facts.wrong(
         one,
-        "no-law",
+        "no-noise",
         f"it clamps each entry to {gamma:g} times the local steps and adds no noise; the "
         f"percentile gives no probability. The L2 norm can reach {gamma:g} steps sqrt(P); entries "
         "without dimensions pass unchanged",
