@@ -44,6 +44,7 @@ def test_the_page_shows_what_is_printed(file, capsys):
     assert call("bound", "--deployment", file(EXAMPLE)) == 1
     shown = capsys.readouterr().out
     assert shown.index("sees every update before any noise") < shown.index("epsilon")
+    assert "let them add the noise" in shown
     rows = [line.split("│") for line in shown.splitlines() if "│" in line]
     stated = [line.split("│") for line in PAGE.splitlines() if " │ " in line][1:]
     found = {tuple(cell.strip() for cell in row) for row in rows}
@@ -55,7 +56,11 @@ def test_the_page_shows_what_is_printed(file, capsys):
 def test_a_missing_fact_exits_with_3_and_its_key(file, capsys):
     path = file(EXAMPLE.replace("rounds = 50\n", ""))
     assert call("bound", "--deployment", path) == 3
-    assert "not stated, so the worst case counts: rounds" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "not stated, so the worst case counts: rounds" in shown
+    assert "State rounds in the deployment file" in shown
+    assert call("bound", "--deployment", file(LOCAL)) == 1
+    assert "leakbound calibrate --deployment" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["rounds = 'x'", "clip = 3", "rouds = 3", "noise = {std = 1"])

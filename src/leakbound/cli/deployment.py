@@ -196,6 +196,23 @@ def _show(
         console.print(
             f"[bold]not stated[/bold], so the worst case counts: {escape(', '.join(missing))}"
         )
+    if rows and not all(row.protected for row in rows):
+        console.print(f"[bold]Next step.[/bold] {_next(rows, list(missing), source)}")
+
+
+def _next(rows: tuple[Row, ...], missing: list[str], source: Path) -> str:
+    """What a reader can do about the first row that is not protected."""
+    if missing:
+        return f"State {escape(missing[0])} in the deployment file (--out writes one)."
+    if any(SEES_ALL in row.reason for row in rows):
+        return (
+            'To protect clients from the server, let them add the noise: at = "client", or '
+            '"share" under secure aggregation. For the others alone: --audience clients.'
+        )
+    return (
+        "Find the noise for a risk that you accept: leakbound calibrate --deployment "
+        f'{safe(source)} --target "psnr>=25 with probability<=0.01" --data SOURCE'
+    )
 
 
 def _mistakes(mistakes: tuple[Mistake, ...]) -> None:
