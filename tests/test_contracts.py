@@ -173,6 +173,7 @@ FEW = {
     "dlg": attacks.dlg(steps=1, restarts=1),
     "gradient_matching": GradientMatching(distance="cosine_layers", steps=10),
     "fed_avg_matching": attacks.FedAvgMatching(candidates=(1, 2), trial=1, steps=2, deals=2),
+    "gauss_newton": attacks.GaussNewton(steps=3, directions=5, restarts=2, matching=3),
     "gias": attacks.Gias(latent_steps=3, weight_steps=3, restarts=1, latent=4),
     "grad_inversion": attacks.GradInversion(steps=4, seeds=2, batch_norm=0.0),
     "idlg": attacks.idlg(steps=1, restarts=2),

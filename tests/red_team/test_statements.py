@@ -145,6 +145,7 @@ OTHERS = [
     "constant_image",
     "dlg",
     "fed_avg_matching",
+    "gauss_newton",
     "gias",
     "grad_inversion",
     "gradient_matching",

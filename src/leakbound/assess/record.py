@@ -59,6 +59,12 @@ PROTECTS: Final[dict[Basis, Verdict]] = {
     "fitted model": UNDER_MODEL,
 }
 """The verdict for a bound that excludes the threshold, by what the bound rests on."""
+PRESENT: Final = "information present, search fails"
+ABSENT: Final = "information absent"
+UNKNOWN: Final = "unknown"
+Why = Literal["information present, search fails", "information absent", "unknown"]
+"""The words of a diagnosis."""
+Unit = Literal["noise", "rounding"]
 Status = Literal["ok", "not_applicable", "failed"]
 # Squares and sums of these numbers stay finite, so readers need no further check.
 Number = Annotated[float, Meta(ge=-1e300, le=1e300)]
@@ -428,6 +434,62 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
         return self.metrics.get(self.criterion.metric, ())
 
 
+class Start(RecordPart, frozen=True, kw_only=True):
+    """A search that started near the truth: the score before and after."""
+
+    before: Decibels
+    after: Decibels
+
+
+class Witness(RecordPart, frozen=True, kw_only=True):
+    """Another example with the same update as the truth.
+
+    `score` says how far from the truth it is. `distance` is that of the two updates, in standard
+    deviations of the noise or rounding. `error`: no test tells them apart with a smaller one.
+    """
+
+    score: Decibels
+    distance: Number
+    error: Probability | None
+
+
+class Diagnosis(RecordPart, frozen=True, kw_only=True):
+    """Why an experiment is undecided, by an auditor who knows the truth: no verdict.
+
+    Attributes:
+        experiment: the assessment that it belongs to.
+        starts: searches from ever farther starts.
+        radius: the lowest starting score from which a search came closer and met the threshold.
+        noise: the unit of the conditioning: the known noise, or the update's own rounding.
+        inputs: numbers in the batch.
+        determined: how many of their directions the update determines to the threshold, as a range.
+        expected: the score of an attacker who adds only the prior-only baseline, as a range.
+        note: why a test is missing.
+    """
+
+    schema: Literal[1] = SCHEMA
+    experiment: str
+    word: Why
+    starts: tuple[Start, ...]
+    radius: Decibels | None
+    noise: Unit | None
+    inputs: Count
+    determined: tuple[Number, Number] | None
+    expected: tuple[Decibels, Decibels] | None
+    witness: Witness | None
+    note: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The name of the record in its file."""
+        return self.experiment
+
+    @property
+    def end(self) -> str:
+        """How it ended: its word."""
+        return self.word
+
+
 class Training(RecordPart, frozen=True, kw_only=True):
     """A short federated training under a defense: what the defense costs.
 
@@ -506,9 +568,13 @@ class RunInfo(RecordPart, frozen=True, kw_only=True):
 
 
 Record = Assessment | Training
-R = TypeVar("R", Assessment, Training)
+R = TypeVar("R", Assessment, Training, Diagnosis)
 P = TypeVar("P", bound=RecordPart)
-KEYS: dict[type[Record], str] = {Assessment: "experiment", Training: "training"}
+KEYS: dict[type[Record | Diagnosis], str] = {
+    Assessment: "experiment",
+    Training: "training",
+    Diagnosis: "experiment",
+}
 """The field that identifies the kind of a record and of its file."""
 
 
@@ -520,7 +586,7 @@ def decode(line: bytes, kind: type[P]) -> P:
         raise Damage(str(error)) from None
 
 
-def encode(record: Record) -> bytes:
+def encode(record: Record | Diagnosis) -> bytes:
     return files.encode(msgspec.to_builtins(record))
 
 

@@ -7,23 +7,27 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from leakbound.assess.record import (
+    ABSENT,
     CERTIFIED,
     EXPOSED,
     GUESSABLE,
     HONEST,
     ON_AVERAGE,
+    PRESENT,
     PROTECTED,
     PROTECTS,
     RECOVERABLE,
     THESE,
     UNDECIDED,
     UNDER_MODEL,
+    UNKNOWN,
     VERDICTS,
     Assessment,
     Attained,
     Basis,
     Bound,
     Verdict,
+    Why,
 )
 
 MEANINGS: Final[dict[Verdict, str]] = {
@@ -52,6 +56,20 @@ MEANINGS: Final[dict[Verdict, str]] = {
     "it holds with the stated confidence if private examples are drawn like the public ones.",
 }
 """The meaning of each verdict, for pages."""
+
+
+DIAGNOSES: Final[dict[Why, str]] = {
+    PRESENT: "A search that starts near the true example comes closer to it and meets the "
+    "threshold. The update holds the information; the attacks do not find it from far away. A "
+    "stronger search may.",
+    ABSENT: "The update does not determine the example to the threshold: another example has the "
+    "same update, or too few directions are known to that precision. Knowledge about the data "
+    "could still fill the gap, so this is no proof of safety.",
+    UNKNOWN: "The tests do not agree, or some did not apply.",
+}
+"""The meaning of each diagnosis of an undecided configuration, for pages. The auditor knows the
+truth for it, so it is no verdict.
+"""
 
 
 def meanings(*, truth_known: bool) -> dict[Verdict, str]:

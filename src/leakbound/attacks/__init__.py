@@ -36,6 +36,7 @@ from leakbound.attacks.matching.attack import (
     settings_hash,
     strong_matching,
 )
+from leakbound.attacks.matching.newton import GaussNewton
 from leakbound.attacks.matching.rows import TabLeak
 from leakbound.attacks.mixed_start import MixedStart
 from leakbound.attacks.patch_span import PatchSpan
@@ -68,6 +69,7 @@ __all__ = [
     "ConstantImage",
     "CorrelatedTrap",
     "FedAvgMatching",
+    "GaussNewton",
     "Gias",
     "GradInversion",
     "GradientMatching",

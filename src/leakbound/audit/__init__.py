@@ -1,6 +1,7 @@
 """The audit: a plan of experiments that is run, recorded, resumed and judged."""
 
 from leakbound.audit.context import PlanContext, one_thread
+from leakbound.audit.diagnosis import diagnose, diagnose_undecided
 from leakbound.audit.engine import run
 from leakbound.audit.experiment import Result, run_experiment, run_training
 from leakbound.audit.folder import TIMES, AuditResult, Progress, audit, run_audit
@@ -37,6 +38,8 @@ __all__ = [
     "audit",
     "build_defense",
     "defense_name",
+    "diagnose",
+    "diagnose_undecided",
     "error_bound",
     "load",
     "one_thread",

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from leakbound import audit as audits
 from leakbound import check, registry
-from leakbound.assess.record import Assessment
+from leakbound.assess.record import UNSETTLED, Assessment
 from leakbound.attacks import Attack
 from leakbound.attacks.pace import Pace, planned
+from leakbound.audit import diagnosis
 from leakbound.audit.context import check_plan
 from leakbound.audit.plan import Plan, build_attack
 from leakbound.cli import captured, describe, options, trees
@@ -48,6 +49,8 @@ def attack(command: options.AttackOptions) -> int:
     name = command.attack[0] if command.attack else DEFAULT
     batch_size = 1 if command.batch_size is None else command.batch_size
     check.count(batch_size=batch_size)
+    if command.diagnose and command.json:
+        raise ValueError("diagnose is text for the screen; leave out --diagnose or --json")
     if command.seed < 0:
         raise ValueError(f"seed is {command.seed}; give a whole number of at least 0")
     plan = _plan(command, name, batch_size)
@@ -72,6 +75,9 @@ def attack(command: options.AttackOptions) -> int:
         print(json.dumps(msgspec.to_builtins(record), indent=1, sort_keys=True))
     else:
         _show(record, command, name)
+        if command.diagnose and record.verdict in UNSETTLED:
+            found = diagnosis.diagnose_unit(units[0], context)
+            console.print(f"why: {diagnosis.text(found)}")
     return {"ok": 0, "failed": 1, "not_applicable": 2}[record.status]
 
 

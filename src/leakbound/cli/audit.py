@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +54,10 @@ def audit(command: options.Audit) -> int:
             watch=shared.showing(bar),
             run=run,
         )
+    if command.diagnose:
+        with shared.Bar(console, "diagnoses") as bar:
+            show = partial(bar, current="why undecided")
+            audits.diagnose_undecided(plan, out, device=command.device, watch=show)
     page = reports.write(out, images=not command.no_examples)
     console.print(_counted(out))
     console.say(f"report: {brief(page)}")

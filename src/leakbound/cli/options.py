@@ -32,7 +32,7 @@ class Audit:
 
     RESUMES: ClassVar = True
     GROUPS: ClassVar = {
-        "What to run": "plan quick data schema",
+        "What to run": "plan quick data schema diagnose",
         "Output": "out no_examples",
         "Machine": "workers device engine address",
     }
@@ -48,6 +48,8 @@ class Audit:
     """Run a built-in plan on this data: a table, or images (`leakbound list data`)."""
     schema: File = None
     """Schema of a table; by default the table's path with the ending .toml."""
+    diagnose: bool = False
+    """Also say why configurations are undecided: a few seconds to a minute for each."""
     workers: int = 0
     """Processes; 0 uses one per core. The number does not change the records."""
     engine: Literal["local", "ray"] = "local"
@@ -75,7 +77,7 @@ class AttackOptions:
         "Attacker": "labels_unknown defense_unknown malicious_server statistics_known",
         "Captured update": "update before adapter kind input_shape input_range vocabulary classes "
         "labels local_steps learning_rate local_batch_size steps_search truth public round",
-        "Output": "error_bound explain lpips_weights out no_examples json",
+        "Output": "error_bound explain diagnose lpips_weights out no_examples json",
     }
     RARE: ClassVar = (
         "schema loss time statistics_known adapter kind input_range vocabulary classes labels "
@@ -114,6 +116,8 @@ class AttackOptions:
     """Lower bound: none, trace, full or weiss_weinstein. "trace" estimates it. "full" estimates a
     tighter one, takes longer and draws a leak map. "weiss_weinstein" proves one, also for
     non-smooth activations (ReLU, max pooling)."""
+    diagnose: bool = False
+    """Also say why it is undecided, by tests that know the truth (up to a minute)."""
     explain: bool = False
     """Print the scope and the assumptions of the bounds."""
     lpips_weights: File = None

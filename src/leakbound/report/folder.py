@@ -11,7 +11,7 @@ from pathlib import Path
 
 from leakbound._util import files
 from leakbound.assess import record
-from leakbound.assess.record import Assessment, Damage, R, RunInfo, Training
+from leakbound.assess.record import Assessment, Damage, Diagnosis, R, RunInfo, Training
 
 _PICTURE_LIMIT = 1 << 26
 
@@ -31,6 +31,7 @@ class Run:
     info: RunInfo
     assessments: list[Assessment]
     trainings: list[Training]
+    diagnoses: list[Diagnosis]
 
     @property
     def missing(self) -> int:
@@ -60,8 +61,10 @@ def read(folder: Path) -> Run:
     assessments = _lines(folder / "records.jsonl", Assessment)
     if not assessments:
         raise ValueError(f"{folder / 'records.jsonl'} holds no record; run the audit first")
-    path = folder / "utility.jsonl"
-    return Run(folder, info, assessments, _lines(path, Training) if path.exists() else [])
+    more = folder / "utility.jsonl", folder / "diagnosis.jsonl"
+    trainings = _lines(more[0], Training) if more[0].exists() else []
+    diagnoses = _lines(more[1], Diagnosis) if more[1].exists() else []
+    return Run(folder, info, assessments, trainings, diagnoses)
 
 
 def _lines(path: Path, kind: type[R]) -> list[R]:

@@ -19,7 +19,7 @@ from leakbound.assess.record import (
     Assessment,
     CriterionInfo,
 )
-from leakbound.assess.verdict import meanings
+from leakbound.assess.verdict import DIAGNOSES, meanings
 from leakbound.report import best_attack, columns, tables
 from leakbound.report.folder import Run, read
 from leakbound.report.gallery import (
@@ -196,6 +196,7 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
         "counts": [(word, n) for word in VERDICTS if (n := counts[word])],
         "counted": ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word]),
         "verdicts": verdicts,
+        **_diagnoses(run, names),
         "configurations": len(verdicts),
         "summaries": summaries,
         "lpips": any(row.lpips for row in summaries),
@@ -227,6 +228,14 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
         **_best_attack(run, names),
         **_charts(run, names, summaries, verdicts),
     }
+
+
+def _diagnoses(run: Run, names: tables.Names) -> dict[str, Any]:
+    """Why configurations are undecided, by configuration, and what the words mean."""
+    own = {a.experiment: a for a in run.assessments}
+    found = {names.key(own[one.experiment]): one for one in run.diagnoses if one.experiment in own}
+    words = list(dict.fromkeys(one.word for one in found.values()))
+    return {"diagnoses": found, "why": [(word, DIAGNOSES[word]) for word in words]}
 
 
 def _scores(

@@ -46,13 +46,19 @@ def diagnose(search: Search, final: float, images: Tensor, labels: Tensor) -> st
         return "gradient vanished: the objective does not change with the inputs"
     if not final < float("inf"):
         return "not finite: the objective was never a number"
-    objective, noise = search.objective, search.objective.noise_share
-    if noise > MOSTLY:
-        return f"too much noise: it is {noise:.0%} of the update, and a match proves little"
+    objective = search.objective
     lowest = min((v for v in search.trace if v == v), default=float("nan"))
-    if not lowest <= STUCK * search.trace[0]:
+    if objective.noise_share <= MOSTLY and not lowest <= STUCK * search.trace[0]:
         start = search.trace[0]
         return f"objective did not fall: {start:.3g} at the start, {lowest:.3g} at best"
+    return unexplained_problem(objective, images, labels)
+
+
+def unexplained_problem(objective: Objective, images: Tensor, labels: Tensor) -> str | None:
+    """What an answer's unexplained share of the update says against it; None if nothing."""
+    noise = objective.noise_share
+    if noise > MOSTLY:
+        return f"too much noise: it is {noise:.0%} of the update, and a match proves little"
     left = unexplained(objective, images, labels)
     if left < noise / 2:
         return (
@@ -98,7 +104,7 @@ def begin(
     """
     observation, task = objective.observation, objective.task
     images = images or images_for(settings, task, observation, generator)
-    labels = _labels(settings, observation, generator)
+    labels = labels_of(settings, observation, generator)
     features = _features(settings, observation, generator)
     more = terms_for(settings, observation, task, features, generator)
     objective = replace(objective, terms=(*objective.terms, *more))
@@ -257,7 +263,7 @@ def _schedule(settings: MatchingSettings) -> Callable[[float], float]:
     return lambda done: 0.1 ** sum(done >= mark for mark in MARKS)
 
 
-def _labels(
+def labels_of(
     settings: MatchingSettings, observation: Observation, generator: torch.Generator
 ) -> Tensor:
     if settings.labels == "joint":

@@ -1,0 +1,526 @@
+"""Why a configuration is undecided: does its update hold the example, and only the search fail?
+
+The auditor knows the truth and uses it here, which no attack may. So a diagnosis is no verdict: it
+says where a stronger search may help, and where only knowledge about the data could.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from leakbound._util import files
+from leakbound.assess import record as records
+from leakbound.assess.criterion import Criterion
+from leakbound.assess.measure import guesses
+from leakbound.assess.verdict import DIAGNOSES as MEANINGS
+from leakbound.assess.verdict import of_configuration
+from leakbound.attacks.matching.attack import GradientMatching
+from leakbound.attacks.matching.images import Pixels
+from leakbound.attacks.matching.loop import begin, solve
+from leakbound.attacks.matching.newton import GaussNewton, Linearized
+from leakbound.attacks.matching.objective import Objective
+from leakbound.attacks.matching.settings import MatchingSettings
+from leakbound.attacks.pace import tick
+from leakbound.audit import plan as plans
+from leakbound.audit.context import PlanContext, one_thread
+from leakbound.audit.experiment import criterion_of, play_round
+from leakbound.audit.journal import Journal
+from leakbound.audit.plan import Plan
+from leakbound.covariance import Structured
+from leakbound.pairing import pair
+from leakbound.protocol import Round
+from leakbound.random import normal, stream
+from leakbound.types import (
+    Batch,
+    Exact,
+    Gaussian,
+    Law,
+    NotApplicable,
+    Observation,
+    Reconstruction,
+    ThreatModel,
+    Unknown,
+)
+
+__all__ = ["FILE", "diagnose", "diagnose_undecided", "diagnose_unit", "text"]
+
+FILE = "diagnosis.jsonl"
+
+STARTS = (-12.0, -6.0, 0.0, 6.0, 12.0)
+"""How much closer than the threshold the starts of searches are, in dB."""
+GAIN = 6.0
+"""Decibels by which a search from near the truth must come closer: it does not if a quarter of the
+directions is not determined.
+"""
+STEPS, DIRECTIONS, POLISH = 12, 40, 200
+"""Of the searches from near the truth, and of that of a witness."""
+DENSE = 1024
+"""Inputs up to which the information matrix is computed whole."""
+PROBES, ORDER = 4, 60
+SAME = 2.0
+"""Standard deviations of noise up to which two updates count as the same: no test tells them apart
+with an error below Phi(-1), 16 %.
+"""
+BEYOND = 1.2
+"""How far from the truth a witness is searched, in threshold distances."""
+UNLIKE = 1e-3
+
+
+def diagnose(
+    played: Round,
+    criterion: Criterion,
+    source: torch.Generator,
+    *,
+    answer: Reconstruction | None = None,
+    public: Batch | None = None,
+    experiment: str = "",
+) -> records.Diagnosis:
+    """Test from the truth's side why a round's examples were not reconstructed.
+
+    Three tests, for an attacker who knows defense, mask and labels:
+
+    - Gauss-Newton and Adam start at the truth plus noise, without a prior. The radius of
+      attraction is the lowest starting score from which a search comes at least 6 dB closer and
+      meets the threshold.
+    - The Jacobian J of the update at the truth, in units of the known noise or of the update's own
+      rounding, gives the information matrix A = JᵀJ. The number of determined directions is
+      tr A (A + I / t²)⁻¹, for the threshold's root mean squared error t. The expected error of
+      an attacker who otherwise knows the prior-only baseline, of error b, is
+      tr (A + I / b²)⁻¹ / m.
+    - A witness is another example, farther away than the threshold, whose update is the same up to
+      the noise or rounding.
+
+    Args:
+        played: a round with its truth.
+        criterion: what counts as reconstructed; its distance is a root mean squared error.
+        source: draws the starts.
+        answer: the attack's, a candidate for a witness.
+        public: the public examples behind the prior-only baseline.
+        experiment: the name of the assessment that it belongs to.
+
+    Raises:
+        NotApplicable: the domain's distance is no root mean squared error, or the law is unknown.
+
+    Source: this project. Two-point argument: Le Cam 1973. Quadrature: Golub and Meurant 1994.
+
+    Example:
+        >>> import leakbound as lb
+        >>> from leakbound.audit.diagnosis import diagnose
+        >>> from leakbound.domains import of_shape
+        >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
+        >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
+        >>> found = lb.simulate(model, batch, attack="linear_inversion")
+        >>> criterion = Criterion.of(of_shape((1, 4, 4)))
+        >>> diagnose(found.round, criterion, lb.stream(0, "diagnosis")).word
+        'information present, search fails'
+    """
+    if not criterion.domain.distance_is_rmse or not played.truth.inputs.is_floating_point():
+        raise NotApplicable(
+            f"{criterion.domain.name} are compared by {criterion.domain.metric}, and the tests "
+            "need a root mean squared error"
+        )
+    point = _Point.of(played, criterion, public)
+    starts = _attraction(point, source)
+    known, missing = None, None
+    try:
+        release = _Release.of(point)
+        known = _conditioning(point, release)
+        witness = _witness(point, release, known, answer, source)
+    except NotApplicable as error:
+        witness, missing = None, error.reason
+    radius = _radius(starts, criterion)
+    return records.Diagnosis(
+        experiment=experiment,
+        word=_word(radius, None if known is None else known.best, witness, point.level),
+        starts=starts,
+        radius=radius,
+        noise=None if known is None else release.noise,
+        inputs=point.truth.inputs.numel(),
+        determined=None if known is None else known.determined,
+        expected=None if known is None else known.expected,
+        witness=witness,
+        note=missing,
+    )
+
+
+def diagnose_undecided(
+    plan: Plan,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> list[records.Diagnosis]:
+    """Diagnose each undecided configuration of an audit's folder, by its best undecided experiment.
+
+    `diagnosis.jsonl` keeps each as soon as it is there, and what it holds is not computed again.
+    Diagnoses that do not apply are left out. `watch` is called with how many are done, of how many.
+    """
+    units = {unit.id: unit for unit in plan.experiments()}
+    wanted = _undecided(folder)
+    context, journal = PlanContext(plan.data, device), Journal(folder / FILE, records.Diagnosis)
+    with files.claimed(folder), closing(journal):
+        kept = journal.read(lambda one: one.experiment in wanted)
+        for number, name in enumerate(wanted):
+            watch(number, len(wanted))
+            if name not in kept:
+                with suppress(NotApplicable), one_thread():
+                    journal.append(diagnose_unit(units[name], context))
+        watch(len(wanted), len(wanted))
+        journal.finish(name for name in wanted if name in journal.ends)
+    found = records.read(folder / FILE, records.Diagnosis) if journal.ends else iter(())
+    return [one for one in found if not isinstance(one, records.Damage)]
+
+
+def _undecided(folder: Path) -> list[str]:
+    """By configuration that is undecided, its undecided experiment with the best example."""
+    groups: dict[tuple[object, ...], list[records.Assessment]] = {}
+    for one in records.read(folder / "records.jsonl", records.Assessment):
+        if not isinstance(one, records.Damage) and one.status == "ok":
+            key = one.model.name, str(one.model.parameters), one.model.train_steps
+            groups.setdefault((*key, one.defense.settings, one.batch_size), []).append(one)
+    found = []
+    for own in groups.values():
+        if of_configuration(own) in records.UNSETTLED:
+            undecided = [one for one in own if one.verdict in records.UNSETTLED]
+            best = max(undecided, key=lambda one: max(map(_number, one.scores), default=-math.inf))
+            found.append(best.experiment)
+    return found
+
+
+def _number(score: float | None) -> float:
+    return -math.inf if score is None else score
+
+
+def diagnose_unit(unit: plans.Experiment, context: PlanContext) -> records.Diagnosis:
+    """Diagnose one experiment of a plan."""
+    return diagnose(
+        play_round(unit, context),
+        criterion_of(unit, context),
+        stream(unit.seed, "diagnosis", unit.batch_size),
+        public=context.public,
+        experiment=unit.id,
+    )
+
+
+def text(found: records.Diagnosis) -> str:
+    """A diagnosis in a few sentences."""
+    said = [f"{found.word}: {MEANINGS[found.word]}"]
+    if found.radius is not None:
+        said.append(f"Searches reach it from {found.radius:.0f} dB.")
+    elif found.starts:
+        nearest = found.starts[-1]
+        said.append(f"A start at {nearest.before:.0f} dB ends at {nearest.after:.0f} dB.")
+    if found.determined is not None and found.expected is not None:
+        low, high = (round(value) for value in found.determined)
+        many = f"{low}" if low == high else f"{low} to {high}"
+        unit = "the known noise" if found.noise == "noise" else "the update's rounding"
+        said.append(
+            f"{many} of {found.inputs} directions are determined to the threshold under {unit}; "
+            f"without knowledge about the data, {found.expected[0]:.0f} dB are expected"
+            + ("." if low == high else f" at least, {found.expected[1]:.0f} at most.")
+        )
+    if found.witness is not None:
+        said.append(f"Another example, at {found.witness.score:.0f} dB, has the same update.")
+    return " ".join([*said, *([f"Not tested: {found.note}."] if found.note else [])])
+
+
+def _word(
+    radius: float | None,
+    best: float | None,
+    witness: records.Witness | None,
+    level: float,
+) -> records.Why:
+    """`best` is the best expected score, from the information at the truth."""
+    if radius is not None:
+        return records.UNKNOWN if witness else records.PRESENT
+    absent = witness is not None or (best is not None and best < level)
+    return records.ABSENT if absent else records.UNKNOWN
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    """The truth, and what the strongest attacker sees: defense, mask and labels are known."""
+
+    observation: Observation
+    truth: Batch
+    criterion: Criterion
+    baseline: float
+    """Mean squared error of the prior-only baseline."""
+
+    @staticmethod
+    def of(played: Round, criterion: Criterion, public: Batch | None) -> _Point:
+        seen, truth = played.observation, played.truth
+        threat = ThreatModel(server=seen.threat.server)
+        observation = replace(
+            seen, threat=threat, update=played.update, defense=played.defense, labels=truth.labels
+        )
+        own = guesses(criterion.domain, truth, public)
+        error = float((own - truth.inputs).double().square().mean())
+        return _Point(observation, truth, criterion, max(error, 1e-12))
+
+    @property
+    def level(self) -> float:
+        return self.criterion.domain.level(self.criterion.within)
+
+    def score(self, inputs: Tensor) -> float:
+        """The median score of a batch, in the best order."""
+        domain = self.criterion.domain
+        own = pair(self.truth, Reconstruction(inputs), domain.costs)
+        return float(domain.score(self.truth.inputs, own.inputs).median())
+
+
+def _attraction(point: _Point, source: torch.Generator) -> tuple[records.Start, ...]:
+    """Searches from ever closer starts, until one comes closer and reaches the threshold."""
+    objective = Objective.of(MatchingSettings(distance="euclidean"), point.observation)
+    newton = GaussNewton(steps=STEPS, directions=DIRECTIONS)
+    low, high = point.criterion.domain.input_range
+    found = list[records.Start]()
+    for closer in STARTS:
+        spread = point.criterion.within / 10 ** (closer / 20)
+        truth = point.truth.inputs
+        start = (truth + spread * normal(truth.shape, source, like=truth)).clamp(low, high)
+        adam = GradientMatching(steps=POLISH, learning_rate=spread / 2)
+        first = begin(
+            adam, Objective.of(adam, point.observation), source, images=Pixels(start.clone())
+        )
+        ends = newton.near(objective, point.truth.labels, start), solve(adam, [first])[0].inputs
+        after = max(map(point.score, ends))
+        found.append(records.Start(before=point.score(start), after=after))
+        if tick() or _radius(tuple(found), point.criterion) is not None:
+            break
+    return tuple(found)
+
+
+def _radius(starts: tuple[records.Start, ...], criterion: Criterion) -> float | None:
+    level = criterion.info.value
+    drawn = [one.before for one in starts if one.after >= max(level, one.before + GAIN)]
+    return min(drawn, default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Release:
+    """The noise-free update of candidates in float64, in units of the noise's deviation."""
+
+    rows: Callable[[Tensor], Tensor]
+    noise: records.Unit
+    same: float
+    """Distance up to which two updates are the same."""
+    at_truth: Tensor
+
+    @staticmethod
+    def of(point: _Point) -> _Release:
+        observation = _double(point.observation)
+        law = point.observation.update.law
+        if law.private and not isinstance(law, Exact):
+            raise NotApplicable("the noise depends on the private batch, and so leaks more")
+        labels = point.truth.labels
+        settings = MatchingSettings(distance="euclidean")
+        objective = replace(Objective.of(settings, observation), whitener=None)
+        mask = observation.update.mask
+        with torch.enable_grad():
+            plain = objective.rows(point.truth.inputs.double().requires_grad_(), labels).detach()
+        plain = plain if mask is None else plain * mask
+        seen = observation.update.rows
+        spread, noise = _spread(law, seen - plain, observation, point)
+
+        def rows(x: Tensor) -> Tensor:
+            own = objective.rows(x, labels)
+            own = own if mask is None else own * mask
+            return spread.whiten(own) if isinstance(spread, Structured) else own / spread
+
+        moved = rows(point.truth.inputs.double()).detach()
+        rounding = isinstance(law, Exact)
+        return _Release(rows, noise, math.sqrt(moved.numel()) if rounding else SAME, moved)
+
+
+def _spread(
+    law: Law, off: Tensor, observation: Observation, point: _Point
+) -> tuple[Tensor | Structured, records.Unit]:
+    """The deviation of the noise, or of the rounding of every tensor of an exact update."""
+    seen = observation.update.rows
+    if isinstance(law, Gaussian):
+        if isinstance(law.covariance, Structured):
+            return law.covariance.to(seen), "noise"
+        return torch.as_tensor(law.covariance).to(seen).expand_as(seen).sqrt(), "noise"
+    if isinstance(law, Unknown):
+        raise NotApplicable(f"the noise distribution is not known: {law.reason}")
+    if not isinstance(law, Exact):
+        raise NotApplicable("the noise is not Gaussian")
+    if float(off.norm()) > UNLIKE * float(seen.norm()):
+        raise NotApplicable("what is sent is no smooth function of the example")
+    spread = torch.empty_like(seen)
+    unit = torch.finfo(point.observation.update.rows.dtype).eps
+    for _, _, start, stop in observation.task.layout:
+        part = off[:, start:stop].square().mean().sqrt()
+        size = seen[:, start:stop].square().mean().sqrt()
+        spread[:, start:stop] = torch.maximum(part, unit / 4 * size).clamp_min(1e-30)
+    return spread, "rounding"
+
+
+def _double(observation: Observation) -> Observation:
+    update = observation.update
+    task = observation.task.to(update.rows.device, torch.float64)
+    return replace(observation, task=task, update=replace(update, rows=update.rows.double()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What the update determines at the truth; ranges where the matrix is not computed whole."""
+
+    determined: tuple[float, float]
+    expected: tuple[float, float]
+    vectors: Tensor | None = None
+    values: Tensor | None = None
+
+    @property
+    def best(self) -> float:
+        return self.expected[1]
+
+
+def _conditioning(point: _Point, release: _Release) -> _Known:
+    x = point.truth.inputs.double()
+    at = Linearized(release.rows, x)
+
+    def product(v: Tensor) -> Tensor:
+        return at.pull(at.push(v.view_as(x))).flatten()
+
+    m = x.numel()
+    floors = 1 / point.criterion.within**2, 1 / point.baseline
+    vectors = values = None
+    if m <= DENSE:
+        frame = torch.eye(m, dtype=x.dtype, device=x.device)
+        matrix = torch.stack([product(e) for e in frame])
+        values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+        values = values.clamp_min(0)
+        traces = [(t := float((1 / (values + floor)).sum()), t) for floor in floors]
+    else:
+        traces = _traces(product, m, floors)
+    determined = [m - floors[0] * trace for trace in traces[0]]
+    domain = point.criterion.domain
+    expected = [domain.level(math.sqrt(max(trace / m, 1e-30))) for trace in traces[1]]
+    low, high = min(determined), max(determined)
+    return _Known((max(low, 0.0), min(high, m)), (min(expected), max(expected)), vectors, values)
+
+
+def _traces(
+    product: Callable[[Tensor], Tensor], m: int, floors: tuple[float, ...]
+) -> list[tuple[float, float]]:
+    """Bounds on tr (A + c)⁻¹ for each c, averaged over PROBES random signs.
+
+    Gauss quadrature is a lower bound, Gauss-Radau with a node at 0 an upper one.
+    """
+    source = torch.Generator().manual_seed(0)
+    ends = np.zeros((len(floors), 2))
+    for _ in range(PROBES):
+        v = normal((m,), source, like=torch.zeros(1, dtype=torch.float64)).sign()
+        alpha, beta = _lanczos(product, v / m**0.5, ORDER)
+        radau = _with_node_at_zero(alpha, beta)
+        for i, floor in enumerate(floors):
+            ends[i] += [m * _quadrature(a, beta[:-1], floor) for a in (alpha, radau)]
+        if tick():
+            raise NotApplicable("the time limit was reached")
+    ends /= PROBES
+    return [
+        (float(low), float(min(high, m / floor)))
+        for (low, high), floor in zip(ends, floors, strict=True)
+    ]
+
+
+def _lanczos(
+    product: Callable[[Tensor], Tensor], v: Tensor, order: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Diagonal (k,) and off-diagonal (k,) of the tridiagonal matrix, all vectors orthogonalized."""
+    basis, alpha, beta = [v], list[float](), list[float]()
+    for _ in range(order):
+        w = product(basis[-1])
+        alpha.append(float(w @ basis[-1]))
+        frame = torch.stack(basis)
+        for _ in range(2):
+            w = w - frame.T @ (frame @ w)
+        beta.append(float(w.norm()))
+        if beta[-1] <= 1e-14 * max(alpha):
+            break
+        basis.append(w / beta[-1])
+    return np.array(alpha), np.array(beta)
+
+
+def _with_node_at_zero(
+    alpha: NDArray[np.float64], beta: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The diagonal whose last entry makes 0 an eigenvalue (Golub and Meurant 1994)."""
+    own = alpha.copy()
+    pivot = own[0]
+    for i in range(1, len(own)):
+        if i == len(own) - 1:
+            own[i] = beta[i - 1] ** 2 / pivot
+        pivot = own[i] - beta[i - 1] ** 2 / pivot
+    return own
+
+
+def _quadrature(alpha: NDArray[np.float64], beta: NDArray[np.float64], floor: float) -> float:
+    matrix = np.diag(alpha) + np.diag(beta, 1) + np.diag(beta, -1)
+    nodes, vectors = np.linalg.eigh(matrix)
+    return float((vectors[0] ** 2 / (np.maximum(nodes, 0) + floor)).sum())
+
+
+def _witness(
+    point: _Point,
+    release: _Release,
+    known: _Known,
+    answer: Reconstruction | None,
+    source: torch.Generator,
+) -> records.Witness | None:
+    """Another example with the same update: from the answer, or from what J does not determine."""
+    truth = point.truth.inputs.double()
+    starts = []
+    if answer is not None and answer.inputs.shape == truth.shape:
+        starts.append(pair(point.truth, answer).inputs.double() - truth)
+    draw = normal((truth.numel(),), source, like=truth)
+    if known.vectors is not None and known.values is not None:
+        draw = known.vectors @ (draw / (known.values + 1 / point.baseline).sqrt())
+    starts.append(draw.view_as(truth))
+    found = [_polished(point, release, start) for start in starts]
+    held = [one for one in found if one is not None]
+    return min(held, key=lambda one: one.distance, default=None)
+
+
+def _polished(point: _Point, release: _Release, direction: Tensor) -> records.Witness | None:
+    """Bring the update of truth + direction to the truth's, at a fixed distance from it."""
+    truth, domain = point.truth.inputs.double(), point.criterion.domain
+    low, high = domain.input_range
+    length = BEYOND * point.criterion.within * truth.numel() ** 0.5
+    free = direction.clone().requires_grad_()
+
+    def candidate() -> Tensor:
+        unit = free / free.norm().clamp_min(1e-12)
+        return torch.add(truth, unit, alpha=length).clamp(low, high)
+
+    def off(x: Tensor) -> Tensor:
+        return torch.sub(release.rows(x), release.at_truth).square().sum()
+
+    optimizer = torch.optim.LBFGS([free], max_iter=POLISH, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = (off(candidate()) + 1e-12).log()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        x = candidate().detach()
+    distance = float(off(x.requires_grad_()).detach().sqrt())
+    score = point.score(x.detach().to(point.truth.inputs))
+    if not distance <= release.same or score >= point.level:
+        return None
+    error = None if release.noise == "rounding" else 0.5 * math.erfc(distance / 2 / 2**0.5)
+    return records.Witness(score=score, distance=distance, error=error)
