@@ -21,13 +21,9 @@ from leakbound.bounds import conversions
 from leakbound.bounds.correlated import (
     Factor,
     Scheme,
-    attained,
-    final_model,
-    own_rounds,
-    upper,
 )
 from leakbound.bounds.from_scratch import exact
-from leakbound.bounds.identification import kappa_sphere
+from leakbound.bounds.identification import gaussian, kappa_sphere
 
 COMPARISONS, DRAWS = 10_000, 1500
 LEAST = 10.0
@@ -43,6 +39,16 @@ MECHANISMS = (
 )
 ROUNDS, DIM, KAPPA, MU = 64, 32, 1e-3, 4.0
 LEVEL = {"dim": DIM, "eta": 0.5 / DIM}
+
+
+def own_rounds(factor: Factor, pattern: list[int]) -> float:
+    """The noise of a mean over the unit's own releases, over sigma: weaker than 1 / |C p|."""
+    return float(np.linalg.norm(factor.inverse[list(pattern)].sum(0))) / len(pattern)
+
+
+def final_model(factor: Factor, pattern: list[int]) -> float:
+    """The noise of the sum of all releases, over sigma and the unit's number of rounds."""
+    return float(np.linalg.norm(factor.inverse.sum(0))) / len(pattern)
 
 
 def random_factor(draw: np.random.Generator) -> Factor:
@@ -79,10 +85,8 @@ def compare(comparisons: int, draws: int) -> None:
         value = 0.0
         while draws * value * (1 - value) < LEAST:
             sigma = float(np.exp(draw.uniform(-5, 1))) * factor.attained(pattern)
-            value = float(attained(sigma, factor=factor, pattern=pattern, **level))
-        limit = float(
-            upper(sigma, factor=factor, participation=pattern, kappa=kappa_sphere(**level))
-        )
+            value = float(exact(sigma / factor.attained(pattern), **level))
+        limit = float(gaussian(sigma / factor.sensitivity(pattern), kappa=kappa_sphere(**level)))
         hits = simulated(factor, pattern, sigma, dim, np.sqrt(1 - e), draws, draw)
         room = 4 * np.sqrt(draws * value * (1 - value))
         apart += abs(hits - draws * value) > room
@@ -116,12 +120,12 @@ def table(pattern: list[int], scheme: Scheme, title: str) -> None:
         delta = factor.sensitivity(scheme)
         sigma, errors = delta / MU, _losses(factor)
         row = [sigma, *(sigma * error for error in errors)]
-        row.append(attained(sigma, factor=factor, pattern=pattern, **LEVEL))
+        row.append(exact(sigma / factor.attained(pattern), **LEVEL))
         for share in (own_rounds(factor, pattern), final_model(factor, pattern)):
             row.append(exact(sigma * share, **LEVEL))
         noise = goal[0] / errors[0]
-        row += [delta / noise, attained(noise, factor=factor, pattern=pattern, **LEVEL)]
-        row.append(upper(noise, factor=factor, participation=scheme, kappa=KAPPA))
+        row += [delta / noise, exact(noise / factor.attained(pattern), **LEVEL)]
+        row.append(gaussian(noise / factor.sensitivity(scheme), kappa=KAPPA))
         row.append(delta * errors[1] / goal[1])
         print(f"| {factor.name} | " + " | ".join(f"{value:.3g}" for value in row) + " |")
 

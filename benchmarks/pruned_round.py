@@ -19,9 +19,9 @@ from figures.rounds import turns
 
 from leakbound import models
 from leakbound.defenses import Defense, NoDefense, PriPrune, Withhold
-from leakbound.federation import FederatedPlan, train
 from leakbound.random import stream
 from leakbound.types import Batch, Task
+from leakbound_reproductions.federation import FederatedPlan, train
 
 ROUNDS, CONTROL = 15, "GEMM 512, four times"
 DEFENSES: dict[str, Defense] = {

@@ -122,7 +122,7 @@ def test_without_a_command_there_is_help(capsys, monkeypatch):
 def test_list(capsys, monkeypatch):
     assert call("list", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"attacks", "defenses", "models", "pruning", "metrics", "data"}
+    assert set(found) == {"attacks", "defenses", "models", "metrics", "data"}
     names = {kind: {row["name"]: row for row in rows} for kind, rows in found.items()}
     assert {"dlg", "inverting_gradients", "linear_inversion"} <= set(names["attacks"])
     assert {"none", "gaussian_noise", "dp_sgd"} <= set(names["defenses"])
@@ -163,7 +163,7 @@ def test_list_describes_a_name(capsys):
     assert "leakbound attack --defense gaussian_noise,noise_std=0.01" in shown
     assert call("list", "folder") == 0
     assert "--data folder:PATH" in capsys.readouterr().out
-    for name in ("psnr", "mlp", "magnitude", "none"):
+    for name in ("psnr", "mlp", "none"):
         assert call("list", name) == 0
         assert capsys.readouterr().out.startswith(f"{name} (")
     assert call("list", "invertin_gradients") == 2

@@ -28,6 +28,7 @@ PLAN = {
 STATED = ("noise_multiplier=1.1", "sampling_rate=0.1", "steps=20", "clip_norm=2", "dim=64",
           "norm=3,4", "prior=sphere", "psnr=15,20", "accept=0.01")  # fmt: skip
 KNOWN = [word for word in STATED if word != "prior=sphere"]
+UNKNOWN = STATED[1:]
 pytestmark = pytest.mark.usefixtures("wide")
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(evidence.schema()))
 
@@ -206,15 +207,15 @@ BAD = [
     (("{run}", "--delta", "2"), "delta is 2"),
     (("--training", "steps=3", "--out", "{out}"), "training has no noise_multiplier"),
     (("--training", "noise=1", "--out", "{out}"), "did you mean 'noise_multiplier'"),
-    (("--training", "noise_multiplier=x", "--out", "{out}"), "is 'x'; give a number"),
-    (("--training", "noise_multiplier=nan", "--out", "{out}"), "noise_multiplier is 'nan'"),
-    (("--training", "noise_multiplier=1,2", "--out", "{out}"), "give one number"),
-    (("--training", "noise_multiplier=1", "steps=1.5", "--out", "{out}"), "give a whole number"),
+    (("--training", "noise_multiplier=x", "--out", "{out}"), "invalid float value: 'x'"),
+    (("--training", *UNKNOWN, "noise_multiplier=nan", "--out", "{out}"), "noise_multiplier is nan"),
+    (("--training", "noise_multiplier=1,2", "--out", "{out}"), "invalid float value: '1,2'"),
+    (("--training", "noise_multiplier=1", "steps=a", "--out", "{out}"), "invalid int value: 'a'"),
     (("--training", "noise_multiplier=1", "--out", "{out}"), "dim and norm are not given"),
     (("--training", *STATED, "clip_norm=0", "--out", "{out}"), "names clip_norm twice"),
     (("--training", *KNOWN, "--out", "{out}"), "prior is not given"),
-    (("--training", *KNOWN, "prior=cube", "--out", "{out}"), "prior is 'cube'"),
-    (("--training", *STATED, "input_range=3", "--out", "{out}"), "give LOW,HIGH"),
+    (("--training", *KNOWN, "prior=cube", "--out", "{out}"), "invalid choice: 'cube'"),
+    (("--training", *STATED, "input_range=3", "--out", "{out}"), "write --input-range LOW HIGH"),
     (("--training", *STATED, "delta=1", "--out", "{out}"), "delta is 1"),
     (("--training", *KNOWN, "prior=gallery", "--out", "{out}"), "give --data"),
 ]  # fmt: skip

@@ -46,9 +46,11 @@ from leakbound.defenses import (
 )
 from leakbound.metrics import METRICS, Metric
 from leakbound.random import normal
-from leakbound.testing import ContractError, check_attack, check_defense, check_metric
+from leakbound.testing import ContractError, check_attack, check_defense
 from leakbound.testing.common import small_batch, small_task
 from leakbound.types import Batch, Exact, Gaussian, Guarantee, Reconstruction, Unit, Update
+
+from .metric_contract import check_metric
 
 DEFENSES = {
     "clip": [Clip(0.1), Clip(100.0)],

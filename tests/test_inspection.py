@@ -11,9 +11,9 @@ from leakbound import client, data, models
 from leakbound.attacks import LinearTrap, RobbingTheFed, TrapWeights
 from leakbound.attacks.features.head import special_head
 from leakbound.inspection import evened, inspect, parallel, statistics
-from leakbound.pruning import Magnitude, Random
 from leakbound.random import normal, stream, uniform
 from leakbound.types import Batch, Task
+from leakbound_reproductions.pruning import Magnitude, Random
 
 
 @pytest.fixture(scope="module")

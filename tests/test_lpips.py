@@ -18,8 +18,9 @@ from leakbound.audit.plan import plain
 from leakbound.lpips import Lpips
 from leakbound.pairing import Paired
 from leakbound.report import write
-from leakbound.testing import check_metric
 from leakbound.types import Batch
+
+from .metric_contract import check_metric
 
 # Number of the layer among the features, outputs, side, stride, padding; "M3" is a max pool.
 ALEX = [[(0, 64, 11, 4, 2)], ["M3", (3, 192, 5, 1, 2)], ["M3", (6, 384, 3, 1, 1)],

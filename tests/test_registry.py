@@ -18,7 +18,7 @@ def _fresh():
     entries.cache_clear()
 
 
-@pytest.mark.parametrize("kind", ["attack", "defense", "model", "pruning"])
+@pytest.mark.parametrize("kind", ["attack", "defense", "model"])
 def test_every_entry_is_described_and_its_settings_have_defaults(kind):
     for name, entry in entries(kind).items():
         assert name == entry.name == snake(name)

@@ -18,7 +18,6 @@ MODULES: Mapping[str, str] = {
     "leakbound.metrics": "How close a reconstruction is",
     "leakbound.attacks": "Attacks",
     "leakbound.defenses": "Defenses",
-    "leakbound.pruning": "Pruned models",
     "leakbound.models": "Models to audit",
     "leakbound.data": "Images, and their splits",
     "leakbound.bounds": "Bounds on errors and on probabilities",
@@ -34,13 +33,12 @@ MODULES: Mapping[str, str] = {
     "leakbound.lpips": "A perceptual distance, from your weight file",
     "leakbound.inspection": "Marks of malicious models",
     "leakbound.meter": "The leak meter",
-    "leakbound.federation": "Training of pruned models",
     "leakbound.flower": "With Flower",
     "leakbound.opacus": "With Opacus",
     "leakbound.losses": "Losses by name",
     "leakbound.trees": "Trees of XGBoost clients",
     "leakbound.tensors": "Tensors in files",
-    "leakbound.testing": "Checks for your own attack, defense or metric",
+    "leakbound.testing": "Checks for your own attack or defense",
     "leakbound.registry": "Names to things",
 }
 

@@ -1,8 +1,7 @@
-"""Find every attack, defense, model and pruning scheme by name, with its parameters.
+"""Find every attack, defense and model by name, with its parameters.
 
 A built-in entry is what its package exports, under its snake_case name. Third parties add to it
-through the entry points `leakbound.attacks`, `leakbound.defenses`, `leakbound.models` and
-`leakbound.prunings`.
+through the entry points `leakbound.attacks`, `leakbound.defenses` and `leakbound.models`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from importlib.metadata import entry_points
 from types import ModuleType, UnionType
 from typing import Any
 
-from leakbound import attacks, check, defenses, models, pruning
+from leakbound import attacks, check, defenses, models
 
 __all__ = [
     "Entry",
@@ -48,13 +47,6 @@ HIDDEN = frozenset(
         "Chain",
         "Defense",
         "chain",
-        "LayerCount",
-        "OneShot",
-        "Pruning",
-        "density",
-        "layer_counts",
-        "named_masks",
-        "prunable",
     }
 )
 LISTS = frozenset({list, tuple, Sequence})
@@ -62,7 +54,6 @@ PACKAGES: dict[str, ModuleType] = {
     "attack": attacks,
     "defense": defenses,
     "model": models,
-    "pruning": pruning,
 }
 
 
@@ -110,7 +101,7 @@ def snake(name: str) -> str:
 
 @cache
 def entries(kind: str) -> Mapping[str, Entry]:
-    """All entries of a kind ("attack", "defense", "model", "pruning") by name.
+    """All entries of a kind ("attack", "defense", "model") by name.
 
     Example:
         >>> "gaussian_noise" in entries("defense"), "dlg" in entries("attack")

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from leakbound.attacks import CorrelatedTrap, LinearTrap
-from leakbound.bounds import correlated, from_scratch
+from leakbound.bounds import from_scratch
 from leakbound.bounds.correlated import Factor
 from leakbound.defenses import ClipExamples, CorrelatedNoise, DpSgd, GaussianNoise, Mean, chain
-from leakbound.federation import FederatedPlan, observe, train
 from leakbound.protocol import observed, resolve, step
 from leakbound.random import normal, stream
 from leakbound.types import Batch, NotApplicable, Server, Task, ThreatModel
+from leakbound_reproductions.federation import FederatedPlan, observe, train
 
 MALICIOUS = ThreatModel(server=Server.MALICIOUS)
 SHAPE, DIM, ETA = (1, 4, 4), 16, 0.5 / 16
@@ -70,11 +70,12 @@ def test_it_attains_the_lower_bound(mechanism):
         mean.append(own.estimate(alone))
         truths.append(truth)
     sigma = defense.links[2].sigma
-    value = correlated.attained(sigma, factor=factor, pattern=pattern, dim=DIM, eta=ETA)
+    value = from_scratch.exact(sigma / factor.attained(pattern), dim=DIM, eta=ETA)
     error = np.sqrt(value * (1 - value) / draws)
     assert value == pytest.approx(from_scratch.exact(0.3, dim=DIM, eta=ETA))
     assert abs(hits(best, truths) - value) < 4 * error
-    weaker = from_scratch.exact(sigma * correlated.own_rounds(factor, pattern), dim=DIM, eta=ETA)
+    own = np.linalg.norm(factor.inverse[list(pattern)].sum(0)) / len(pattern)
+    weaker = from_scratch.exact(sigma * own, dim=DIM, eta=ETA)
     assert abs(hits(mean, truths) - weaker) < 4 * np.sqrt(weaker * (1 - weaker) / draws)
     assert hits(mean, truths) < hits(best, truths) - 4 * error
 

@@ -10,25 +10,28 @@ from scipy import special
 
 from leakbound import correlation
 from leakbound.bounds import conversions, correlated
-from leakbound.bounds.composition import visible
+from leakbound.bounds.composition import subsampled, visible
 from leakbound.bounds.correlated import (
     Factor,
     Scheme,
-    attained,
     balls_in_bins,
-    cyclic_poisson,
-    final_model,
-    noise_for,
-    own_rounds,
-    shuffled,
     squared_sensitivity,
-    upper,
 )
 from leakbound.bounds.from_scratch import exact
 from leakbound.bounds.identification import gaussian, log_kappa_sphere
 
 T, P = 16, (0, 4, 8, 12)
 EVERY = ("none", "root", "tree", "tree_prefixes", "band:4", "bisr:4", "blt:0.9,0.5/0.1,0.2")
+
+
+def own_rounds(factor, pattern):
+    """The noise of a mean over the unit's own releases, over sigma: weaker than 1 / |C p|."""
+    return float(np.linalg.norm(factor.inverse[list(pattern)].sum(0))) / len(pattern)
+
+
+def final_model(factor, pattern):
+    """The noise of the sum of all releases, over sigma and the unit's number of rounds."""
+    return float(np.linalg.norm(factor.inverse.sum(0))) / len(pattern)
 
 
 def close(value, printed):
@@ -92,7 +95,7 @@ def test_printed_success(name, noise, dim, how, printed):
     factor = Factor.parse(name, T)
     level = {"dim": dim, "eta": 0.5 / dim}
     if how == "best":
-        assert close(attained(noise, factor=factor, pattern=P, **level), printed)
+        assert close(exact(noise / factor.attained(P), **level), printed)
     share = {"own": own_rounds(factor, P), "final": final_model(factor, P)}.get(how)
     if share:
         assert close(exact(noise * share, **level), printed)
@@ -121,7 +124,7 @@ def test_the_lower_bound_is_attained(name):
     factor, dim, draws = Factor.parse(name, T), 8, 20_000
     sigma = 0.4 * factor.attained(P)
     best = factor.matrix[:, list(P)].sum(1) / factor.attained(P) ** 2
-    value = attained(sigma, factor=factor, pattern=P, dim=dim, eta=0.5 / dim)
+    value = exact(sigma / factor.attained(P), dim=dim, eta=0.5 / dim)
     found = success(factor, sigma, best, dim, draws, seed=3)
     assert abs(found - value) < 4 * np.sqrt(value * (1 - value) / draws)
     own = exact(sigma * own_rounds(factor, P), dim=dim, eta=0.5 / dim)
@@ -260,10 +263,10 @@ def test_the_lower_bound_is_below_the_upper(seed, name, rounds, sigma, dim, e):
         factor = Factor.parse(name, rounds)
     pattern = draw.permutation(rounds)[: draw.integers(1, rounds + 1)]
     level = {"dim": dim, "eta": e / dim}
-    low = attained(sigma, factor=factor, pattern=pattern, **level)
+    low = exact(sigma / factor.attained(pattern), **level)
     log_kappa = log_kappa_sphere(**level)
-    high = upper(sigma, factor=factor, participation=pattern, log_kappa=log_kappa)
-    every = upper(sigma, factor=factor, participation=Scheme(), log_kappa=log_kappa)
+    high = gaussian(sigma / factor.sensitivity(pattern), log_kappa=log_kappa)
+    every = gaussian(sigma / factor.sensitivity(Scheme()), log_kappa=log_kappa)
     assert np.exp(log_kappa) * (1 - 1e-9) <= low <= high * (1 + 1e-9) <= every * (1 + 1e-6)
 
 
@@ -287,7 +290,7 @@ def test_an_adaptive_unit_stays_below():
         scores.append(score)
     for kappa in (1e-2, 1e-3):
         powers[kappa] = float((scores[1] > np.quantile(scores[0], 1 - kappa)).mean())
-        limit = upper(sigma, factor=factor, participation=Scheme(), kappa=kappa)
+        limit = gaussian(sigma / factor.sensitivity(Scheme()), kappa=kappa)
         error = 4 * np.sqrt(limit / count) + 8 * np.sqrt(kappa / count)
         assert kappa < powers[kappa] < limit + error
     assert close(gaussian(1 / mu, kappa=1e-2), ".2043")
@@ -358,35 +361,22 @@ def test_bins_of_correlated_factors(name, printed):
 
 
 def test_printed_cyclic_poisson():
+    """Groups of b = 2 in turn, each by Poisson sampling of rate 0.2: 4 turns of 8 rounds."""
     for factor in (Factor.parse("none", 8), Factor.parse("band:2", 8)):
         sigma = np.sqrt(factor.gram.max())
-        run = {"factor": factor, "groups": 2, "sampling_rate": 0.1}
-        assert close(cyclic_poisson(sigma, kappa=1e-2, **run), ".04324")
-        assert close(cyclic_poisson(sigma, kappa=1e-3, **run), ".00814")
-    with pytest.raises(ValueError, match="band of 4"):
-        cyclic_poisson(
-            1.0, factor=Factor.parse("band:4", 8), groups=2, sampling_rate=0.1, kappa=0.1
-        )
-    with pytest.raises(ValueError, match=r"groups \* sampling_rate"):
-        cyclic_poisson(1.0, factor=Factor.parse("none", 8), groups=4, sampling_rate=0.5, kappa=0.1)
+        noise, run = sigma / np.sqrt(np.diag(factor.gram).max()), {"sampling_rate": 0.2, "steps": 4}
+        assert close(subsampled(noise, kappa=1e-2, **run), ".04324")
+        assert close(subsampled(noise, kappa=1e-3, **run), ".00814")
 
 
 def test_printed_shuffled():
-    assert close(shuffled(1.0, epochs=10, kappa=1e-3), ".528717")
+    assert close(gaussian(1.0, steps=10, kappa=1e-3), ".528717")
     assert close(conversions.epsilon(1.0, delta=1e-5, steps=10), "17.8566")
     assert close(visible(1.0, sampling_rate=0.01, steps=1000, kappa=1e-3), ".512164")
     own, bins = 3 * np.eye(100), 1e-3
     found, error = power(2 * own, bins, other=own)
     assert abs(found - 0.468) < 0.006 + 4 * error
-    assert found - 4 * error < shuffled(1 / 3, epochs=1, kappa=1e-3)
-
-
-def test_calibration_inverts():
-    for name in EVERY:
-        factor = Factor.parse(name, T)
-        noise = noise_for(0.05, factor=factor, participation=Scheme(separation=4), kappa=1e-3)
-        back = upper(noise, factor=factor, participation=Scheme(separation=4), kappa=1e-3)
-        assert back == pytest.approx(0.05, rel=1e-9)
+    assert found - 4 * error < gaussian(1 / 3, kappa=1e-3)
 
 
 def test_words_and_files(tmp_path):

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from leakbound.bounds import conversions, identification, information, mixed_steps
+from leakbound.bounds import conversions, identification, mixed_steps
 from leakbound.bounds.composition import subsampled, visible
-from leakbound.bounds.from_scratch import averaged, exact, ncc, unbiased, unknown_scale
-from leakbound.bounds.renyi import balle_gamma, guo_bound, renyi_gamma
+from leakbound.bounds.from_scratch import averaged, exact
 from leakbound.bounds.roots import edge, last_that, least_root
 
 NOISE = np.array([0.4, 1.0, 3.0])
@@ -21,15 +20,10 @@ LAWS = {
     "subsampled": (subsampled, {"sampling_rate": RATE, "steps": STEPS, "kappa": KAPPA}),
     "gaussian": (identification.gaussian, {"kappa": KAPPA, "steps": STEPS}),
     "exact": (exact, {"dim": STEPS, "eta": ETA, "norm": GAMMA}),
-    "unbiased": (unbiased, {"dim": STEPS, "eta": ETA, "norm": GAMMA}),
     "averaged": (averaged, {"dim": STEPS[1:], "eta": ETA, "steps": STEPS, "sampling_rate": RATE}),
     "hidden average": (
         lambda noise, **given: averaged(noise, participation="hidden", **given),
         {"dim": STEPS[1:], "eta": ETA, "steps": STEPS, "sampling_rate": RATE},
-    ),
-    "unknown_scale": (
-        lambda noise, **given: unknown_scale(noise, norms=[1.0, 2.0], **given),
-        {"dim": STEPS[1:], "eta": ETA},
     ),
     "delta": (
         conversions.delta,
@@ -40,11 +34,6 @@ LAWS = {
         {"delta": KAPPA[:2], "steps": STEPS, "sampling_rate": RATE},
     ),
     "mu": (conversions.mu, {"steps": STEPS}),
-    "success": (information.fano, {"kappa": KAPPA}),
-    "gaussian_distortion": (
-        lambda bits: information.gaussian_distortion(bits, [4.0, 1.0, 0.3, 0.0]),
-        {},
-    ),
     "mixed visible": (
         lambda log: mixed_steps.visible_upper([(1.0, 0.1, 9), (2.0, 0.3, 4)], -log),
         {},
@@ -52,14 +41,6 @@ LAWS = {
     "mixed hidden": (
         lambda log: mixed_steps.hidden_upper([(1.0, 0.1, 9), (2.0, 0.3, 4)], -log),
         {},
-    ),
-    "glrt": (identification.glrt, {"kappa": KAPPA[1:], "dim": STEPS}),
-    "ncc": (ncc, {"dim": STEPS + 9, "ncc": GAMMA, "spread": KAPPA[2:]}),
-    "renyi_gamma": (renyi_gamma, {"kappa": KAPPA, "steps": STEPS}),
-    "balle_gamma": (balle_gamma, {"kappa": KAPPA, "order": STEPS + 1}),
-    "guo_bound": (
-        lambda noise, steps: guo_bound(noise, dim=4, diameters=1.0, steps=steps),
-        {"steps": STEPS},
     ),
 }
 INVERSES = {
@@ -86,23 +67,9 @@ INVERSES = {
     ),
     "gaussian noise": (identification.gaussian.noise_for, {"kappa": KAPPA, "steps": STEPS}),
     "exact noise": (exact.noise_for, {"dim": STEPS[1:] * 9, "eta": ETA[:1] / 9}),
-    "exact eta": (
-        lambda gamma, **given: exact.eta_at(gamma=gamma, **given),
-        {"noise_multiplier": NOISE, "dim": STEPS + 1},
-    ),
-    "unbiased noise": (unbiased.noise_for, {"dim": STEPS, "eta": ETA}),
-    "unbiased eta": (
-        lambda gamma, **given: unbiased.eta_at(gamma=gamma, **given),
-        {"noise_multiplier": NOISE, "dim": STEPS},
-    ),
     "noise for epsilon": (
         lambda gamma, **given: conversions.noise_for(epsilon=gamma, delta=1e-5, **given),
         {"steps": STEPS[:2], "sampling_rate": np.array([0.1, 1.0])},
-    ),
-    "correlation noise": (ncc.noise_for, {"dim": STEPS[1:] * 30, "ncc": GAMMA}),
-    "correlation": (
-        lambda gamma, **given: ncc.ncc_at(gamma=gamma, **given),
-        {"noise_multiplier": NOISE, "dim": STEPS + 1},
     ),
 }
 

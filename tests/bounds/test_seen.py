@@ -8,10 +8,11 @@ from leakbound import data
 from leakbound.bounds.record_priors import (
     EmpiricallyBoundedPrior,
     GaussianImages,
-    KnownNorm,
     from_images,
     largest_match_rate,
 )
+
+from .prior_attacks import KnownNorm
 
 
 def brute(images, eta):

@@ -15,11 +15,11 @@ from leakbound.defenses import (
     SecureAggregation,
     chain,
 )
-from leakbound.federation import FederatedPlan, train
 from leakbound.protocol import step
 from leakbound.random import secure, stream
 from leakbound.risk.success import _multiplier
 from leakbound.types import Batch, Gaussian, Guarantee, Task, Unit, Update
+from leakbound_reproductions.federation import FederatedPlan, train
 
 WIDTH = 20_000
 MECHANISMS = ("none", "root", "tree", "tree_prefixes", "band:3", "bisr:3", "blt:0.9,0.5/0.1,0.2")

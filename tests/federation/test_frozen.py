@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound import pruning
 from leakbound.defenses import NoDefense, Withhold
-from leakbound.federation import FederatedPlan, observe, train
 from leakbound.types import Task
+from leakbound_reproductions import pruning
+from leakbound_reproductions.federation import FederatedPlan, observe, train
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound import pruning
 from leakbound.defenses import (
     ClipExamples,
     DpSgd,
@@ -19,10 +18,11 @@ from leakbound.defenses import (
     Withhold,
     chain,
 )
-from leakbound.federation import AGGREGATIONS, FederatedPlan, train
-from leakbound.pruning import FedDST, PruneFL, density, layer_counts, prunable
 from leakbound.random import stream
 from leakbound.types import Batch
+from leakbound_reproductions import pruning
+from leakbound_reproductions.federation import AGGREGATIONS, FederatedPlan, train
+from leakbound_reproductions.pruning import FedDST, PruneFL, density, layer_counts, prunable
 
 close = torch.testing.assert_close
 SCHEMES = {

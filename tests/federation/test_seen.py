@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from leakbound import pruning
 from leakbound.client import gradient
 from leakbound.defenses import NoDefense, PriPrune, SecureAggregation, Withhold, chain
-from leakbound.federation import FederatedPlan, observe, train
 from leakbound.types import ThreatModel, Unknown
+from leakbound_reproductions import pruning
+from leakbound_reproductions.federation import FederatedPlan, observe, train
 
 close = torch.testing.assert_close
 

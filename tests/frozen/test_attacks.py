@@ -13,10 +13,10 @@ from leakbound.attacks.labels import LABEL_RULES, infer, infer_labels
 from leakbound.client import example_gradients
 from leakbound.defenses import DpSgd, GaussianNoise, HiddenDropout, NoDefense, Soteria, TopK, chain
 from leakbound.inspection import inspect
-from leakbound.pruning import Magnitude, Synflow
 from leakbound.random import stream
 from leakbound.testing import check_attack, check_defense
 from leakbound.types import Batch, NotApplicable, Server, Task, ThreatModel
+from leakbound_reproductions.pruning import Magnitude, Synflow
 
 NO_FIRST = ("frozen backbone", "LoRA", "frozen first layer", "trained biases")
 NO_LAST = ("LoRA", "frozen last layer")

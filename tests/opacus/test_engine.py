@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from leakbound import data
 from leakbound.bounds import composition, conversions, identification
-from leakbound.bounds.record_priors import KnownNorm
 from leakbound.defenses.whitening import Whiten
 from leakbound.opacus import (
     RiskEngine,
@@ -32,6 +31,7 @@ from leakbound.random import stream
 from leakbound.risk import Target, TrainingSetting, calibrate_setting
 from leakbound.types import Batch, NotApplicable
 
+from ..bounds.prior_attacks import KnownNorm
 from .conftest import net
 
 

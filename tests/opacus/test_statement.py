@@ -16,10 +16,12 @@ from leakbound.opacus import risk
 from leakbound.risk import TrainingSetting, corridor
 from leakbound.risk.corridor import epsilon
 
+from ..bounds.prior_attacks import KnownNorm
+
 ASK = {"dim": 16, "norm": 1.0, "eta": 0.5 / 16}
 
 
-class Sphere(record_priors.KnownNorm):
+class Sphere(KnownNorm):
     """A uniform direction, passed off as knowledge: its closed forms test the numbers."""
 
     basis = "fitted model"
@@ -209,7 +211,7 @@ def test_a_prior_moves_the_success_bound_alone():
         risk(MIXED, prior=prior, **{**ASK, "dim": 20})
 
 
-@pytest.mark.parametrize("prior", [None, record_priors.KnownNorm(16)])
+@pytest.mark.parametrize("prior", [None, KnownNorm(16)])
 @pytest.mark.parametrize("history", [[], MIXED, [(1.0, 1.0, 1)]])
 def test_without_a_prior_that_knows_the_data_no_probability_is_stated(prior, history):
     """A linear estimator beat 0.001 "at most" in 4 % of trials, under a uniform direction."""

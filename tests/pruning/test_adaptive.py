@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound.pruning import FedDST, PruneFL, layer_counts, prunable
-from leakbound.pruning.adaptive import erk, worth_their_time
 from leakbound.random import normal, stream, uniform
 from leakbound.types import Batch, Task
+from leakbound_reproductions.pruning import FedDST, PruneFL, layer_counts, prunable
+from leakbound_reproductions.pruning.adaptive import erk, worth_their_time
 
 LAYERS = ("a.weight", "b.weight", "c.weight", "d.weight")
 

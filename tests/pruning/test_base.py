@@ -9,8 +9,10 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from leakbound import pruning
-from leakbound.pruning import (
+from leakbound.random import secure, stream
+from leakbound.types import Batch, Task
+from leakbound_reproductions import pruning
+from leakbound_reproductions.pruning import (
     FedDST,
     Grasp,
     LayerCount,
@@ -24,8 +26,6 @@ from leakbound.pruning import (
     named_masks,
     prunable,
 )
-from leakbound.random import secure, stream
-from leakbound.types import Batch, Task
 
 SIZES = {"a.weight": 72, "b.weight": 180, "c.weight": 270, "d.weight": 18}
 ONE_SHOT = [Random, Magnitude, Snip, Grasp]

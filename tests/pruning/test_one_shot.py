@@ -10,7 +10,9 @@ import torch
 from scipy import stats
 from torch import nn
 
-from leakbound.pruning import (
+from leakbound.random import normal, stream, uniform
+from leakbound.types import Batch, Task
+from leakbound_reproductions.pruning import (
     Grasp,
     Magnitude,
     Random,
@@ -19,8 +21,6 @@ from leakbound.pruning import (
     layer_counts,
     prunable,
 )
-from leakbound.random import normal, stream, uniform
-from leakbound.types import Batch, Task
 
 
 def _drawn(task, seed=0, scale=1.0):

@@ -21,6 +21,7 @@ from leakbound.risk import TrainingSetting
 from leakbound.risk.corridor import success_bound
 from leakbound.risk.limits import GRID
 
+from ..bounds.prior_attacks import KnownNorm
 from . import domains
 from .adversaries import Book, Codebook, by_class, errors, lmmse, mean
 from .matrix import LEAST, eta_of
@@ -115,7 +116,7 @@ def test_several_steps_under_a_uniform_direction_are_beaten():
     found = hits(guesses, domain, 20.0)
     assert stated < 0.003
     assert least(found, 4000) > 10 * stated
-    prior = record_priors.KnownNorm(784, norm)
+    prior = KnownNorm(784, norm)
     assert risk([(noise, rate, steps)], dim=784, norm=norm, psnr=20, prior=prior).bound is None
     counted = risk([(noise, rate, steps)], dim=784, norm=norm, psnr=20, prior=domain.stated[False])
     assert counted.bound > found / 4000

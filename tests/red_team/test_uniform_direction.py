@@ -17,6 +17,8 @@ from leakbound.meter import Policy
 from leakbound.opacus import risk
 from leakbound.risk import TrainingSetting, calibrate_setting, corridor
 
+from ..bounds.prior_attacks import KnownNorm
+
 ETA, LEAST = 0.01, 1e-4
 NOISES = (0.0374, 0.1, 0.3)
 
@@ -84,7 +86,7 @@ def test_what_is_stated_of_given_data_is_above_it(digits, noise):
     assert edges.bound[0] >= least(*reached(public, private, noise))
 
 
-@pytest.mark.parametrize("prior", [None, record_priors.KnownNorm(784, 4.2)])
+@pytest.mark.parametrize("prior", [None, KnownNorm(784, 4.2)])
 def test_no_number_under_a_uniform_direction_protects(prior):
     found = calibrate_setting(
         "psnr>=20 with probability<=0.001", TrainingSetting(1.0, 784, 4.2), prior=prior

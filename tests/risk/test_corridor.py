@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from leakbound.bounds import conversions
-from leakbound.bounds.record_priors import KnownNorm
 from leakbound.risk.corridor import SPHERE, TrainingSetting, corridor, epsilon
+
+from ..bounds.prior_attacks import KnownNorm
 
 DIMS = (1, 2, 4, 16, 64, 784, 3072)
 NOISES = np.logspace(-2, np.log10(5), 7)

@@ -13,11 +13,9 @@ from leakbound.bounds import (
     counting,
     from_scratch,
     identification,
-    information,
     known_model,
     language,
     record_priors,
-    renyi,
 )
 from leakbound.bounds.cramer_rao import (
     ErrorBound,
@@ -43,11 +41,9 @@ __all__ = [
     "full_bound",
     "full_bound_from_samples",
     "identification",
-    "information",
     "known_model",
     "language",
     "record_priors",
-    "renyi",
     "tight_trace_bound",
     "trace_bound",
     "trace_bound_from_samples",

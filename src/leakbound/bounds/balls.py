@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from leakbound.bounds.distances import Distance, SquaredError
-from leakbound.bounds.law import Array, positive, single
-from leakbound.bounds.record_priors import flat_images
+from leakbound.bounds.distances import Distance
+from leakbound.bounds.law import Array
 
-__all__ = ["BallCounts", "ball_counts"]
+__all__ = ["BallCounts"]
 
 MOST_PAIRS = 30_000_000
 """Number of neighbor pairs that are kept; above it, only neighbor counts bound a ball."""
@@ -40,35 +38,20 @@ class BallCounts:
     how: str
 
 
-def ball_counts(examples: ArrayLike, eta: float) -> BallCounts:
-    """Upper bounds on the number of examples within a mean squared error of eta of one point.
-
-    Two examples in a ball of radius r lie within 2 r of each other, so 1 + the neighbors within 2 r
-    bound its count. For K points in a ball, all squared distances sum to at most (K r)^2. So the
-    squared distances from one of them (the medoid) sum to at most 2 K r^2. If few examples remain,
-    the search covers all sets of neighbors and their smallest enclosing balls.
-
-    Shapes: `examples` (n, ...); all values count.
-
-    Raises:
-        ValueError: there are no examples, values are not finite, or eta is 0 or less.
-
-    Source: this project; docs/errata.md, "Ours".
-
-    Example:
-        >>> found = ball_counts([[0.0], [0.1], [0.2], [1.0]], 0.0025)
-        >>> found.most, found.each.tolist(), found.how
-        (2, [2, 2, 2, 1], 'exact')
-    """
-    rows, distance = flat_images(examples), SquaredError()
-    level = float(single("eta", positive("eta", eta)))
-    return counts_of(rows, level, *neighbors(distance.among(rows), 4 * level), distance)
-
-
 def counts_of(
     rows: Array, level: float, near: list[Array], apart: list[Array], distance: Distance
 ) -> BallCounts:
-    """As `ball_counts`, from `neighbors` within the distance's reach; `rows` are coded."""
+    """Upper bounds on the number of examples that one candidate matches at a level.
+
+    `near` and `apart` are the `neighbors` within the distance's reach; `rows` are coded.
+
+    Of squared errors: two examples in a ball of radius r lie within 2 r of each other, so 1 + the
+    neighbors within 2 r bound its count. For K points in a ball, all squared distances sum to at
+    most (K r)^2. So the squared distances from one of them (the medoid) sum to at most 2 K r^2. If
+    few examples remain, the search covers all sets of neighbors and their smallest enclosing balls.
+
+    Source: this project; docs/errata.md, "Ours".
+    """
     degree = np.array([len(own) for own in near])
     if degree.sum() > MOST_PAIRS:
         return BallCounts(degree, int(degree.max()), "neighbors")

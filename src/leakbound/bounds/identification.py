@@ -1,4 +1,4 @@
-"""Upper bounds on reaching a goal of known prior-only success, and on identifying an example.
+"""Upper bounds on reaching a goal of known prior-only success.
 
 A server that may choose the model and sees every step distinguishes "example in" from "example out"
 no better than the Gaussian mechanism allows. So a goal that the prior-only baseline reaches with
@@ -13,23 +13,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special, stats
+from scipy import special
 
 from leakbound.bounds.from_scratch import exact
 from leakbound.bounds.law import (
     Array,
     RiskLaw,
     Scope,
-    arguments,
     between,
     non_negative,
     one,
     probability,
-    scoped,
     whole,
 )
 
-__all__ = ["gaussian", "glrt", "kappa_sphere", "log_kappa_sphere"]
+__all__ = ["gaussian", "kappa_sphere", "log_kappa_sphere"]
 
 
 @dataclass(frozen=True)
@@ -119,41 +117,6 @@ gaussian = GaussianLaw(
         equation="Hayes et al. 2023",
     )
 )
-
-
-@scoped(
-    Scope(
-        covers="one",
-        attackers="one test of presence (the best only for a uniform direction)",
-        prior="presence of one example",
-        known="the noise multiplier and the norm",
-        not_said="a bound on reconstruction or identification",
-        equation="Kaissis et al. 2023",
-    )
-)
-def glrt(noise_multiplier: ArrayLike, *, dim: ArrayLike, kappa: ArrayLike) -> Any:
-    """Power of the presence test that knows no direction (a likelihood-ratio test over all).
-
-    It is the larger power at level kappa of two tests: example in against out, and the reverse.
-
-    Shapes: all broadcast.
-
-    Raises:
-        ValueError: kappa outside (0, 1), dim below 1.
-
-    Source: Kaissis et al. 2023, relaxed threat model.
-
-    Example:
-        >>> round(glrt(0.5, dim=10, kappa=0.1), 3)
-        0.326
-    """
-    sigma, n, kappa = arguments(noise_multiplier=noise_multiplier, dim=dim, kappa=kappa)
-    with np.errstate(divide="ignore", over="ignore"):
-        shift = np.minimum(1 / sigma**2, 1e9)
-    there = stats.ncx2.sf(stats.chi2.isf(kappa, n), n, shift)
-    back = stats.chi2.cdf(stats.ncx2.ppf(kappa, n, shift), n)
-    found = np.where(shift >= 1e9, 1.0, np.maximum(there, back))
-    return one(np.clip(found, 0.0, 1.0))
 
 
 def kappa_sphere(*, dim: ArrayLike, eta: ArrayLike, norm: ArrayLike = 1.0) -> Any:

@@ -118,27 +118,6 @@ class KnownModel:
         sure = f"{self.confidence:.0%} confidence"
         return f"{self.n} public examples and this model's gradients, {sure}, {known}"
 
-    def bayes(self, noise_multiplier: float, eta: float) -> tuple[float, float]:
-        """The best attacker's success if the example is one of these, each equally likely.
-
-        Args:
-            noise_multiplier: s, noise standard deviation / clip norm, above 0; infinite: no update.
-            eta: mean squared error up to which an example counts as reconstructed.
-
-        Returns:
-            A Monte Carlo estimate of the success of an attacker whose candidates are public
-            examples; and an upper limit on every attacker's success, at a confidence of
-            1 - (1 - confidence) / 2 over the draws.
-
-        Example:
-            >>> low, high = KnownModel(np.arange(400.0)[:, None], np.eye(400)).bayes(0.5, eta=0.01)
-            >>> round(low, 2), round(high, 2)
-            (0.18, 0.19)
-        """
-        noise = positive("noise_multiplier", noise_multiplier, infinite=True)
-        tail = (1 - self.confidence) / 2
-        return self._bayes(single("noise_multiplier", noise), _level(eta), tail, 0)
-
     def success_bound(self, noise_multiplier: float, eta: float) -> float:
         """Upper bound on any attacker's success on one release, averaged over new examples.
 
@@ -206,7 +185,9 @@ class KnownModel:
         return min(1.0, self.density * limit)
 
     def _bayes(self, noise: float, level: float, tail: float, look: int) -> tuple[float, float]:
-        """An estimate of the attained success, and an upper limit on Z / n."""
+        """If the example is one of these: the success of attackers whose candidates are public
+        examples, by Monte Carlo, and an upper limit on every attacker's, Z / n.
+        """
         if noise < QUIET:
             return self._bayes(QUIET, level, tail, look)[0], 1.0
         if math.isinf(noise):

@@ -11,12 +11,13 @@ from scipy import sparse, stats
 
 from leakbound.bounds.distances import ColumnMisses
 from leakbound.bounds.law import Array, one
-from leakbound.bounds.record_priors import CONFIDENCE, MIN_EXAMPLES, MOST, TOGETHER, Baseline
+from leakbound.bounds.record_priors import MIN_EXAMPLES, MOST, TOGETHER, Baseline
 
 __all__ = ["BIGRAM", "BigramText"]
 
 BIGRAM = "bigram"
 """The name of this prior."""
+CONFIDENCE = 0.95
 STARTS = 32
 """Number of common public sequences from which a candidate climbs."""
 ROUNDING = 1e-9

@@ -115,14 +115,12 @@ def whole(name: str, value: ArrayLike, least: int = 1) -> Array:
 RULES: Mapping[str, Callable[[str, ArrayLike], Array]] = {
     "noise_multiplier": non_negative,
     "epsilon": non_negative,
-    "information": non_negative,
     "delta": probability,
     "gamma": probability,
     "kappa": probability,
     "norm": positive,
     "eta": partial(positive, infinite=True),
     "sampling_rate": rate,
-    "spread": rate,
     "steps": whole,
     "dim": whole,
 }

@@ -1,12 +1,10 @@
-"""Priors of examples: attained success and prior-only success for what an attacker may know.
+"""Priors of examples: the prior-only success for what an attacker may know.
 
 The file is one concept: the priors, and what public images alone say about each.
 
-Each `RecordPrior` is one distribution of examples. Its `success` is attained by the prior's
-posterior attack on the linear trap's output y = X / |X| + noise_multiplier * xi. Its `log_kappa`
-bounds the prior-only success from above, which gives the upper bound on every attacker:
-`corridor(..., prior=prior)`. In both, examples are drawn from the prior, and the attacker knows no
-more about their norm than the prior says.
+Each `Baseline` is one distribution of examples. Its `log_kappa` bounds the prior-only success from
+above, which gives the upper bound on every attacker: `corridor(..., prior=prior)`. Examples are
+drawn from the prior, and the attacker knows no more about them than the prior says.
 """
 
 from __future__ import annotations
@@ -18,12 +16,10 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special, stats
+from scipy import special
 
 from leakbound import check
 from leakbound.bounds.distances import Distance, SquaredError
-from leakbound.bounds.from_scratch import exact
-from leakbound.bounds.identification import log_kappa_sphere
 from leakbound.bounds.law import Array, between, non_negative, one, positive, single, whole
 from leakbound.bounds.roots import least_where
 
@@ -33,11 +29,8 @@ __all__ = [
     "Gallery",
     "GaussianImages",
     "KINDS",
-    "KnownNorm",
     "MIN_EXAMPLES",
     "Mixture",
-    "RecordPrior",
-    "SuccessEstimate",
     "from_images",
     "densest_match_rate",
     "largest_match_rate",
@@ -47,20 +40,12 @@ KINDS = ("mixture", "gaussian", "gallery")
 """Kinds of priors that `from_images` takes from images."""
 MIN_EXAMPLES = 64
 """Minimum number of examples for a prior."""
-CONFIDENCE = 0.95
 CHUNK = 256
-"""Number of examples drawn and attacked at a time; limits the memory."""
-PURE_NOISE = 1e100
-"""Replaces an infinite noise multiplier when an output is drawn."""
-NORMS = 33
-"""Norms that the attack weighs for each part, over REACH standard deviations of |X|^2."""
-REACH = 3.5
+"""Number of images compared with all others at a time; limits the memory."""
 ROUNDING = 1e-9
 """Relative rounding of the sums behind the prior-only success; added, to keep an upper bound."""
 LEAST_VARIANCE = 1e-12
 """Smallest variance of a direction, relative to the largest; keeps sums finite."""
-LIKELY = 4
-"""Number of likely examples that a gallery's attack tries as candidates, besides the two means."""
 SLACK = 1e-9
 """Rounding of squared distances, relative to the squared norms, and of sums."""
 MOST, TOGETHER = 5000, 512
@@ -70,35 +55,6 @@ STARTS, SHIFTS, WIDER = 16, 4, (1.0, 1.5, 2.5)
 MADE = 2
 """Images that a mean of images matches because it is made of them; they do not count."""
 ROUNDED = 1e-14
-
-
-@dataclass(frozen=True)
-class SuccessEstimate:
-    """A probability from n draws, with its 95 % interval; n is 0 if it is computed exactly."""
-
-    value: float
-    low: float
-    high: float
-    n: int
-
-    @classmethod
-    def of_counts(cls, hits: int, n: int) -> SuccessEstimate:
-        """The rate with the Clopper-Pearson interval for `hits` out of n."""
-        tail = (1 - CONFIDENCE) / 2
-        low = float(stats.beta.ppf(tail, hits, n - hits + 1)) if hits else 0.0
-        high = float(stats.beta.isf(tail, hits + 1, n - hits)) if hits < n else 1.0
-        return cls(hits / n, low, high, n)
-
-    @classmethod
-    def of_chances(cls, values: Array) -> SuccessEstimate:
-        """The mean of chances (n,) in [0, 1], n >= 2, with the empirical Bernstein interval.
-
-        Source: Maurer and Pontil 2009.
-        """
-        n, mean = len(values), float(values.mean())
-        log = np.log(4 / (1 - CONFIDENCE))
-        wide = float(np.sqrt(2 * values.var(ddof=1) * log / n) + 7 * log / (3 * (n - 1)))
-        return cls(mean, max(0.0, mean - wide), min(1.0, mean + wide), n)
 
 
 Basis = Literal["sample", "examples", "fitted model"]
@@ -126,106 +82,12 @@ class Baseline(ABC):
         """Upper bound on the logarithm of the largest mass within an MSE of eta of any point."""
 
 
-class RecordPrior(Baseline):
-    """A model of examples, with its attack and its prior-only success.
-
-    `success` is attained by one attack on the linear trap's output; another may do better. The
-    bound from `log_kappa` covers all attackers, on average over this prior. It does not cover one
-    given example, or attackers who know more, such as a norm that varies under the prior.
-    """
-
-    @abstractmethod
-    def sample(self, count: int, generator: np.random.Generator) -> Array:
-        """Examples (count, N) of the prior."""
-
-    @abstractmethod
-    def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
-        """Reconstructions (n, N) of the examples behind outputs (n, N)."""
-
-    def success(
-        self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
-    ) -> SuccessEstimate:
-        """How often the attack has an MSE of at most eta on examples of the prior, by counting."""
-        noise, eta, draws = _setting(noise_multiplier, eta, draws)
-        hits = 0
-        for start in range(0, draws, CHUNK):
-            examples = self.sample(min(CHUNK, draws - start), generator)
-            guesses = self.attack(answer(examples, noise, generator), noise, eta=eta)
-            hits += int((((guesses - examples) ** 2).mean(1) <= eta).sum())
-        return SuccessEstimate.of_counts(hits, draws)
-
-
-def answer(examples: Array, noise_multiplier: float, generator: np.random.Generator) -> Array:
-    """The linear trap's output for examples (n, N): directions plus noise."""
-    noise = min(noise_multiplier, PURE_NOISE) * generator.standard_normal(examples.shape)
-    return np.asarray(examples / np.linalg.norm(examples, axis=1, keepdims=True) + noise)
-
-
-def _setting(noise: float, eta: float, draws: int, least: int = 1) -> tuple[float, float, int]:
-    """The checked arguments of `success`, all single numbers."""
-    return (
-        single("noise_multiplier", non_negative("noise_multiplier", noise)),
-        single("eta", positive("eta", eta)),
-        int(single("draws", whole("draws", draws, least))),
-    )
-
-
 def flat_images(images: ArrayLike) -> Array:
     """Images of any shape as finite rows (n, N), in float64."""
     array = between("images", images, -np.inf, np.inf, closed=False)
     if array.ndim < 2 or 0 in array.shape:
         raise ValueError(f"images has shape {array.shape}; give (images, values)")
     return array.reshape(len(array), -1)
-
-
-@dataclass(frozen=True)
-class KnownNorm(RecordPrior):
-    """Only the norm is known; the direction is uniform on the sphere. Nothing is sampled.
-
-    Args:
-        dim: N.
-        norm: |X|, input units.
-
-    Source: docs/errata.md, "gamma*".
-
-    Example:
-        >>> round(KnownNorm(16).success(0.5, eta=0.5 / 16).value, 4)
-        0.0683
-    """
-
-    dim: int
-    norm: float = 1.0
-
-    name = "known norm"
-    basis = None  # a norm says nothing about what the data look like
-
-    def __post_init__(self) -> None:
-        single("dim", whole("dim", self.dim))
-        single("norm", positive("norm", self.norm))
-
-    def sample(self, count: int, generator: np.random.Generator) -> Array:
-        drawn = generator.standard_normal((count, self.dim))
-        return np.asarray(self.norm * drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
-
-    def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
-        """The output's direction at the radius |X| cos(theta); sin^2 theta = N eta / |X|^2."""
-        radius = np.sqrt(np.maximum(0.0, self.norm**2 - self.dim * eta))
-        return np.asarray(radius * answers / np.linalg.norm(answers, axis=1, keepdims=True))
-
-    def success(
-        self,
-        noise_multiplier: float,
-        *,
-        eta: float,
-        draws: int = 0,
-        generator: np.random.Generator | None = None,
-    ) -> SuccessEstimate:
-        value = float(exact(noise_multiplier, dim=self.dim, eta=eta, norm=self.norm))
-        return SuccessEstimate(value, value, value, 0)
-
-    def log_kappa(self, eta: ArrayLike) -> Any:
-        """Exact: the share of the sphere in the largest cap within eta."""
-        return one(np.asarray(log_kappa_sphere(dim=self.dim, eta=eta, norm=self.norm)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,53 +118,8 @@ class GaussianPart:
     @property
     def spectrum(self) -> Array:
         """All N variances."""
-        return np.append(self.variances, np.full(self._others, self.rest))
-
-    @property
-    def norms(self) -> Array:
-        """(NORMS,) norms that an example of this part may have."""
-        projected = self.mean @ self.basis
-        level = self.mean @ self.mean + self.spectrum.sum()
-        off = self.mean @ self.mean - projected @ projected
-        across = self.variances @ projected**2 + self.rest * off
-        spread = np.sqrt(2 * (self.spectrum**2).sum() + 4 * across)
-        low = np.sqrt(max(level - REACH * spread, level / 100))
-        return np.linspace(low, np.sqrt(level + REACH * spread), NORMS)
-
-    @property
-    def _others(self) -> int:
-        return len(self.mean) - len(self.variances)
-
-    def sample(self, count: int, generator: np.random.Generator) -> Array:
-        normal = generator.standard_normal((count, len(self.mean)))
-        root = np.sqrt(self.rest)
-        longer = (normal @ self.basis) * (np.sqrt(self.variances) - root)
-        return np.asarray(self.mean + root * normal + longer @ self.basis.T)
-
-    def posterior(self, answers: Array, noise: float) -> tuple[Array, Array, Array]:
-        """Log likelihood (n,), mean (n, N) and total variance (n,) given outputs, over `norms`.
-
-        At norm r, r y = X + noise r xi is Gaussian. r has a flat prior over `norms`, and its
-        likelihood has the factor r^N from the change of scale.
-        """
-        r = self.norms[:, None]
-        added = (noise * r) ** 2
-        inside, middle = answers @ self.basis, self.mean @ self.basis
-        off = r[None] * inside[:, None] - middle  # (n, norms, k)
-        whole_square = (answers**2).sum(1)[:, None] * r.T**2 + self.mean @ self.mean
-        whole_square = whole_square - 2 * r.T * (answers @ self.mean)[:, None]
-        beyond = np.maximum(0.0, whole_square - (off**2).sum(2))
-        wide, rest = self.variances + added, self.rest + added[:, 0]
-        log = -(off**2 / wide).sum(2) - np.log(wide).sum(1) - beyond / rest
-        log = log / 2 - self._others * np.log(rest) / 2 + len(self.mean) * np.log(r.T)
-        weight = special.softmax(log, 1)
-        leading = (weight[..., None] * (off * (self.variances / wide))).sum(1)
-        gain = self.rest / rest
-        across, steady = (weight * gain * r.T).sum(1)[:, None], (weight * gain).sum(1)[:, None]
-        orthogonal = across * answers - steady * self.mean
-        mean = self.mean + orthogonal + (leading - orthogonal @ self.basis) @ self.basis.T
-        left = (self.variances * added / wide).sum(1) + self._others * gain * added[:, 0]
-        return special.logsumexp(log, 1), mean, weight @ left
+        others = len(self.mean) - len(self.variances)
+        return np.append(self.variances, np.full(others, self.rest))
 
     def log_ball(self, square: Array) -> Array:
         """Chernoff bound on log P(|X - z|^2 <= square), any z: min over t of log E exp(t (s - Q)).
@@ -323,7 +140,7 @@ class GaussianPart:
         return np.where(square >= spectrum.sum(), 0.0, np.minimum(0.0, found))
 
 
-class Mixture(RecordPrior):
+class Mixture(Baseline):
     """A mixture of Gaussian images: `from_samples` fits one part to each class or cluster.
 
     Args:
@@ -370,27 +187,8 @@ class Mixture(RecordPrior):
             raise ValueError(f"class {names[counts.argmin()]} has 1 image; give 2 or more of each")
         return cls([GaussianPart.from_samples(rows[groups == name], k) for name in names], counts)
 
-    def sample(self, count: int, generator: np.random.Generator) -> Array:
-        which = generator.choice(len(self.parts), count, p=self.weights)
-        rows = np.empty((count, self.dim))
-        for i, part in enumerate(self.parts):
-            rows[which == i] = part.sample(int((which == i).sum()), generator)
-        return rows
-
-    def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
-        """The posterior mean if its expected MSE is within eta, else that of the likeliest part."""
-        noise = min(noise_multiplier, PURE_NOISE)
-        found = [part.posterior(answers, noise) for part in self.parts]
-        log, means, left = (np.stack([f[i] for f in found], 1) for i in range(3))
-        weight = special.softmax(log + np.log(self.weights), 1)
-        middle = (weight[..., None] * means).sum(1)
-        apart = ((means - middle[:, None]) ** 2).sum(2)
-        error = (weight * (left + apart)).sum(1)
-        likeliest = means[np.arange(len(means)), weight.argmax(1)]
-        return np.asarray(np.where((error <= self.dim * eta)[:, None], middle, likeliest))
-
     def log_kappa(self, eta: ArrayLike) -> Any:
-        """As in `RecordPrior`: the largest mass of a sum is at most the sum over the parts."""
+        """As in `Baseline`: the largest mass of a sum is at most the sum over the parts."""
         levels = positive("eta", eta, infinite=True)
         square = self.dim * levels.ravel()
         each = np.stack([part.log_ball(square) for part in self.parts], 1)
@@ -421,7 +219,7 @@ def _clusters(rows: Array, clusters: int) -> Array:
     return np.asarray(KMeans(count, n_init=3, random_state=0).fit_predict(rows))
 
 
-class Gallery(RecordPrior):
+class Gallery(Baseline):
     """The example is one of the images, with known weights.
 
     Args:
@@ -430,9 +228,8 @@ class Gallery(RecordPrior):
 
     Example:
         >>> prior = Gallery(np.eye(4))
-        >>> found = prior.success(0.2, eta=0.1, draws=200, generator=np.random.default_rng(0))
-        >>> found.value > 0.99, round(float(np.exp(prior.log_kappa(0.1))), 3)
-        (True, 0.25)
+        >>> round(float(np.exp(prior.log_kappa(0.1))), 3)
+        0.25
     """
 
     def __init__(self, images: ArrayLike, weights: ArrayLike | None = None) -> None:
@@ -449,69 +246,22 @@ class Gallery(RecordPrior):
             raise ValueError("images holds one of norm 0, which has no direction; leave it out")
         self.images, self.weights = rows, w / w.sum()
         self.name, self.dim = f"gallery of {len(rows)} images", int(rows.shape[1])
-        self._mean = self.weights @ rows
-        self._directions, self._squares = rows / norms[:, None], norms**2
-
-    def sample(self, count: int, generator: np.random.Generator) -> Array:
-        return np.asarray(self.images[generator.choice(len(self.images), count, p=self.weights)])
-
-    def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
-        """The candidate, out of several, whose ball holds the most posterior mass."""
-        return self._best(answers, noise_multiplier, eta)[0]
-
-    def success(
-        self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
-    ) -> SuccessEstimate:
-        """Mean posterior mass within eta of the candidate; its expectation is the success."""
-        noise, eta, draws = _setting(noise_multiplier, eta, draws, 2)
-        found = []
-        for start in range(0, draws, CHUNK):
-            examples = self.sample(min(CHUNK, draws - start), generator)
-            found.append(self._best(answer(examples, noise, generator), noise, eta)[1])
-        return SuccessEstimate.of_chances(np.concatenate(found))
+        self._squares = norms**2
 
     def log_kappa(self, eta: ArrayLike) -> Any:
-        """As in `RecordPrior`: a ball with an example in it lies in the double ball around it."""
+        """As in `Baseline`: a ball with an example in it lies in the double ball around it."""
         levels = positive("eta", eta, infinite=True)
         reach, most = 4 * self.dim * np.atleast_1d(levels).ravel(), np.zeros(levels.size)
         for start in range(0, len(self.images), CHUNK):
             part = slice(start, start + CHUNK)
-            far = self._distances(self.images[part], self._squares[part])
+            total = self._squares[part, None] + self._squares  # distances, low by their rounding
+            far = total * (1 - SLACK) - 2 * self.images[part] @ self.images.T
             for i, radius in enumerate(reach):
                 most[i] = max(most[i], ((far <= radius) @ self.weights).max())
         return one(np.log(np.minimum(1.0, most * (1 + SLACK))).reshape(levels.shape))
 
-    def posterior(self, answers: Array, noise_multiplier: float) -> Array:
-        """Weight (n, images) of each image, given answers (n, N)."""
-        cosines = answers @ self._directions.T
-        cosines -= cosines.max(1, keepdims=True)
-        with np.errstate(over="ignore"):
-            scaled = cosines / max(noise_multiplier, 1e-150) / max(noise_multiplier, 1e-150)
-        return np.asarray(special.softmax(scaled + np.log(self.weights), 1))
 
-    def _best(self, answers: Array, noise: float, eta: float) -> tuple[Array, Array]:
-        """Candidates (n, N) and the posterior mass (n,) within eta of each."""
-        chance, rows = self.posterior(answers, noise), np.arange(len(answers))
-        likely = np.argsort(-chance, 1)[:, :LIKELY]
-        tries = [
-            np.broadcast_to(self._mean, answers.shape),
-            chance @ self.images,
-            *(self.images[likely[:, i]] for i in range(likely.shape[1])),
-        ]
-        mass = []
-        for guess in tries:
-            far = self._distances(guess, (guess**2).sum(1), -SLACK)
-            mass.append((chance * (far <= self.dim * eta)).sum(1))
-        best = np.argmax(mass, 0)
-        return np.stack(tries)[best, rows], np.minimum(1.0, np.stack(mass)[best, rows])
-
-    def _distances(self, points: Array, squares: Array, slack: float = SLACK) -> Array:
-        """Squared distances (n, images), low by their rounding, or high for a negative slack."""
-        total = squares[:, None] + self._squares
-        return np.asarray(total * (1 - slack) - 2 * points @ self.images.T)
-
-
-class EmpiricallyBoundedPrior(RecordPrior):
+class EmpiricallyBoundedPrior(Baseline):
     """A prior with at least the prior-only success that a candidate made of the given images has.
 
     A model fitted to images can treat near duplicates as far rarer than they are. An attacker who
@@ -525,24 +275,14 @@ class EmpiricallyBoundedPrior(RecordPrior):
 
     Example:
         >>> groups = [[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]]
-        >>> round(float(np.exp(EmpiricallyBoundedPrior(KnownNorm(2), groups).log_kappa(1e-3))), 3)
+        >>> seen = EmpiricallyBoundedPrior(Gallery(np.eye(2)), groups)
+        >>> round(float(np.exp(seen.log_kappa(1e-3))), 3)
         0.5
     """
 
-    def __init__(self, prior: RecordPrior, groups: Sequence[ArrayLike]) -> None:
+    def __init__(self, prior: Baseline, groups: Sequence[ArrayLike]) -> None:
         self.prior, self.groups = prior, [flat_images(images) for images in groups]
         self.name, self.dim = f"{prior.name}, no rarer than seen", prior.dim
-
-    def sample(self, count: int, generator: np.random.Generator) -> Array:
-        return self.prior.sample(count, generator)
-
-    def attack(self, answers: Array, noise_multiplier: float, *, eta: float) -> Array:
-        return self.prior.attack(answers, noise_multiplier, eta=eta)
-
-    def success(
-        self, noise_multiplier: float, *, eta: float, draws: int, generator: np.random.Generator
-    ) -> SuccessEstimate:
-        return self.prior.success(noise_multiplier, eta=eta, draws=draws, generator=generator)
 
     def log_kappa(self, eta: ArrayLike) -> Any:
         """The larger logarithm of the model's bound and of the share of images that match."""

@@ -6,26 +6,24 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from leakbound import check
 from leakbound._util.text import printable
 from leakbound.audit.run_file import versions
-from leakbound.bounds import record_priors
-from leakbound.bounds.language import BIGRAM
-from leakbound.bounds.law import positive, probability, single
-from leakbound.cli import options
+from leakbound.bounds.law import probability, single
+from leakbound.cli import options, parser
 from leakbound.cli.risk import bounded
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
 from leakbound.risk.calibrate import UNIFORM
 from leakbound.risk.corridor import Corridor, TrainingSetting, around, epsilon
-from leakbound.risk.examples import SAMPLE, SPHERE, THESE, width_of
+from leakbound.risk.examples import width_of
 from leakbound.risk.statement import UNINFORMED
 
 if TYPE_CHECKING:
@@ -37,9 +35,17 @@ if TYPE_CHECKING:
 PAGE, DATA, PLAN = "evidence.html", "report.json", "evidence.toml"
 RECORDS = ("run.json", "records.jsonl", "utility.jsonl")
 LEFT_OUT = ("out", "json", "explain", "share", "schema")
-STATED = [f.name for f in fields(options.BoundOptions) if f.name not in LEFT_OUT]
-STATED += ["clip_norm"]
-"""What --training states: options of `leakbound bound`, and the clip norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedTraining(options.BoundOptions):
+    """What --training states: options of `leakbound bound`, and the clip norm."""
+
+    clip_norm: float | None = None
+
+
+STATED = [f.name for f in fields(StatedTraining) if f.name not in LEFT_OUT]
+OF_DEPLOYMENTS = ("deployment", "flower", "nvflare", "audience")
 LONGEST = 400
 """Letters of a statement."""
 
@@ -195,12 +201,10 @@ def _epsilons(setting: TrainingSetting, delta: float) -> Epsilons:
 def _training(command: options.Evidence) -> TrainingBounds:
     from leakbound.report.evidence.subjects import ThresholdBounds, TrainingBounds
 
-    stated = _pairs("training", command.training, STATED)
-    values = {name: _value(name, text) for name, text in stated}
-    clip_norm = values.pop("clip_norm", None)
-    given = _options(values)
-    if clip_norm is not None:
-        positive("clip_norm", clip_norm)
+    names = [name for name in STATED if name not in OF_DEPLOYMENTS]
+    stated = dict(_pairs("training", command.training, names))
+    given = _options(stated)
+    check.given(check.positive, clip_norm=given.clip_norm)
     probability("accept", given.accept)
     single("delta", probability("delta", given.delta))
     examples, edges, rows = bounded(given)
@@ -210,11 +214,11 @@ def _training(command: options.Evidence) -> TrainingBounds:
             "states such a training by mean squared errors alone: see leakbound bound"
         )
     setting, words = edges.setting, " ".join(map(shlex.quote, command.training))
-    known = {**asdict(given), "clip_norm": clip_norm, "dim": setting.dim, "norm": setting.norm}
+    known = {**asdict(given), "dim": setting.dim, "norm": setting.norm}
     shown = ("psnr", "attained", "bound", "matched", "verdict")
     return TrainingBounds(
         given={name: known[name] for name in STATED},
-        stated=[name for name, _ in stated],
+        stated=list(stated),
         epsilons=_epsilons(setting, given.delta),
         accepted=given.accept,
         prior=UNIFORM if edges.prior is None else edges.prior.name,
@@ -244,38 +248,18 @@ def _curve(edges: Corridor, given: options.BoundOptions) -> CorridorCurve:
     )
 
 
-def _options(values: dict[str, Any]) -> options.BoundOptions:
-    if len(values.get("input_range", (0, 1))) != 2:
-        raise ValueError(f"training input_range is {values['input_range']}; give LOW,HIGH")
-    check.one_of(["visible", "hidden"], participation=values.get("participation", "visible"))
-    if "prior" in values:
-        check.one_of([SPHERE, SAMPLE, THESE, *record_priors.KINDS, BIGRAM], prior=values["prior"])
-    if "noise_multiplier" not in values:
+def _options(stated: Mapping[str, str]) -> StatedTraining:
+    """The options of `leakbound bound` that NAME=VALUE pairs state, read as on its command line."""
+    if "noise_multiplier" not in stated:
         raise ValueError("training has no noise_multiplier; add noise_multiplier=1.0")
-    return options.BoundOptions(**values)
-
-
-def _value(name: str, text: str) -> Any:
-    if name in ("participation", "prior", "data"):
-        return text
-    if name == "exclude":
-        return tuple(text.split(","))
-    if name == "labels_known":
-        if text not in ("true", "false"):
-            raise ValueError(f"training labels_known is {text!r}; give true or false")
-        return text == "true"
-    whole = name in ("steps", "dim", "size", "channels")
+    known, words = parser.arguments(StatedTraining), list[str]()
+    for name, text in stated.items():
+        own = known[name]
+        if own.flag and text not in ("true", "false"):
+            raise ValueError(f"training {name} is {text!r}; give true or false")
+        values = text.split(",") if own.nargs else [text]
+        words += [own.option] * (text == "true") if own.flag else [own.option, *values]
     try:
-        if whole:
-            return int(text)
-        numbers = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or any(math.isnan(number) for number in numbers):
-        kind = "a whole number" if whole else "a number, or several with commas between"
-        raise ValueError(f"training {name} is {text!r}; give {kind}")
-    if name in ("norm", "psnr", "eta", "input_range"):
-        return numbers
-    if len(numbers) > 1:
-        raise ValueError(f"training {name} is {text!r}; give one number")
-    return numbers[0]
+        return parser.parse(StatedTraining, words, "training")
+    except ValueError as error:
+        raise ValueError(f"training: {error}") from None

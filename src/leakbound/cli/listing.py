@@ -22,7 +22,7 @@ from leakbound.risk.statement import of_guarantee
 from leakbound.types import Guarantee
 
 Row = dict[str, Any]
-KINDS = ("attacks", "defenses", "models", "pruning", "metrics", "data")
+KINDS = ("attacks", "defenses", "models", "metrics", "data")
 SLOT, NAMES = 19, 18
 """Columns of a name in the overview, and of a short name beside its text."""
 
@@ -50,7 +50,7 @@ def catalog() -> dict[str, list[Row]]:
     """Every name by kind, with its summary and its settings."""
     tables: dict[str, list[Row]] = {}
     for kind in registry.PACKAGES:
-        tables["pruning" if kind == "pruning" else f"{kind}s"] = [
+        tables[f"{kind}s"] = [
             {
                 "name": entry.name,
                 "summary": entry.summary,
@@ -128,10 +128,10 @@ def _of_kind(kind: str, rows: Sequence[Row]) -> Iterator[str]:
 
 def _of_name(kind: str, row: Row) -> Iterator[str]:
     """All about one name: what it is, its settings with their meaning, its source, an example."""
-    singular = "pruning scheme" if kind == "pruning" else kind.removesuffix("s")
+    singular = kind.removesuffix("s")
     yield f"[bold]{escape(row['name'])}[/bold] ({singular})"
     yield from _filled(row["summary"])
-    entry = registry.entries(singular.split()[0]).get(row["name"]) if kind in KINDS[:4] else None
+    entry = registry.entries(singular).get(row["name"]) if kind in KINDS[:3] else None
     if entry is None:
         if example := _plain_example(kind, row["name"]):
             yield from ("", "[bold]Example[/bold]", f"  {escape(example)}")

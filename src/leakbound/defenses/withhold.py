@@ -18,6 +18,8 @@ from leakbound.random import Source, uniform
 from leakbound.tensors import weight_spans
 from leakbound.types import Exact, Task, Unit, Unknown, Update
 
+__all__ = ["ClientState", "Withhold"]
+
 RULES = ("largest", "random", "mix")
 BLOCK = 2**16
 """Number of weights processed together: a few arrays of this size fit the processor's cache."""

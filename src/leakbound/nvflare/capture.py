@@ -33,16 +33,6 @@ POLL = 0.2
 Say = Callable[[str], None]
 
 
-def is_job(folder: Path | str) -> bool:
-    """Whether a folder is an NVFlare job: it has a `meta.json` (or .conf, .yml).
-
-    Example:
-        >>> is_job("/nowhere")
-        False
-    """
-    return _config(Path(folder), META) is not None
-
-
 def capture_job(
     folder: Path | str,
     out: Path | str,

@@ -19,7 +19,7 @@ from leakbound.bounds import identification, record_priors
 from leakbound.bounds.distances import ColumnMisses, Distance, GivenMetric, SquaredError
 from leakbound.bounds.language import BigramText
 from leakbound.bounds.law import positive, single
-from leakbound.bounds.record_priors import Baseline, RecordPrior, flat_images, largest_match_rate
+from leakbound.bounds.record_priors import Baseline, flat_images, largest_match_rate
 from leakbound.domains import Domain, table_of, tokens_of
 from leakbound.risk.target import Target
 from leakbound.types import Batch, NotApplicable
@@ -191,7 +191,7 @@ def of_public(
     return prior, min(0.0, known)
 
 
-def _fitted(kind: str, flat: NDArray[Any], labels: NDArray[Any], components: int) -> RecordPrior:
+def _fitted(kind: str, flat: NDArray[Any], labels: NDArray[Any], components: int) -> Baseline:
     if kind == "gaussian":
         return record_priors.GaussianImages.from_samples(flat, components=components)
     if kind == "mixture":

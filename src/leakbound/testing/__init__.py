@@ -1,4 +1,4 @@
-"""Contract checks for defenses, attacks and metrics, third-party and built-in.
+"""Contract checks for defenses and attacks, third-party and built-in.
 
 Each raises `ContractError` with a sentence about the violation, and returns None otherwise. All
 randomness is seeded by name, so a check always gives the same answer.
@@ -11,6 +11,5 @@ Example:
 from leakbound.testing.attack import check_attack
 from leakbound.testing.common import ContractError
 from leakbound.testing.defense import check_defense
-from leakbound.testing.metric import check_metric
 
-__all__ = ["ContractError", "check_attack", "check_defense", "check_metric"]
+__all__ = ["ContractError", "check_attack", "check_defense"]

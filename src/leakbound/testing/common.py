@@ -21,7 +21,7 @@ CLASSES = 3
 
 
 class ContractError(AssertionError):
-    """A defense, attack or metric violates its contract; the message says how."""
+    """A defense or an attack violates its contract; the message says how."""
 
 
 def require(holds: bool, message: str) -> None:

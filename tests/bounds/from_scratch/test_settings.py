@@ -10,8 +10,6 @@ from leakbound.bounds.from_scratch import (
     averaged,
     effective_noise,
     exact,
-    unbiased,
-    unknown_scale,
 )
 from leakbound_reproductions.mean_to_extreme.corrected import rows_needed
 
@@ -131,21 +129,13 @@ def test_averaged_is_the_success_of_the_attack(
 def test_averaged_is_the_sum_over_sightings():
     rate, steps, noise, dim, eta = 0.3, 7, 0.6, 9, 0.05
     for participation in ("visible", "hidden"):
-        for law, blind in ((exact, exact(np.inf, dim=dim, eta=eta)), (unbiased, 0.0)):
-            total = stats.binom.pmf(0, steps, rate) * blind
-            for k in range(1, steps + 1):
-                less = 1 / np.sqrt(k) if participation == "visible" else np.sqrt(steps) / k
-                total += stats.binom.pmf(k, steps, rate) * law(noise * less, dim=dim, eta=eta)
-            found = averaged(
-                noise,
-                dim=dim,
-                eta=eta,
-                steps=steps,
-                sampling_rate=rate,
-                participation=participation,
-                law=law,
-            )
-            assert found == pytest.approx(total, rel=1e-9)
+        total = stats.binom.pmf(0, steps, rate) * exact(np.inf, dim=dim, eta=eta)
+        for k in range(1, steps + 1):
+            less = 1 / np.sqrt(k) if participation == "visible" else np.sqrt(steps) / k
+            total += stats.binom.pmf(k, steps, rate) * exact(noise * less, dim=dim, eta=eta)
+        given = {"steps": steps, "sampling_rate": rate, "participation": participation}
+        found = averaged(noise, dim=dim, eta=eta, **given)
+        assert found == pytest.approx(total, rel=1e-9)
 
 
 @settings(max_examples=25, deadline=None)
@@ -224,66 +214,3 @@ def test_effective_noise_names_bad_input(name, value):
     arguments = {"noise_multiplier": 0.1, "clip_norm": 1.0, "norm": 1.0, name: value}
     with pytest.raises(ValueError, match=rf"^{name} is .*; "):
         effective_noise(arguments.pop("noise_multiplier"), **arguments)
-
-
-# --- unknown norms ---
-
-
-def brute_unknown(rng, noise, dim, eta, norms, weights, count):
-    """The best of many radii, counted on drawn answers."""
-    which = rng.choice(len(norms), count, p=np.array(weights) / np.sum(weights))
-    u = rng.standard_normal((count, dim))
-    u /= np.linalg.norm(u, axis=1, keepdims=True)
-    y = u + noise * rng.standard_normal((count, dim))
-    y /= np.linalg.norm(y, axis=1, keepdims=True)
-    records = np.array(norms)[which][:, None] * u
-    radii = np.linspace(0, max(norms), 201)
-    return max((((radius * y - records) ** 2).mean(1) <= eta).mean() for radius in radii)
-
-
-@pytest.mark.parametrize(
-    ("norms", "weights"), [([1.0, 2.0], [1, 1]), ([1.0, 1.3, 1.6], [2, 1, 1]), ([0.2, 3.0], [1, 9])]
-)
-def test_unknown_scale_is_the_best_radius(norms, weights):
-    noise, dim, eta, count = 0.15, 12, 0.03, 20_000
-    found = unknown_scale(noise, dim=dim, eta=eta, norms=norms, weights=weights)
-    drawn = brute_unknown(np.random.default_rng(6), noise, dim, eta, norms, weights, count)
-    error = np.sqrt(found * (1 - found) / count)
-    assert drawn == pytest.approx(found, abs=4 * error + 0.005)
-    told = np.average(exact(noise, dim=dim, eta=eta, norm=norms), weights=weights)
-    assert found <= told + 1e-9
-
-
-def test_unknown_scale_of_one_norm_is_exact_however_small_the_error():
-    for error in (1e-8, 1e-3, 0.3, 0.999):
-        noise = 0.7 * np.sqrt(error / 16)
-        for norm in (1e-150, 1.0, 1e150):
-            eta = error / 16 * norm * norm
-            found = unknown_scale(noise, dim=16, eta=eta, norms=[norm])
-            assert found == pytest.approx(exact(noise, dim=16, eta=eta, norm=norm), rel=1e-6)
-    assert unknown_scale(1.0, dim=4, eta=0.25, norms=[1.0]) == 1.0  # the zero image, only just
-    assert unknown_scale(0.0, dim=4, eta=0.01, norms=[1.0, 5.0]) == 0.5
-
-
-def test_unknown_scale_finds_a_narrow_window_off_the_grid():
-    """Three norms of four are .51, and only radii within a thousandth of it hit them."""
-    found = unknown_scale(1e-5, dim=4, eta=1e-7, norms=[1.0, 0.51, 0.51, 0.51])
-    assert found == pytest.approx(0.75)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("norms", [1.0, 0.0]),
-        ("weights", [1.0]),
-        ("weights", [0.0, 0.0]),
-        ("eta", 0.0),
-        ("eta", [0.1, -0.2]),
-        ("dim", 1.5),
-        ("noise_multiplier", [0.1, -0.2]),
-    ],
-)
-def test_unknown_scale_names_bad_input(name, value):
-    given = {"noise_multiplier": 0.1, "dim": 4, "eta": 0.1, "norms": [1.0, 2.0], name: value}
-    with pytest.raises(ValueError, match=rf"^{name} .*; give"):
-        unknown_scale(given.pop("noise_multiplier"), **given)

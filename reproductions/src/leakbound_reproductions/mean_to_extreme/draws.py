@@ -15,12 +15,13 @@ from leakbound import audit, data
 from leakbound.attacks import LinearTrap
 from leakbound.attacks.trap_estimators import most_often, unbiased
 from leakbound.audit.plan import DataSpec, ModelSpec
-from leakbound.bounds import from_scratch, identification
+from leakbound.bounds import identification
 from leakbound.defenses import DpSgd
 from leakbound.protocol import play
 from leakbound.random import normal, permutation, stream
 from leakbound.types import Batch, Server, Task, ThreatModel
 from leakbound_reproductions.mean_to_extreme import trap
+from leakbound_reproductions.mean_to_extreme.unbiased import unbiased_error, unbiased_success
 
 SPREAD = 5.0
 """C / |X| of claim 3-2, so that 25 rows are enough and eq. 16 asks for 5."""
@@ -119,7 +120,7 @@ def limits(draws: int) -> dict[str, Any]:
     eta = HALF * trap.NORM**2 / 4
     found["blind"] = vars(_share(4, BLIND, HALF, draws, lambda r: most_often(r, eta)))
     found["blind law"] = float(
-        from_scratch.unbiased(BLIND, dim=4, eta=eta, norm=trap.NORM),
+        unbiased_success(BLIND, dim=4, eta=eta, norm=trap.NORM),
     )
     return found
 
@@ -149,7 +150,7 @@ def crossing(draws: int) -> dict[str, Any]:
         noise = float(identification.gaussian.noise_for(GAMMA, kappa=1 / over))
         source, like = stream(9, "crossing", over), torch.zeros(1, dtype=torch.float64)
         errors = (noise * normal((draws,), source, like=like)).square()
-        at = float(from_scratch.unbiased.eta_at(noise, dim=1, gamma=GAMMA))
+        at = float(unbiased_error(noise, dim=1, gamma=GAMMA))
         found[str(over)] = {
             "noise": noise,
             "crosses": at,

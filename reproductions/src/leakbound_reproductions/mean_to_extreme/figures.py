@@ -15,6 +15,11 @@ from leakbound_reproductions import kept
 from leakbound_reproductions.mean_to_extreme import trap
 from leakbound_reproductions.mean_to_extreme.draws import chi_square
 from leakbound_reproductions.mean_to_extreme.grid import Box, Certificate
+from leakbound_reproductions.mean_to_extreme.unbiased import (
+    unbiased_error,
+    unbiased_noise,
+    unbiased_success,
+)
 
 BLUE, RED, GREEN, GRAY = "#0072b2", "#d55e00", "#009e73", "#808080"
 
@@ -25,7 +30,7 @@ def calibration(folder: Path) -> None:
         figure = Figure(figsize=(9, 3.4), layout="constrained")
         for axes, dim, top in zip(figure.subplots(1, 2), (1, 3072), (6.0, 0.9), strict=True):
             e = np.linspace(0.01, top, 200)
-            paper = from_scratch.unbiased.noise_for(0.1, dim=dim, eta=e / dim)
+            paper = unbiased_noise(0.1, dim=dim, eta=e / dim)
             axes.plot(e, paper, color=BLUE, label="paper C (unbiased attackers)")
             if dim > 1:
                 exact = from_scratch.exact.noise_for(0.1, dim=dim, eta=e / dim)
@@ -69,8 +74,8 @@ def surface(folder: Path) -> None:
     with matplotlib.rc_context():
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         panels = (
-            ("paper C, N = 1", noise, from_scratch.unbiased(noise, dim=1, eta=e[:, None])),
-            ("paper C, N = 784", wide, from_scratch.unbiased(wide, dim=784, eta=e[:, None] / 784)),
+            ("paper C, N = 1", noise, unbiased_success(noise, dim=1, eta=e[:, None])),
+            ("paper C, N = 784", wide, unbiased_success(wide, dim=784, eta=e[:, None] / 784)),
             ("gamma*, N = 784", wide, from_scratch.exact(wide, dim=784, eta=e[:, None] / 784)),
         )
         for axes, (title, x, z) in zip(figure.subplots(1, 3), panels, strict=True):
@@ -89,7 +94,7 @@ def boxes(rows: Sequence[Box], dim: int, folder: Path) -> None:
             fine = np.logspace(-2.3, 1.3, 100)
             for share, alpha in ((0.95, 0.15), (0.5, 0.3)):
                 edges = [
-                    from_scratch.unbiased.eta_at(fine, dim=dim, gamma=g, norm=trap.NORM)
+                    unbiased_error(fine, dim=dim, gamma=g, norm=trap.NORM)
                     for g in ((1 - share) / 2, (1 + share) / 2)
                 ]
                 axes.fill_between(fine, *edges, color=BLUE, alpha=alpha, lw=0)

@@ -13,6 +13,7 @@ from leakbound.attacks.trap_estimators import most_often, shrinkage, sphere_mean
 from leakbound.bounds import from_scratch, identification
 from leakbound.random import stream
 from leakbound_reproductions.mean_to_extreme import trap
+from leakbound_reproductions.mean_to_extreme.unbiased import unbiased_error, unbiased_success
 
 Array = NDArray[Any]
 Found = dict[tuple[int, str], trap.Records]
@@ -72,7 +73,7 @@ def box(records: trap.Records, dim: int, kind: str, noise: float, repeats: int) 
     effective = from_scratch.effective_noise(
         noise, clip_norm=trap.CLIP, norm=trap.NORM, rest_norm=records.rest.numpy()
     )
-    law = from_scratch.unbiased
+    law = unbiased_success
     over = forgot.mean(0) / (noise * trap.NORM) ** 2
     more = (known / alone).mean(0)
     groups = np.array_split(known.ravel(), GROUPS)
@@ -102,7 +103,7 @@ class Certificate:
     """Paper C's promise at one level, and what an attacker attains.
 
     Attributes:
-        promised: at most this share of errors is below eta, according to `unbiased`.
+        promised: at most this share of errors is below eta, according to `unbiased_success`.
         hits, n: how often the attacker who knows the norm is below eta.
         exact: gamma* there; upper: what no attacker exceeds.
     """
@@ -123,13 +124,12 @@ def certificates(draws: int) -> list[Certificate]:
     Args:
         draws: for each certificate.
     """
-    law = from_scratch.unbiased
     return [
         _certificate(dim, noise, level, eta, draws)
         for dim in trap.DIMS
         for noise in PROMISED_AT[dim]
         for level in LEVELS
-        for eta in [float(law.eta_at(noise, dim=dim, gamma=level, norm=trap.NORM))]
+        for eta in [float(unbiased_error(noise, dim=dim, gamma=level, norm=trap.NORM))]
     ]
 
 

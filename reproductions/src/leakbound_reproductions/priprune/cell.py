@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leakbound import client, data, metrics, pairing, pruning, registry
+from leakbound import client, data, metrics, pairing, registry
 from leakbound.attacks import AcrossRounds, MixedStart, sparse_gradient_inversion
 from leakbound.attacks.base import Attack
 from leakbound.data import Dataset, federated
 from leakbound.defenses.base import Chain, chain
-from leakbound.federation import FederatedPlan, FederatedRound, observe, train
 from leakbound.random import permutation, stream
 from leakbound.types import Batch, NotApplicable, Observation, Task
+from leakbound_reproductions import pruning
+from leakbound_reproductions.federation import FederatedPlan, FederatedRound, observe, train
 from leakbound_reproductions.priprune import information as bits
 from leakbound_reproductions.priprune.nmi import INFORMATION, chance
 from leakbound_reproductions.priprune.study import Cell
@@ -199,8 +200,10 @@ def built(kind: str, text: str, **given: Any) -> Any:
     name, *rest = text.split(",")
     if wrong := [pair for pair in rest if pair.count("=") != 1]:
         raise ValueError(f"{kind} {text!r} has {wrong[0]!r}; write name,setting=value,...")
-    settings = dict(pair.split("=") for pair in rest)
-    return registry.build(kind, name, {k: _value(v) for k, v in settings.items()}, **given)
+    settings = {k: _value(v) for k, v in (pair.split("=") for pair in rest)}
+    if kind == "pruning":
+        return pruning.SCHEMES[name](**settings)
+    return registry.build(kind, name, settings, **given)
 
 
 def _value(text: str) -> Any:

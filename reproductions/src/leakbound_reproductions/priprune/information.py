@@ -1,7 +1,7 @@
 """How many bits an update leaks about the data: paper D's theorem 4.1, and two bounds for it.
 
 Bounds for all attackers: `finite_precision` and `gaussian_channel`; what so many bits can achieve
-is in `leakbound.bounds.information`. `printed` and `corrected` are paper D's formula and its
+is in `distortion`. `printed` and `corrected` are paper D's formula and its
 repair; they bound nothing, as they add the entropy of a mask to differential entropies. All in
 bits, but for `printed`. Sigma is the covariance of one example's gradient given what was sent
 before.

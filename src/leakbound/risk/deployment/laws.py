@@ -44,16 +44,16 @@ class Level:
     """What one participation shows of one unit.
 
     Attributes:
-        mu: shift / standard deviation of the Gaussian noise; infinite without a law.
         reason: the rule in words.
+        mu: shift / standard deviation of the Gaussian noise; infinite without a law.
         missing: keys that are not stated and count as their worst case.
         exact: whether the audience gets the unit's update itself.
         pure: epsilon of a mechanism without delta, in place of mu.
         beyond: probability, in a round, that mu does not hold.
     """
 
-    mu: float
     reason: str
+    mu: float = math.inf
     missing: tuple[str, ...] = ()
     exact: bool = False
     pure: float | None = None
@@ -165,7 +165,7 @@ def _law_of(given: Deployment, audience: Audience, unit: Unit) -> AudienceLaw:
     level = per_participation(given, audience)
     inside = given.noise.at == "optimizer"
     if inside and unit == "client":
-        level = Level(math.inf, "the noise covers one example, not a whole client")
+        level = Level("the noise covers one example, not a whole client")
     missing, own = [*level.missing], AudienceLaw(audience, unit, level.reason)
     if unit == "any example":
         count = given.record.examples_per_client
@@ -201,28 +201,27 @@ def per_participation(given: Deployment, audience: Audience) -> Level:
     summed = hidden is not None and hidden.on and not _opened(given)
     server = audience == "server"
     if noise.at is None:
-        return Level(math.inf, "who adds noise is not stated", ("noise.at",))
+        return Level("who adds noise is not stated", missing=("noise.at",))
     if noise.at in ("none", "server") and server:
         if summed:
-            return Level(math.inf, f"the server sees the exact sum of the cohort: {UNBOUNDED}")
-        return Level(math.inf, SEES_ALL, exact=True)
+            return Level(f"the server sees the exact sum of the cohort: {UNBOUNDED}")
+        return Level(SEES_ALL, exact=True)
     if noise.at == "none":
-        return Level(math.inf, f"the model is the exact mean: {UNBOUNDED}")
+        return Level(f"the model is the exact mean: {UNBOUNDED}")
     if noise.at == "rounded-share":
         return Level(
-            math.inf,
-            "shares are rounded before the sum, which is no post-processing of the noisy sum",
+            "shares are rounded before the sum, which is no post-processing of the noisy sum"
         )
     bad = _unusable(clip, noise)
     if bad is not None:
         return bad
     if noise.pure_epsilon is not None:
         if noise.at != "client":
-            return Level(math.inf, "pure epsilon has a known bound only for noise at the client")
-        return Level(math.inf, "a mechanism of pure epsilon each round", pure=noise.pure_epsilon)
+            return Level("pure epsilon has a known bound only for noise at the client")
+        return Level("a mechanism of pure epsilon each round", pure=noise.pure_epsilon)
     z = _multiplier(clip, noise)
     if noise.at == "client":
-        return _adaptive(given, Level(1 / z, "each client adds all of its noise"))
+        return _adaptive(given, Level("each client adds all of its noise", 1 / z))
     if noise.at == "share":
         return _adaptive(given, _shares(given, z, server and not summed))
     if noise.at == "server":
@@ -233,26 +232,24 @@ def per_participation(given: Deployment, audience: Audience) -> Level:
 def _unusable(clip: ClipFacts, noise: Noise) -> Level | None:
     """Why the noise gives no law; None if it does."""
     if noise.seeded is None:
-        return Level(math.inf, "whether the noise can be replayed is not stated", ("noise.seeded",))
+        return Level("whether the noise can be replayed is not stated", missing=("noise.seeded",))
     if noise.seeded:
-        return Level(math.inf, "the noise comes from a seed, so it can be subtracted")
+        return Level("the noise comes from a seed, so it can be subtracted")
     if noise.pure_epsilon is not None:
         return None
     if clip.kind == "none" or (clip.at == "server" and noise.at != "server"):
-        return Level(math.inf, "nothing bounds a unit's part before the noise")
+        return Level("nothing bounds a unit's part before the noise")
     if clip.l2 is None:
         missing = _missing_clip(clip)
-        return Level(math.inf, "the L2 bound of a unit's part is not stated", (missing,))
+        return Level("the L2 bound of a unit's part is not stated", missing=(missing,))
     if clip.kind == "adaptive" and noise.multiplier is None:
-        return Level(math.inf, "the norm adapts, and the noise does not follow it")
+        return Level("the norm adapts, and the noise does not follow it")
     if (clip.kind == "example") != (noise.at == "optimizer"):
-        return Level(
-            math.inf, "a clip of each example's gradient needs noise at the optimizer, and reverse"
-        )
+        return Level("a clip of each example's gradient needs noise at the optimizer, and reverse")
     if _std(clip, noise) is None:
-        return Level(math.inf, "the noise's level is not stated", ("noise.multiplier",))
+        return Level("the noise's level is not stated", missing=("noise.multiplier",))
     if _std(clip, noise) == 0:
-        return Level(math.inf, "the noise is zero")
+        return Level("the noise is zero")
     return None
 
 
@@ -292,21 +289,19 @@ def _shares(given: Deployment, z: float, server: bool) -> Level:
     """Each client adds its part of the sum's noise."""
     cohort, hidden = given.participation.cohort, given.secure_aggregation
     if cohort is None:
-        return Level(math.inf, "the size of the cohort is not stated", ("participation.cohort",))
+        return Level("the size of the cohort is not stated", missing=("participation.cohort",))
     if given.correlation != "none":
         missing = () if given.correlation else ("correlation",)
         return Level(
-            math.inf, "no bound is known for shares that are correlated over rounds", missing
+            "no bound is known for shares that are correlated over rounds", missing=missing
         )
     if server:
         words = f"the server sees each update with 1/{cohort} of the noise's variance"
-        return Level(math.sqrt(cohort) / z, words)
+        return Level(words, math.sqrt(cohort) / z)
     if given.weights is None:
-        return Level(math.inf, "how updates are weighted is not stated", ("weights",))
+        return Level("how updates are weighted is not stated", missing=("weights",))
     if given.weights != "uniform":
-        return Level(
-            math.inf, "no bound is known for shares of noise that are weighted by examples"
-        )
+        return Level("no bound is known for shares of noise that are weighted by examples")
     absent, senders = list[str](), given.participation.replies
     colluding = None if hidden is None else hidden.colluding
     dropouts = None if hidden is None else hidden.dropouts
@@ -321,20 +316,20 @@ def _shares(given: Deployment, z: float, server: bool) -> Level:
     unknown = None in (senders, colluding, dropouts)
     left = 1 if unknown else max(1, (senders or 1) - (colluding or 0))  # its own share, at least
     words = f"{left} of {cohort} shares of the noise are unknown to the attacker"
-    return Level(math.sqrt(cohort / left) / z, words, tuple(absent))
+    return Level(words, math.sqrt(cohort / left) / z, tuple(absent))
 
 
 def _after(given: Deployment, z: float) -> Level:
     """The server adds the noise to what it sums; for all others."""
     who, noise = given.participation, given.noise
     if given.weights is None:
-        return Level(math.inf, "how updates are weighted is not stated", ("weights",))
+        return Level("how updates are weighted is not stated", missing=("weights",))
     if noise.on == "sum":
         if given.weights == "uniform":
-            return Level(1 / z, "the server adds the noise to an unweighted sum")
-        return Level(math.inf, "a sum that is weighted by examples is not bounded by the clip")
+            return Level("the server adds the noise to an unweighted sum", 1 / z)
+        return Level("a sum that is weighted by examples is not bounded by the clip")
     if who.cohort is None:
-        return Level(math.inf, "the size of the cohort is not stated", ("participation.cohort",))
+        return Level("the size of the cohort is not stated", missing=("participation.cohort",))
     missing = [] if who.replies else ["participation.replies"]
     share, kind = 1 / (who.replies or 1), f"on a mean of {who.replies or 1} or more"
     if given.weights == "examples":
@@ -346,7 +341,7 @@ def _after(given: Deployment, z: float) -> Level:
     if noise.on is None:
         missing.append("noise.on")
         mu = max(mu, 1 / z)
-    return Level(mu, f"noise for {who.cohort} clients {kind}", tuple(missing))
+    return Level(f"noise for {who.cohort} clients {kind}", mu, tuple(missing))
 
 
 def largest_weight(given: Deployment) -> float:
@@ -363,17 +358,15 @@ def _adaptive(given: Deployment, level: Level) -> Level:
     if given.clip.kind != "adaptive" or math.isinf(level.mu):
         return level
     if given.noise.at != "server":
-        return Level(
-            math.inf, "clients also send whether they were clipped, and no bound covers that"
-        )
+        return Level("clients also send whether they were clipped, and no bound covers that")
     if adaptive is None:
-        return Level(math.inf, "how the norm adapts is not stated", ("clip.adaptive",))
+        return Level("how the norm adapts is not stated", missing=("clip.adaptive",))
     for name in ("bit_noise", "quantile", "rate"):
         if getattr(adaptive, name) is None:
             words = "how the norm adapts is not stated"
-            return Level(math.inf, words, (f"clip.adaptive.{name}",))
+            return Level(words, missing=(f"clip.adaptive.{name}",))
     if given.correlation != "none":
-        return Level(math.inf, "noise that is correlated over rounds needs one clip norm")
+        return Level("noise that is correlated over rounds needs one clip norm")
     assert adaptive.bit_noise is not None
     assert adaptive.quantile is not None
     assert adaptive.rate is not None
@@ -387,10 +380,10 @@ def _adaptive(given: Deployment, level: Level) -> Level:
             1.0, bit_noise=adaptive.bit_noise * level.mu, norm_ratio=math.exp(adaptive.rate * worst)
         )
     except (ValueError, OverflowError):
-        return Level(math.inf, "the number of clipped clients has too little noise")
+        return Level("the number of clipped clients has too little noise")
     return Level(
-        mu,
         f"{level.reason}; the noise follows the next round's clip norm",
+        mu,
         (*level.missing, *missing),
         beyond=BEYOND,
     )
@@ -400,15 +393,15 @@ def _optimizer(given: Deployment, z: float) -> Level:
     """Noise on clipped gradients of examples in every local step."""
     if given.local.coupled is None:
         words = "whether examples see each other in the loss or the model is not stated"
-        return Level(math.inf, words, ("local.coupled",))
+        return Level(words, missing=("local.coupled",))
     if given.correlation != "none":
         missing = () if given.correlation else ("correlation",)
         return Level(
-            math.inf, "no bound is known for noise that is correlated over local steps", missing
+            "no bound is known for noise that is correlated over local steps", missing=missing
         )
     if given.local.coupled:
-        return Level(math.inf, "examples change each other's gradients, so no clip bounds one")
-    return Level(1 / z, "every local step adds noise to clipped gradients of examples")
+        return Level("examples change each other's gradients, so no clip bounds one")
+    return Level("every local step adds noise to clipped gradients of examples", 1 / z)
 
 
 def _local(given: Deployment, level: Level) -> AudienceLaw:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from leakbound import check
 from leakbound.defenses import Chain, Defense, LocalAggregation, NoDefense, chain
-from leakbound.defenses.base import State
 from leakbound.defenses.withhold import ClientState
 from leakbound.protocol import observed, resolve, step
-from leakbound.pruning import Pruning, prunable
 from leakbound.random import Source, permutation, secure, stream
 from leakbound.types import (
     Batch,
@@ -25,6 +24,7 @@ from leakbound.types import (
     Unit,
     Update,
 )
+from leakbound_reproductions.pruning import Pruning, prunable
 
 __all__ = ["AGGREGATIONS", "ClientTurn", "FederatedPlan", "FederatedRound", "observe", "train"]
 
@@ -36,7 +36,7 @@ class FederatedPlan:
     """How a federation trains.
 
     If clients of an adaptive scheme send masks or reports with their update, neither noise nor
-    secure aggregation covers these: the combination raises a ValueError.
+    secure aggregation covers these: the two together raise a ValueError.
 
     Args:
         pruning: the base scheme, which determines the model's weights; None keeps all.
@@ -205,7 +205,7 @@ def train(
     Source: Chu et al. 2024 (paper D), algorithm 1.
 
     Example:
-        >>> from leakbound.pruning import Random
+        >>> from leakbound_reproductions.pruning import Random
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
         >>> data = [Batch(torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 0, 1])) for _ in range(3)]
         >>> (only,) = train(Task.of(model), data, FederatedPlan(Random(0.5)), rounds=1, seed=0)
@@ -235,7 +235,7 @@ def train(
 def _rounds(
     task: Task, clients: Sequence[Batch], plan: FederatedPlan, rounds: int, draws: _Draws
 ) -> Iterator[FederatedRound]:
-    states: list[State] = [None] * len(clients)
+    states: list[Any] = [None] * len(clients)
     ready: Chain | None = None
     for number in range(1, rounds + 1):
         chosen = draws.chosen(plan.clients or len(clients))
@@ -295,8 +295,8 @@ def _turn(
     ready: Chain,
     number: int,
     draws: _Draws,
-    state: State,
-) -> tuple[ClientTurn, State]:
+    state: Any,
+) -> tuple[ClientTurn, Any]:
     """The part of a client in a round, and what it keeps."""
     own, batch = task, _batch(held, plan, draws.batches[client])
     scheme = plan.pruning if plan.pruning is not None and plan.pruning.adjusts(number) else None

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from leakbound import check, client
-from leakbound.pruning.base import (
+from leakbound.random import Source, uniform
+from leakbound.types import Batch, Task
+from leakbound_reproductions.pruning.base import (
     SCOPES,
     Pruning,
     full_gradient,
@@ -20,8 +22,6 @@ from leakbound.pruning.base import (
     prunable,
     top,
 )
-from leakbound.random import Source, uniform
-from leakbound.types import Batch, Task
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from leakbound.bounds.information import fano, gaussian_distortion, shannon_lower_bound
+from leakbound_reproductions.priprune.distortion import (
+    fano,
+    gaussian_distortion,
+    shannon_lower_bound,
+)
 
 # --- fano ---
 

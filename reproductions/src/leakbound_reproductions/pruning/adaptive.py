@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.pruning.base import (
+from leakbound.random import Source, uniform
+from leakbound.types import Batch, Task
+from leakbound_reproductions.pruning.base import (
     Pruning,
     full_gradient,
     gone,
@@ -21,8 +23,6 @@ from leakbound.pruning.base import (
     spans,
     top,
 )
-from leakbound.random import Source, uniform
-from leakbound.types import Batch, Task
 
 RULES = ("rate", "time")
 
@@ -74,7 +74,8 @@ class PruneFL(Pruning):
         check.fraction(candidates=self.candidates)
         check.one_of(RULES, rule=self.rule)
         check.positive(constant=self.constant)
-        check.given(check.count, half_life=self.half_life)
+        if self.half_life is not None:
+            check.count(half_life=self.half_life)
         for time in self.times or ():
             check.positive(times=time)
 

@@ -6,13 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from leakbound.bounds.law import Array, arguments, between, non_negative, one, whole
-from leakbound.bounds.roots import inward, least_where
-
-__all__ = ["fano", "gaussian_distortion", "shannon_lower_bound"]
+Array = NDArray[Any]  # of float64
+HALVINGS = 100
 
 
 def fano(information: ArrayLike, *, kappa: ArrayLike) -> Any:
@@ -20,7 +18,7 @@ def fano(information: ArrayLike, *, kappa: ArrayLike) -> Any:
 
     The largest p with p log2(p / kappa) + (1 - p) log2((1 - p) / (1 - kappa)) <= information, the
     bits that all sent data carry about the example. For one of M equally likely candidates, kappa
-    is 1 / M.
+    is 1 / M. All broadcast.
 
     Source: Cover and Thomas, "Elements of Information Theory", section 2.10.
 
@@ -28,16 +26,18 @@ def fano(information: ArrayLike, *, kappa: ArrayLike) -> Any:
         >>> round(fano(1.0, kappa=0.01), 3)
         0.277
     """
-    bits, blind = arguments(information=information, kappa=kappa)
-
-    def enough(p: Array) -> Array:
-        nats = np.asarray(special.kl_div(p, blind) + special.kl_div(1 - p, 1 - blind))
-        return nats >= (bits * math.log(2))
-
-    full = -np.log2(blind) <= bits
-    found = least_where(lambda p: enough(p) | (p >= 1), blind, np.ones_like(blind))
-    found = inward(lambda p: enough(np.minimum(p, 1)) | (p >= 1) | full, found, 1.0)
-    return one(np.asarray(np.where(full, 1.0, np.minimum(found, 1.0))))
+    bits, blind = np.broadcast_arrays(
+        _within("information", information, 0, math.inf), _within("kappa", kappa, 0, 1)
+    )
+    if not np.all((blind > 0) & (blind < 1)):
+        raise ValueError(f"kappa is {blind.flat[0]:g}; give numbers strictly between 0 and 1")
+    low, high = blind, np.ones(blind.shape)
+    for _ in range(HALVINGS):  # `high` always has as many bits, or is 1
+        p = (low + high) / 2
+        nats = special.kl_div(p, blind) + special.kl_div(1 - p, 1 - blind)
+        enough = nats >= bits * math.log(2)
+        low, high = np.where(enough, low, p), np.where(enough, p, high)
+    return _one(np.where(-np.log2(blind) <= bits, 1.0, high))
 
 
 def shannon_lower_bound(information: ArrayLike, *, entropy: ArrayLike, dimension: ArrayLike) -> Any:
@@ -60,10 +60,10 @@ def shannon_lower_bound(information: ArrayLike, *, entropy: ArrayLike, dimension
         >>> round(shannon_lower_bound(1.0, entropy=h, dimension=1), 6)
         2.25
     """
-    bits, n = non_negative("information", information), whole("dimension", dimension)
-    h = between("entropy", entropy, -np.inf, np.finfo(float).max)
+    bits, n = _within("information", information, 0, math.inf), _within("dimension", dimension, 1)
+    h = _within("entropy", entropy, -math.inf)
     with np.errstate(over="ignore"):
-        return one(np.asarray(np.exp2(2 * (h - bits) / n) / (2 * math.pi * math.e)))
+        return _one(np.exp2(2 * (h - bits) / n) / (2 * math.pi * math.e))
 
 
 def gaussian_distortion(information: ArrayLike, variances: ArrayLike) -> Any:
@@ -80,13 +80,13 @@ def gaussian_distortion(information: ArrayLike, variances: ArrayLike) -> Any:
         >>> gaussian_distortion(1.0, [4.0, 1.0])
         1.0
     """
-    bits = non_negative("information", information)
-    values = np.sort(non_negative("variances", variances))[::-1]
-    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
+    bits = _within("information", information, 0, math.inf)
+    values = np.sort(_within("variances", variances, 0))[::-1]
+    if values.ndim != 1 or not len(values):
         raise ValueError(f"variances has shape {values.shape}; give a list of finite numbers")
     some = values[values > 0]
     if not len(some):
-        return one(np.zeros(bits.shape))
+        return _one(np.zeros(bits.shape))
     logs = np.log2(some)
     total, count = np.cumsum(logs), np.arange(1, len(some) + 1)
     levels = (total - 2 * bits[..., None]) / count
@@ -94,4 +94,17 @@ def gaussian_distortion(information: ArrayLike, variances: ArrayLike) -> Any:
     at = np.argmax(levels >= below, -1)
     level = np.exp2(np.take_along_axis(levels, at[..., None], -1))[..., 0]
     rest = np.append(np.cumsum(some[::-1])[::-1], 0.0)[at + 1]  # variances below the level
-    return one(np.asarray((level * count[at] + rest) / len(values)))
+    return _one((level * count[at] + rest) / len(values))
+
+
+def _within(name: str, value: ArrayLike, low: float, high: float = np.finfo(float).max) -> Array:
+    array = np.asarray(value, float)
+    good = (array >= low) & (array <= high)
+    if not np.all(good):  # also NaN
+        raise ValueError(f"{name} is {array[~good].flat[0]:g}; give numbers from {low:g} on")
+    return array
+
+
+def _one(value: Any) -> Any:
+    """A float for a single number, the array for several."""
+    return float(value) if np.ndim(value) == 0 else np.asarray(value)

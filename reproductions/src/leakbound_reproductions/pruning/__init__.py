@@ -5,8 +5,8 @@ weights of layers are pruned: biases and the scales of a norm always stay. Pruni
 the masks of `FedDST` and the reports of `PruneFL` leak the clients' data.
 """
 
-from leakbound.pruning.adaptive import FedDST, PruneFL
-from leakbound.pruning.base import (
+from leakbound_reproductions.pruning.adaptive import FedDST, PruneFL
+from leakbound_reproductions.pruning.base import (
     LayerCount,
     Pruning,
     density,
@@ -14,9 +14,17 @@ from leakbound.pruning.base import (
     named_masks,
     prunable,
 )
-from leakbound.pruning.one_shot import Grasp, Magnitude, OneShot, Random, Snip, Synflow
+from leakbound_reproductions.pruning.one_shot import (
+    Grasp,
+    Magnitude,
+    OneShot,
+    Random,
+    Snip,
+    Synflow,
+)
 
 __all__ = [
+    "SCHEMES",
     "FedDST",
     "Grasp",
     "LayerCount",
@@ -32,3 +40,14 @@ __all__ = [
     "named_masks",
     "prunable",
 ]
+
+SCHEMES = {
+    "fed_dst": FedDST,
+    "grasp": Grasp,
+    "magnitude": Magnitude,
+    "prune_fl": PruneFL,
+    "random": Random,
+    "snip": Snip,
+    "synflow": Synflow,
+}
+"""Every scheme, by its name in a study."""
