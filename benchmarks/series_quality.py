@@ -194,8 +194,10 @@ def main() -> None:
         print(lines[-1], flush=True)
     if "--print" not in sys.argv:
         page = Path(__file__).parent.parent / "docs" / "attack_quality.md"
-        before = page.read_text(encoding="utf-8").partition(HEADING)[0].rstrip("\n")
-        page.write_text("\n".join([before, "", *lines, ""]), encoding="utf-8")
+        before, _, after = page.read_text(encoding="utf-8").partition(HEADING)
+        _, heading, after = after.partition("\n## ")
+        before = "\n".join([before.rstrip("\n"), "", *lines, ""])
+        page.write_text(before + heading + after, encoding="utf-8")
 
 
 if __name__ == "__main__":

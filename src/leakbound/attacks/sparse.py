@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import grad, vmap
 
 from leakbound import check
 from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.base import Attack, boxed, expected_rows, summed_task
 from leakbound.attacks.blind import VANISHED
-from leakbound.client import example_gradients
-from leakbound.random import uniform
+from leakbound.client import call, layer_inputs
+from leakbound.random import normal, uniform
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
-MOST, BLOCK, POOL, AT_ONCE = 16, 2048, 8, 16
-ZERO, SAME, EXACT, FULL = 1e-4, 1e-3, 1e-4, 1e-5
+MOST, DRAWN, BLOCK, POOL, AT_ONCE, SPARE, PROBES = 128, 16, 2048, 8, 16, 8, 8
+"""The most examples, and for draws; draws at once; directions kept for each example; images labeled
+at once; random projections beyond B; inputs that show which layers see the ReLU.
+"""
+STEPS, FEWEST, MEMORY, LEFT, MOVING = 40, 8, 2**22, 1e-3, 0.3
+SLOW, TINY, STALLED = 0.999, 1e-20, 1e6
+ROUNDED = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+"""Of descents: steps; starts, and numbers of a Jacobian, at once; the share that an end may leave,
+and over local steps. A descent ends at a ratio of two values, at a value, or at a damping. Last,
+the falling values of the smallest residual in reweighted least squares.
+"""
+CLOSE = (1e-3, 1e-4)
+ZERO, SAME, NEAR, EXACT, FULL = 1e-4, 1e-3, 1e-6, 1e-4, 1e-5
 OUTSIDE, FEW, MOVED = 1e-2, 1e-2, 0.1
-"""Tolerances, all relative: an entry that counts as zero; directions that count as one; a residual
-that certifies; a singular value that counts (float32 rounds at about 1e-7); how far an answer may
+"""Tolerances, all relative but the second of CLOSE: a layer's input that is the ReLU's output; an
+entry that counts as zero; directions that depend on others, and that count as one; a residual that
+certifies; a singular value that counts (float32 rounds at about 1e-7); how far an answer may
 leave the input range; the share of units that may be on without a gradient (it may be tiny); the
 share that may move over local steps.
 """
+
+
+State = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Of descents: points (n, B + k), both factors (n, units), and values (n,)."""
 
 
 @dataclass(frozen=True)
@@ -32,29 +50,36 @@ class SparseRecovery(Attack):
 
     The layer is z = W x + b, relu(z). Its gradient [dW | db] = D [X | 1] has rank B; column i of D
     is zero where image i leaves a unit off. The attack factors the gradient and takes the factor L
-    (units, B). It repeatedly draws the direction q orthogonal to B - 1 rows of L. If image i leaves
-    all of these units off, L q is column i of D and has far more zeros than the B - 1 forced ones.
-    The sparsest directions are refined on all of their zeros. Their inverse gives the images, and
-    the bias fixes the scale. If B reaches the number of classes and some units are on for all
-    images, other sparse directions exist, and the attack finds few of these batches.
+    (units, B). It searches for the directions q for which L q is a column of D. Their inverse gives
+    the images, and the bias fixes the scale.
+
+    Where image i leaves a unit on, column i is V^T d, with V the weights of the next linear layer
+    and d a vector in the span of this layer's gradient. So (L q) (L q - V^T d) is zero in every
+    unit. Descents from random starts find such q and d. Over local steps only the zeros are exact,
+    and each q is rounded to them. If no linear layer sees the ReLU, or the descents fail, up to 16
+    examples are searched by draws: if image i leaves B - 1 drawn units off, the direction
+    orthogonal to their rows of L gives column i.
 
     The answer carries a certificate. Its columns identify the units that its images switch on, and
     the whole gradient of the answer (simulated with the known defense) equals the one seen, up to a
     relative 1e-4. If one of these checks fails, `problem` says which.
 
     Args:
+        starts: the largest number of descents for each example; 0 only draws.
         samples: the largest number of directions drawn. Each is column i with probability 2^(1 - B)
             if half of the units are on for it.
 
     Assumptions: a linear layer with a bias sees the flattened input, and a ReLU follows; no noise;
-        nothing withheld; B distinct inputs, linearly independent with the 1 appended; more than 2 B
-        units. Local steps on the full batch change little.
+        nothing withheld; B distinct inputs, linearly independent with the 1 appended, that switch
+        on different units; about 6 B units. Local steps on the full batch change little.
 
     Raises:
-        NotApplicable: there is no such layer, or there are more than 16 examples.
+        NotApplicable: there is no such layer, or there are more than 128 examples.
 
-    Source: Dimitrov et al., "SPEAR: Exact Gradient Inversion of Batches in Federated Learning",
-        NeurIPS 2024 (here the bias is a further column, which fixes the scale and needs no fit).
+    Source: the draws: Dimitrov et al., "SPEAR: Exact Gradient Inversion of Batches in Federated
+        Learning", NeurIPS 2024 (here the bias is a further column, which fixes the scale and needs
+        no fit). The descents: this project; they replace the dictionary learning of Bakarsky et
+        al., "SPEAR++", arXiv 2510.24200, which does not use the next layer.
 
     Example:
         >>> import leakbound as lb
@@ -65,9 +90,11 @@ class SparseRecovery(Attack):
         (None, True)
     """
 
+    starts: int = 16
     samples: int = 100_000
 
     def __post_init__(self) -> None:
+        check.non_negative(starts=self.starts)
         check.count(samples=self.samples)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
@@ -81,14 +108,19 @@ class SparseRecovery(Attack):
         gray = gray.to(observation.update.rows)
         if not bool(observation.update.rows.any()) or not bool(layer.joint.any()):
             return Reconstruction(gray, None, problem=VANISHED)
-        left, right = layer.factors(count)
+        left, right, more = layer.factors(count, generator)
         rank = left.shape[1]
+        if more > EXACT:
+            reason = f"the layer's gradient has a rank above {count}: noise, or what is withheld"
+            return Reconstruction(gray, None, problem=reason)
         if rank < count:
             reason = f"the layer's gradient has rank {rank}, not {count}: inputs repeat or vanish"
             return Reconstruction(gray, None, problem=reason)
         reason = f"fewer than {count} sparse directions were found"
         best, least = Reconstruction(gray, None, problem=reason), float("inf")
-        for basis in _bases(left, self.samples, generator):
+        ahead = layer.ahead(observation, count, generator)
+        moving = task.plan.steps > 1
+        for basis in _bases(left, ahead, moving, self.starts, self.samples, generator):
             inputs, columns = _unmixed(basis, left, right)
             wrong, problem = layer.wrong(inputs, columns)
             if wrong >= least:
@@ -121,11 +153,47 @@ class _Layer:
         weights, joint = (_joint(task, flat, name) for flat in (task.parameters, row))
         return _Layer(task, name, weights, joint)
 
-    def factors(self, count: int) -> tuple[Tensor, Tensor]:
-        """L (units, r) and R (r, N + 1) with L R the gradient, r at most `count`."""
-        u, s, v = torch.linalg.svd(self.joint, full_matrices=False)
+    def factors(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
+        """L (units, r) with orthonormal columns and R (r, N + 1), with L R the gradient and r at
+        most `count`; and the next singular value, relative to the first. Random projections find
+        the range: a full decomposition is slower.
+        """
+        width = self.joint.shape[1]
+        span = self.joint @ normal((width, count + SPARE), generator, like=self.joint)
+        for _ in range(2):
+            span = self.joint @ (self.joint.T @ torch.linalg.qr(span).Q)
+        span = torch.linalg.qr(span).Q
+        u, s, v = torch.linalg.svd(span.T @ self.joint, full_matrices=False)
         rank = min(count, int((s > FULL * s[0]).sum()))
-        return u[:, :rank] * s[:rank], v[:rank]
+        more = float(s[count] / s[0]) if len(s) > count else 0.0
+        return span @ u[:, :rank], s[:rank, None] * v[:rank], more
+
+    def ahead(self, observation: Observation, count: int, generator: torch.Generator) -> Tensor:
+        """(units, k) columns that span what the derivatives behind the ReLU can be, by the weights
+        and the gradients of the linear layers that see it; empty if none does. Under a known
+        dropout, all units that are kept have one scale, and the others have no gradient.
+        """
+        task, (low, high) = self.task, self.task.input_range
+        probe = uniform((PROBES, *observation.input_shape), generator, like=task.parameters)
+        probe = low + (high - low) * probe
+        ones = self.weights.new_ones(PROBES, 1)
+        seen = (torch.cat([probe.flatten(1).double(), ones], 1) @ self.weights.T).relu()
+        now, sent = task.tensors(), task.unflatten(observation.update.rows.sum(0))
+        parts = [self.joint[:, :0]]
+        for name, layer in task.model.named_modules():
+            if not isinstance(layer, nn.Linear) or layer.in_features != len(self.weights):
+                continue
+            with suppress(ValueError), torch.no_grad():
+                given = layer_inputs(task, probe, [name])[name].double()
+                factor = (given * seen).sum(0) / seen.square().sum(0).clamp_min(1e-300)
+                if given.shape == seen.shape and torch.allclose(given, factor * seen, *CLOSE):
+                    key = f"{name}.weight"
+                    behind = now[key].double()
+                    if key in sent:
+                        span = torch.linalg.svd(sent[key].double(), full_matrices=False)[0]
+                        behind = span[:, :count].T @ behind
+                    parts.append(behind.T)
+        return torch.cat(parts, 1)
 
     def wrong(self, inputs: Tensor, columns: Tensor) -> tuple[float, str | None]:
         """How many units disagree between the inputs and their columns, and why an answer is
@@ -160,17 +228,17 @@ class _Layer:
             options = list(range(classes))
         else:
             raise NotApplicable("the task has no number of classes; give it to Task.of")
-        best = []
-        with torch.no_grad():
-            for image, column in zip(inputs, columns.T, strict=True):
-                likeness = []
-                for label in torch.split(torch.tensor(options, device=inputs.device), AT_ONCE):
-                    many = image.expand(len(label), *image.shape)
-                    each = example_gradients(self.task, many, label)
-                    bias = torch.stack([_joint(self.task, g, self.name)[:, -1] for g in each])
-                    likeness.append(torch.cosine_similarity(bias, column[None], dim=1))
-                best.append(options[int(torch.cat(likeness).argmax())])
-        return torch.tensor(best, device=inputs.device)
+        key = f"{self.name}.bias" if self.name else "bias"
+        tensors = self.task.tensors()
+
+        def loss(bias: Tensor, image: Tensor, label: Tensor) -> Tensor:
+            outputs = call(self.task, {**tensors, key: bias}, image[None])
+            return self.task.loss(outputs, label[None])
+
+        tried = torch.tensor(options, device=inputs.device)
+        each = vmap(vmap(grad(loss), (None, None, 0)), (None, 0, None), chunk_size=AT_ONCE)
+        slopes = each(tensors[key], inputs, tried)
+        return tried[torch.cosine_similarity(slopes, columns.T[:, None], dim=2).argmax(1)]
 
 
 def _unmixed(basis: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,9 +260,11 @@ def _joint(task: Task, row: Tensor, name: str) -> Tensor:
     return torch.cat([parts[f"{prefix}weight"], parts[f"{prefix}bias"][:, None]], 1).double()
 
 
-def _bases(left: Tensor, samples: int, generator: torch.Generator) -> Iterator[Tensor]:
+def _bases(
+    left: Tensor, ahead: Tensor, moving: bool, starts: int, samples: int, generator: torch.Generator
+) -> Iterator[Tensor]:
     """Bases (B, B) of unit directions q, sorted by the number of zeros of L q. A combination of two
-    columns has only the zeros of both, so it comes after them.
+    columns has only the zeros of both, so it comes after them. `moving`: over local steps.
     """
     count = left.shape[1]
     if count == 1:
@@ -202,15 +272,21 @@ def _bases(left: Tensor, samples: int, generator: torch.Generator) -> Iterator[T
         return
     norms = left.norm(dim=1)
     alive = norms > ZERO * norms.max()
-    rows = left[alive] / norms[alive, None]
+    rows, ahead = left[alive] / norms[alive, None], torch.linalg.qr(ahead[alive]).Q
+    ahead = ahead / norms[alive, None]
     pool, last, swapped = left.new_zeros(0, count), None, False
-    for _ in range(0, samples if len(rows) > 2 * count else 0, BLOCK):
-        chosen = uniform((BLOCK, len(rows)), generator, like=left).topk(count - 1).indices
-        drawn = _orthogonal(rows[chosen])
-        drawn = drawn[_zeros(rows, drawn).sum(1) > count]
-        drawn = _distinct(rows, drawn)[: POOL * count]
-        refined = [_orthogonal(rows[zero]) for zero in _zeros(rows, drawn)]
-        pool = _distinct(rows, torch.cat([pool, *[q[None] for q in refined]]))[: POOL * count]
+    samples = samples if len(rows) > 2 * count and count <= DRAWN else 0
+    starts = starts * count if 0 < ahead.shape[1] < len(rows) else 0
+    most = max(1, MEMORY // (rows.numel() + ahead.numel()))
+    while starts > 0 or samples > 0:
+        if starts > 0:
+            many = min(max(FEWEST, count - len(pool)), most)
+            more = _descended(rows, ahead, pool[: count - 1], many, moving, generator)
+            starts -= many
+        else:
+            more = _drawn(rows, generator)
+            samples -= BLOCK
+        pool = _distinct(rows, torch.cat([pool, more]))[: POOL * count]
         kept = _sparsest(pool)
         if len(kept) < count:
             continue
@@ -218,9 +294,111 @@ def _bases(left: Tensor, samples: int, generator: torch.Generator) -> Iterator[T
         if last is None or not torch.equal(basis, last):
             last, swapped = basis, False
             yield basis
-        elif not swapped:
+        elif not swapped and count <= DRAWN:
             swapped = True
             yield from _swapped(pool, kept)
+
+
+def _drawn(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Directions (n, B) orthogonal to B - 1 random rows, then to all rows found to be so."""
+    count = rows.shape[1]
+    scores = uniform((BLOCK, len(rows)), generator, like=rows)
+    drawn = _orthogonal(rows[scores.topk(count - 1).indices])
+    drawn = _distinct(rows, drawn[_zeros(rows, drawn).sum(1) > count])[: POOL * count]
+    return torch.cat([drawn[:0], *[_orthogonal(rows[z])[None] for z in _zeros(rows, drawn)]])
+
+
+def _fitted(off: Tensor, ahead: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, k) the d with the least |off (off - ahead d) weight| for each `off` (n, units), and the
+    share of |off off weight| that it leaves.
+    """
+    aim = (off.square() * weight)[:, :, None]
+    slope = (off * weight)[:, :, None] * ahead
+    d = torch.linalg.lstsq(slope, aim).solution
+    return d[:, :, 0], ((aim - slope @ d).norm(dim=1) / aim.norm(dim=1))[:, 0]
+
+
+def _rounded(rows: Tensor, ahead: Tensor, q: Tensor, d: Tensor) -> Tensor:
+    """Directions (n, B) by reweighted least squares on the units that are nearer to zero than to
+    `ahead` d.
+    """
+    off = q @ rows.T
+    clear = off.abs() < (off - d @ ahead.T).abs()
+    for least in ROUNDED:
+        near = clear / (off.square() + least**2).sqrt()
+        q = _orthogonal(rows * near[:, :, None])
+        off = q @ rows.T
+    return q
+
+
+def _descended(
+    rows: Tensor,
+    ahead: Tensor,
+    found: Tensor,
+    many: int,
+    moving: bool,
+    generator: torch.Generator,
+) -> Tensor:
+    """Directions (n, B) where descents of |rows q (rows q - ahead d)|^2 in (q, d) end.
+
+    At column i the product is zero in every unit: the first factor where image i leaves it off, the
+    second where it is on. Over local steps only the first is exact. A difference of two similar
+    columns has many zeros, too, but leaves more. Starts have random shares of the directions found
+    before.
+    """
+    weight = 1 / (1 + ahead.norm(dim=1))
+    q = normal((many, rows.shape[1]), generator, like=rows)
+    if len(found):
+        span = torch.linalg.qr(found.T).Q
+        q = q - uniform((many, 1), generator, like=rows) * (q @ span @ span.T)
+    q, d = _settled(rows, ahead, weight, q, _fitted(q @ rows.T, ahead, weight)[0])
+    if moving:
+        q = _rounded(rows, ahead, q, d)
+    left = _fitted(q @ rows.T, ahead, weight)[1]
+    return q[left < (MOVING if moving else LEFT)]
+
+
+def _settled(
+    rows: Tensor, ahead: Tensor, weight: Tensor, q: Tensor, d: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Where the steps of Levenberg and Marquardt end, on the sphere |q| = 1."""
+    count, both = rows.shape[1], torch.cat([rows, -ahead], 1)
+
+    def at(point: Tensor) -> State:
+        point = point / point[:, :count].norm(dim=1, keepdim=True)
+        off, on = point[:, :count] @ rows.T * weight, point @ both.T
+        return point, off, on, (off * on).square().sum(1)
+
+    state, ended = at(torch.cat([q, d], 1)), []
+    damping = torch.ones_like(state[3])
+    for _ in range(STEPS):
+        point, off, on, value = state
+        slope = off[:, :, None] * both
+        slope[:, :, :count] += (on * weight)[:, :, None] * rows
+        curve, fall = slope.mT @ slope, (slope.mT @ (off * on)[:, :, None])[:, :, 0]
+        scale = curve.diagonal(dim1=1, dim2=2)
+        along = point * (scale.mean(1).sqrt() / point.norm(dim=1))[:, None]
+        curve = curve + torch.diag_embed(damping[:, None] * scale)
+        curve = curve + along[:, :, None] * along[:, None]  # the product has no scale
+        after = at(point - torch.linalg.solve_ex(curve, fall)[0])
+        better = after[3] < value
+        over = (better & (after[3] > SLOW * value)) | (after[3] < TINY) | (damping > STALLED)
+        damping = torch.where(better, damping / 5, damping * 5)
+        state = _chosen(better, after, state)
+        ended.append(state[0][over])
+        point, off, on, value = (part[~over] for part in state)
+        state, damping = (point, off, on, value), damping[~over]
+        if not len(damping):
+            break
+    found = torch.cat([*ended, state[0]])
+    return found[:, :count], found[:, count:]
+
+
+def _chosen(better: Tensor, new: State, old: State) -> State:
+    point, off, on = (
+        torch.where(better[:, None], a, b) for a, b in zip(new[:3], old[:3], strict=True)
+    )
+    return point, off, on, torch.where(better, new[3], old[3])
 
 
 def _swapped(pool: Tensor, kept: list[int]) -> Iterator[Tensor]:
@@ -247,14 +425,19 @@ def _distinct(rows: Tensor, directions: Tensor) -> Tensor:
     """Directions that differ, the sparsest first."""
     order = _zeros(rows, directions).sum(1).argsort(descending=True, stable=True)
     ordered = directions[order]
-    same = (ordered @ ordered.T).abs() > 1 - SAME
+    same = (ordered @ ordered.T).abs() > 1 - NEAR
     return ordered[~same.tril(-1).any(1)]
 
 
 def _sparsest(ordered: Tensor) -> list[int]:
     """Positions of the first directions that are linearly independent of those before them."""
     kept: list[int] = []
-    for i in range(len(ordered)):
-        if torch.linalg.matrix_rank(ordered[[*kept, i]], tol=SAME) == len(kept) + 1:
+    span = ordered[:0]
+    for i, direction in enumerate(ordered):
+        rest = direction / direction.norm()
+        for _ in range(2):  # once more, for rounding
+            rest = rest - rest @ span.T @ span
+        if len(span) < ordered.shape[1] and rest.norm() > SAME:
             kept.append(i)
+            span = torch.cat([span, rest[None] / rest.norm()])
     return kept
