@@ -7,7 +7,7 @@ import torch
 
 import leakbound as lb
 from leakbound.attacks import GaussNewton, inverting_gradients
-from leakbound.attacks.matching.newton import GaussianPrior, Linearized, _LeastSquares
+from leakbound.attacks.matching.newton import Linearized, PublicGaussian, _LeastSquares
 from leakbound.random import normal, stream
 
 
@@ -36,7 +36,7 @@ def prior_of(n=40, m=6, wide=2):
     few = normal((n, wide), stream(0, "few")) @ normal((wide, m), stream(0, "mix"))
     public = few + 0.1 * normal((n, m), stream(0, "noise"))
     basis, size, _ = torch.linalg.svd((public - public.mean(0)).T.double() / n**0.5)
-    return GaussianPrior(
+    return PublicGaussian(
         public.mean(0).expand(3, m), basis[:, :wide].float(), size[:wide].float(), 0.1
     )
 
@@ -54,7 +54,7 @@ def test_precision_inverts_the_covariance_and_draws_have_it():
 
 def test_a_linear_problem_has_the_posterior_mean_in_closed_form():
     prior = prior_of()
-    one = GaussianPrior(prior.mean[:1], prior.basis, prior.extra, prior.rest)
+    one = PublicGaussian(prior.mean[:1], prior.basis, prior.extra, prior.rest)
     a = normal((4, 6), stream(0, "a"))
     seen, weight = normal((4,), stream(0, "seen")), 0.3
     problem = _LeastSquares(lambda x: x[0] @ a.T, seen, one, weight, (-100.0, 100.0), (one,))
@@ -69,7 +69,7 @@ def test_a_linear_problem_has_the_posterior_mean_in_closed_form():
 
 
 def test_bounds_hold_and_the_rest_is_solved_within_them():
-    flat = GaussianPrior(torch.full((1, 2), 0.5), torch.empty(2, 0), torch.empty(0), 1.0)
+    flat = PublicGaussian(torch.full((1, 2), 0.5), torch.empty(2, 0), torch.empty(0), 1.0)
     seen = torch.tensor([2.0, 0.5])
     problem = _LeastSquares(lambda x: x[0], seen, flat, 0.0, (0.0, 1.0), (flat,))
     found, _ = problem.solve(flat.mean.clone(), flat, GaussNewton(steps=20))

@@ -128,7 +128,7 @@ def diagnose(
             f"{criterion.domain.name} are compared by {criterion.domain.metric}, and the tests "
             "need a root mean squared error"
         )
-    point = _Point.of(played, criterion, public)
+    point = _Truth.of(played, criterion, public)
     starts = _attraction(point, source)
     known, missing = None, None
     try:
@@ -247,7 +247,7 @@ def _word(
 
 
 @dataclass(frozen=True, eq=False)
-class _Point:
+class _Truth:
     """The truth, and what the strongest attacker sees: defense, mask and labels are known."""
 
     observation: Observation
@@ -257,7 +257,7 @@ class _Point:
     """Mean squared error of the prior-only baseline."""
 
     @staticmethod
-    def of(played: Round, criterion: Criterion, public: Batch | None) -> _Point:
+    def of(played: Round, criterion: Criterion, public: Batch | None) -> _Truth:
         seen, truth = played.observation, played.truth
         threat = ThreatModel(server=seen.threat.server)
         observation = replace(
@@ -265,7 +265,7 @@ class _Point:
         )
         own = guesses(criterion.domain, truth, public)
         error = float((own - truth.inputs).double().square().mean())
-        return _Point(observation, truth, criterion, max(error, 1e-12))
+        return _Truth(observation, truth, criterion, max(error, 1e-12))
 
     @property
     def level(self) -> float:
@@ -278,7 +278,7 @@ class _Point:
         return float(domain.score(self.truth.inputs, own.inputs).median())
 
 
-def _attraction(point: _Point, source: torch.Generator) -> tuple[records.Start, ...]:
+def _attraction(point: _Truth, source: torch.Generator) -> tuple[records.Start, ...]:
     """Searches from ever closer starts, until one comes closer and reaches the threshold."""
     objective = Objective.of(MatchingSettings(distance="euclidean"), point.observation)
     newton = GaussNewton(steps=STEPS, directions=DIRECTIONS)
@@ -317,7 +317,7 @@ class _Release:
     at_truth: Tensor
 
     @staticmethod
-    def of(point: _Point) -> _Release:
+    def of(point: _Truth) -> _Release:
         observation = _double(point.observation)
         law = point.observation.update.law
         if law.private and not isinstance(law, Exact):
@@ -343,7 +343,7 @@ class _Release:
 
 
 def _spread(
-    law: Law, off: Tensor, observation: Observation, point: _Point
+    law: Law, off: Tensor, observation: Observation, point: _Truth
 ) -> tuple[Tensor | Structured, records.Unit]:
     """The deviation of the noise, or of the rounding of every tensor of an exact update."""
     seen = observation.update.rows
@@ -386,7 +386,7 @@ class _Known:
         return self.expected[1]
 
 
-def _conditioning(point: _Point, release: _Release) -> _Known:
+def _conditioning(point: _Truth, release: _Release) -> _Known:
     x = point.truth.inputs.double()
     at = Linearized(release.rows, x)
 
@@ -473,7 +473,7 @@ def _quadrature(alpha: NDArray[np.float64], beta: NDArray[np.float64], floor: fl
 
 
 def _witness(
-    point: _Point,
+    point: _Truth,
     release: _Release,
     known: _Known,
     answer: Reconstruction | None,
@@ -493,7 +493,7 @@ def _witness(
     return min(held, key=lambda one: one.distance, default=None)
 
 
-def _polished(point: _Point, release: _Release, direction: Tensor) -> records.Witness | None:
+def _polished(point: _Truth, release: _Release, direction: Tensor) -> records.Witness | None:
     """Bring the update of truth + direction to the truth's, at a fixed distance from it."""
     truth, domain = point.truth.inputs.double(), point.criterion.domain
     low, high = domain.input_range

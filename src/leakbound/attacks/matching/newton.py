@@ -82,7 +82,7 @@ class Linearized:
 
 
 @dataclass(frozen=True, eq=False)
-class GaussianPrior:
+class PublicGaussian:
     """Independent examples of mean `mean` (B, *S) and one covariance: V diag(extra) Vᵀ + rest."""
 
     mean: Tensor
@@ -91,7 +91,7 @@ class GaussianPrior:
     rest: float
 
     @staticmethod
-    def of(observation: Observation, task: Task, labels: Tensor, known: bool) -> GaussianPrior:
+    def of(observation: Observation, task: Task, labels: Tensor, known: bool) -> PublicGaussian:
         """Fitted to public examples, with the mean of each class; else the middle of the range."""
         public = task.public if observation.auxiliary is None else observation.auxiliary
         like, shape = task.parameters, observation.batch_shape
@@ -99,17 +99,17 @@ class GaussianPrior:
             low, high = task.input_range
             mean = like.new_full(shape, (low + high) / 2)
             none = like.new_empty(mean[0].numel(), 0), like.new_empty(0)
-            return GaussianPrior(mean, *none, (high - low) ** 2 / 12)
+            return PublicGaussian(mean, *none, (high - low) ** 2 / 12)
         inputs = public.inputs.to(like)
         flat = inputs.flatten(1).double()
         flat = (flat - flat.mean(0)) / len(flat) ** 0.5
         _, size, basis = torch.linalg.svd(flat, full_matrices=False)
         rest = REST * max(float(size.square().sum()) / flat.shape[1], 1e-12)
         mean = _means(Batch(inputs, public.labels), labels)
-        return GaussianPrior(mean, basis.T.to(like), size.square().to(like), rest)
+        return PublicGaussian(mean, basis.T.to(like), size.square().to(like), rest)
 
     @property
-    def flat(self) -> GaussianPrior:
+    def flat(self) -> PublicGaussian:
         """The same mean with equal variances."""
         total = self.rest + float(self.extra.sum()) / len(self.basis)
         return replace(self, basis=self.basis[:, :0], extra=self.extra[:0], rest=total)
@@ -191,7 +191,7 @@ class GaussNewton(Attack):
         labels = labels_of(settings, observation, generator)
         if labels.requires_grad:
             raise NotApplicable("the labels cannot be inferred from the update; give them")
-        prior = GaussianPrior.of(observation, task, labels, self.prior == "public")
+        prior = PublicGaussian.of(observation, task, labels, self.prior == "public")
         problem = _LeastSquares.of(objective, labels, prior)
         answers = list[Reconstruction]()
         for number in range(self.restarts):
@@ -208,14 +208,14 @@ class GaussNewton(Attack):
 
     def near(self, objective: Objective, labels: Tensor, start: Tensor) -> Tensor:
         """Where the search from a start ends, without a prior and without further starts."""
-        prior = GaussianPrior.of(objective.observation, objective.task, labels, known=False)
+        prior = PublicGaussian.of(objective.observation, objective.task, labels, known=False)
         problem = replace(_LeastSquares.of(objective, labels, prior), weight=0.0)
         return problem.solve(start, prior, self)[0]
 
     def _start(
         self,
         number: int,
-        prior: GaussianPrior,
+        prior: PublicGaussian,
         observation: Observation,
         generator: torch.Generator,
     ) -> Tensor:
@@ -232,13 +232,13 @@ class _LeastSquares:
 
     rows: Callable[[Tensor], Tensor]
     seen: Tensor
-    prior: GaussianPrior
+    prior: PublicGaussian
     weight: float
     box: tuple[float, float]
-    metrics: tuple[GaussianPrior, ...]
+    metrics: tuple[PublicGaussian, ...]
 
     @staticmethod
-    def of(objective: Objective, labels: Tensor, prior: GaussianPrior) -> _LeastSquares:
+    def of(objective: Objective, labels: Tensor, prior: PublicGaussian) -> _LeastSquares:
         scale = objective.seen.new_ones(()) if objective.weights is None else objective.weights
         seen = objective.seen * scale
         length: Tensor = seen.norm()
@@ -264,7 +264,7 @@ class _LeastSquares:
         return float(off.square().sum() + self.weight * penalty)
 
     def solve(
-        self, x: Tensor, metric: GaussianPrior, settings: GaussNewton
+        self, x: Tensor, metric: PublicGaussian, settings: GaussNewton
     ) -> tuple[Tensor, list[float]]:
         """The last of the steps from x, and the objective after each."""
         value, damping = self.value(x), 1e-2
@@ -307,7 +307,7 @@ class _LeastSquares:
         slope: Tensor,
         free: Tensor,
         damping: float,
-        metric: GaussianPrior,
+        metric: PublicGaussian,
         settings: GaussNewton,
     ) -> Tensor:
         """-(JᵀJ + weight C⁻¹ + damping M⁻¹)⁻¹ slope on the free inputs, with preconditioner M."""
