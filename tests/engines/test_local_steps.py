@@ -126,7 +126,6 @@ def test_slopes_in_the_weights_are_autograds(judge, name, size, dtype):
     other = replace(task, parameters=torch.ones_like(row))
     engine = single.Single(other, single.plan(task, (size, *shape)), row)
     other.parameters.copy_(task.parameters)
-    engine.renew()
     engine.gradient(inputs[None], labels[None])
     engine.pull(cotangent[None])
     for _, _, start, stop in task.layout:
@@ -196,14 +195,14 @@ def test_it_says_where_autograd_is_needed():
     task, shape = _task("mlp", LocalPlan(2, 0.1))
     assert choose(task, 1, (2, *shape)) is not None
     assert choose(task, 2, (2, *shape)) is None
-    unknown = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.PReLU())
-    assert choose(Task.of(unknown), 1, (1, 1, 2, 2)) is None
+    small = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.PReLU())
+    assert choose(Task.of(small), 1, (1, 1, 2, 2)) is None
 
 
 WRONG = {
-    "linear": (rules.LinearRule, "_curve", "mlp"),
+    "linear": (rules.LinearRule, "write_bias", "mlp"),
     "group": (norms.GroupNormRule, "_curve", "group-first"),
-    "stale": (norms.FixedNormRule, "renew", "batch-first"),
+    "fixed": (norms.FixedNormRule, "_curve", "batch-first"),
 }
 
 
@@ -215,10 +214,8 @@ def test_a_wrong_rule_is_found_out(fault, monkeypatch):
     right = getattr(kind, method)
 
     def wrong(self, *args):
-        if method != "renew" or not hasattr(self, "scale"):
-            right(self, *args)
-        if method == "_curve":
-            self.gradients[0].mul_(1.001)
+        right(self, *args)
+        self.gradients[0].mul_(1.001)
 
     monkeypatch.setattr(kind, method, wrong)
     assert choose(task, 1, (1, *shape)) is None

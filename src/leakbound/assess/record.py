@@ -1,7 +1,8 @@
 """The record format: an assessment of an update, or the cost of a defense in a training.
 
-A line of `records.jsonl` is an `Assessment`, of `utility.jsonl` a `Training`, of `diagnosis.jsonl` a
-`Diagnosis`, and `run.json` is a `RunInfo`. They are one concept: what a run's folder holds. All code reads and writes them here (docs/reference/records.schema.json).
+A line of `records.jsonl` is an `Assessment`, of `utility.jsonl` a `Training`, of `diagnosis.jsonl`
+a `Diagnosis`, and `run.json` is a `RunInfo`. All code reads and writes them here
+(docs/reference/records.schema.json). The file is one concept: what a run's folder holds.
 """
 
 from __future__ import annotations

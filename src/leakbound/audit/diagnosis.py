@@ -51,8 +51,6 @@ from leakbound.types import (
     Unknown,
 )
 
-__all__ = ["FILE", "diagnose", "diagnose_undecided", "diagnose_unit", "text"]
-
 FILE = "diagnosis.jsonl"
 
 STARTS = (-12.0, -6.0, 0.0, 6.0, 12.0)
@@ -114,7 +112,7 @@ def diagnose(
 
     Example:
         >>> import leakbound as lb
-        >>> from leakbound.audit.diagnosis import diagnose
+        >>> from leakbound.audit import diagnose
         >>> from leakbound.domains import of_shape
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))

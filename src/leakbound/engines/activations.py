@@ -124,8 +124,9 @@ class Gelu(Activation):
     def second(self, saved: tuple[Tensor, Tensor]) -> Tensor:
         u = saved[1]
         if self.approximate == "none":  # phi(u) (2 - u^2), phi the normal density
-            density = (u * u).mul_(-0.5).exp_().mul_((2 * math.pi) ** -0.5)
-            return density * (2 - u * u)
+            square, scale = u * u, (2 * math.pi) ** -0.5
+            density = (square * -0.5).exp_()
+            return square.mul_(-scale).add_(2 * scale).mul_(density)
         scale, cubic = (2 / math.pi) ** 0.5, 0.044715
         inner = torch.tanh(scale * (u + cubic * u**3))
         first, second = scale * (1 + 3 * cubic * u * u), 6 * scale * cubic * u
@@ -202,9 +203,12 @@ OF_CALLS: dict[Any, Callable[..., Activation]] = {
     functional.leaky_relu: lambda negative_slope=0.01, inplace=False: Rectifier(negative_slope),
     functional.gelu: lambda approximate="none": Gelu(approximate),
     functional.silu: lambda inplace=False: Silu(),
-    **dict.fromkeys((torch.relu, "relu"), Rectifier),
-    **dict.fromkeys((functional.sigmoid, torch.sigmoid, "sigmoid"), Sigmoid),
-    **dict.fromkeys((functional.tanh, torch.tanh, "tanh"), Tanh),
+    functional.hardtanh: lambda min_val=-1.0, max_val=1.0, inplace=False: Clamp(min_val, max_val),
+    functional.softplus: Softplus,
+    functional.elu: lambda alpha=1.0, inplace=False: Elu(alpha),
+    **dict.fromkeys((torch.relu, torch.relu_, Tensor.relu, Tensor.relu_), Rectifier),
+    **dict.fromkeys((functional.sigmoid, torch.sigmoid, Tensor.sigmoid), Sigmoid),
+    **dict.fromkeys((functional.tanh, torch.tanh, Tensor.tanh), Tanh),
 }
 """From functions and tensor methods, by the arguments that follow the first."""
 

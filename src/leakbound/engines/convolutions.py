@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from leakbound.engines.activations import Kernel
 from leakbound.engines.base import kernels
-from leakbound.engines.rules import Given, Rule, paired, there
+from leakbound.engines.norms import others
+from leakbound.engines.rules import Back, Given, Rule, paired, there
 
 _convolve: Kernel = torch.ops.aten.convolution.default
 _adjoints: Callable[..., list[Tensor]] = torch.ops.aten.convolution_backward.default
@@ -23,15 +24,17 @@ _SLOW = 20480
 """PyTorch itself takes a single example of up to this many numbers as columns, in each call."""
 
 
-def convolution(given: Given, options: tuple[Any, ...]) -> Rule:
+def convolution(given: Given, options: tuple[Any, ...], turned: list[int] | None = None) -> Rule:
     """The rule for a convolution; `options` are stride, padding, dilation and groups.
 
-    It depends only on the weights' shape, type, device and training, and on `base.kernels`.
+    `turned`: a transposed convolution, with this padding of its output. The rule depends only on
+    the weights' shape, type, device and training, and on `base.kernels`.
     """
     weight = there(given.weights[0])
     on_cpu = weight.device.type == "cpu"
-    if given.frozen or not on_cpu or options[3] > 1 or kernels() != "packed":
-        return ConvolutionRule(given, options)
+    odd = turned is not None or weight.ndim != 4 or options[3] > 1
+    if given.frozen or not on_cpu or odd or kernels() != "packed":
+        return ConvolutionRule(given, options, turned)
     if weight[0].numel() <= _SMALL:
         return ColumnsRule(given, options)
     if given.curved:
@@ -88,13 +91,16 @@ class Patches:
 
 
 class ConvolutionRule(Rule):
-    def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
+    def __init__(
+        self, given: Given, options: tuple[Any, ...], turned: list[int] | None = None
+    ) -> None:
         super().__init__(given)
         self.weight, self.bias = there(given.weights[0]), given.weights[1]
         *how, groups = options
-        self.how = (*how, False, [0] * len(how[0]), groups)
+        self.how = (*how, turned is not None, turned or [0] * len(how[0]), groups)
         on_cpu, trained = self.weight.device.type == "cpu", not given.frozen
-        self.last = given.curved and trained and on_cpu and kernels() == "packed"
+        flat = self.weight.ndim == 4
+        self.last = given.curved and trained and on_cpu and flat and kernels() == "packed"
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = x = x.contiguous(memory_format=torch.channels_last) if self.last else x
@@ -102,7 +108,7 @@ class ConvolutionRule(Rule):
 
     def backward(self, delta: Tensor) -> Tensor | None:
         if self.frozen:
-            return super().backward(delta)
+            return self.pulled(delta) if self.moving else None
         self.delta = delta
         mask = [self.moving, True, self.gradients[1] is not None]
         back, *own = self._back(delta, self.weight, mask)
@@ -127,7 +133,7 @@ class ConvolutionRule(Rule):
             rows, values = paired(delta, self.delta, self.x, self.change)
             given = (rows, values, self.weight, None, *self.how, [False, True, False])
             there(self.gradients[0]).copy_(_adjoints(*given)[1])
-            self.write_bias(delta, (0, 2, 3))
+            self.write_bias(delta, others(delta))
         change = self.pulled(delta)
         change += self._back(self.delta, self.directions[0], [True, False, False])[0]
         return change
@@ -198,14 +204,14 @@ class ChangingRule(Rule):
         self.rule: Rule = self.columns if few else self.kernels
         return self.rule.forward(x)
 
-    def backward(self, delta: Tensor) -> Tensor | None:
+    def backward(self, delta: Tensor) -> Back:
         return self.rule.backward(delta)
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
         self.rule.directions = self.directions
         return self.rule.tangent(x)
 
-    def moved(self, delta: Tensor) -> Tensor:
+    def moved(self, delta: Tensor) -> Back:
         return self.rule.moved(delta)
 
 

@@ -35,6 +35,26 @@ class CrossEntropy:
         return change.mul_(self.mass / self.size), (mean - tangent).div_(self.size)
 
 
+class _EveryPosition:
+    """As `CrossEntropy`, for scores (B, K, ...) of every position, and labels of each."""
+
+    def __init__(self, logits: Tensor, labels: Tensor) -> None:
+        self.shape = logits.movedim(1, -1).shape
+        targets = self._rows(labels) if labels.ndim == logits.ndim else labels.flatten()
+        self.rows = CrossEntropy(self._rows(logits), targets, logits.numel() // logits.shape[1])
+        self.deltas = self._values(self.rows.deltas)
+
+    def moved(self, tangent: Tensor) -> tuple[Tensor, Tensor | None]:
+        change, soft = self.rows.moved(self._rows(tangent))
+        return self._values(change), None if soft is None else self._values(soft)
+
+    def _rows(self, values: Tensor) -> Tensor:
+        return values.movedim(1, -1).reshape(-1, values.shape[1])
+
+    def _values(self, rows: Tensor) -> Tensor:
+        return rows.view(self.shape).movedim(-1, 1)
+
+
 class _Elementwise:
     """As `CrossEntropy`, for a loss whose outputs each have a label, such as squared errors."""
 
@@ -81,7 +101,7 @@ class _Traced:
         return changes[0], changes[1] if soft else None
 
 
-LossHead = CrossEntropy | _Elementwise | _Traced
+LossHead = CrossEntropy | _EveryPosition | _Elementwise | _Traced
 
 
 def closed(loss: Loss) -> bool:
@@ -94,6 +114,8 @@ def head(loss: Loss, logits: Tensor, labels: Tensor, size: int | None = None) ->
     own, size = named(loss), len(logits) if size is None else size
     if own.name == "cross_entropy" and logits.ndim == 2:
         return CrossEntropy(logits, labels, size)
+    if own.name == "cross_entropy" and logits.ndim > 2 and size == len(logits):
+        return _EveryPosition(logits, labels)
     if own.elementwise:
         return _Elementwise(own, logits, labels, size)
     return _Traced(loss, logits, labels)

@@ -1,7 +1,8 @@
-"""Norms in the four passes: batch norm with fixed statistics, and norms within each example."""
+"""Norms in the four passes: with fixed statistics, and with those of the values themselves."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -13,9 +14,10 @@ Kernels = Callable[..., tuple[Tensor, Tensor, Tensor]]
 _batch_norm: Kernels = torch.ops.aten.native_batch_norm.default
 _batch_norm_backward: Kernels = torch.ops.aten.native_batch_norm_backward.default
 _group_norm: Kernels = torch.ops.aten.native_group_norm.default
-_group_norm_backward: Callable[..., tuple[Tensor | None, ...]] = (
-    torch.ops.aten.native_group_norm_backward.default
-)
+_layer_norm: Kernels = torch.ops.aten.native_layer_norm.default
+Back = Callable[..., tuple[Tensor | None, ...]]
+_group_norm_backward: Back = torch.ops.aten.native_group_norm_backward.default
+_layer_norm_backward: Back = torch.ops.aten.native_layer_norm_backward.default
 
 
 class FixedNormRule(Rule):
@@ -23,14 +25,12 @@ class FixedNormRule(Rule):
         super().__init__(given)
         self.weight, self.bias = given.weights
         self.mean, self.variance = map(there, given.buffers)
-        self.eps, self.rate = eps, torch.rsqrt(self.variance + eps)[:, None, None]
-        self.renew()
-
-    def renew(self) -> None:
-        self.scale = self.rate if self.weight is None else self.rate * channels(self.weight)
+        self.eps, self.rate = eps, torch.rsqrt(self.variance + eps)
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = x
+        rate = self.rate if self.weight is None else self.rate * self.weight
+        self.scale = channels(rate, x)
         return self._norm(x, self.weight, self.bias)
 
     def backward(self, delta: Tensor) -> Tensor | None:
@@ -56,54 +56,57 @@ class FixedNormRule(Rule):
         change, weight = delta * self.scale, self.directions[0]
         if weight is None:
             return change
-        return change.addcmul_(self.delta, channels(weight) * self.rate)
+        return change.addcmul_(self.delta, channels(weight * self.rate, delta))
 
     def _curve(self, delta: Tensor) -> None:
         if self.gradients[0] is not None:
-            product = delta * (self.x - channels(self.mean))
+            product = delta * (self.x - channels(self.mean, delta))
             if self.change is not None:
                 product.addcmul_(self.delta, self.change)
-            torch.mul(product.sum((0, 2, 3)), self.rate.flatten(), out=self.gradients[0])
-        self.write_bias(delta, (0, 2, 3))
+            torch.mul(product.sum(others(delta)), self.rate, out=self.gradients[0])
+        self.write_bias(delta, others(delta))
 
     def _norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return _batch_norm(x, weight, bias, self.mean, self.variance, False, 0.0, self.eps)[0]
 
 
-class GroupNormRule(Rule):
-    """Group norm of images, on PyTorch's kernels; see `StandardizedRule` for the other cases."""
+class NormRule(Rule):
+    """Values of mean 0 and variance 1 within some set, then scaled and shifted.
 
-    def __init__(self, given: Given, groups: int, eps: float) -> None:
+    Standardizing has a symmetric derivative P. With x' the change of x, and means over the sets,
+    hat' = P x', and P delta changes by
+    -(rate mean(hat x')) P delta - (rate mean(hat delta)) hat' - (rate mean(hat' delta)) hat.
+    Subclasses say which kernels, and what a set is.
+    """
+
+    def __init__(self, given: Given, eps: float) -> None:
         super().__init__(given)
         self.weight, self.bias = given.weights
-        self.groups, self.eps = groups, eps
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-        self.layout = torch.channels_last if last else torch.contiguous_format
-        self.x = x = x.contiguous(memory_format=self.layout)
-        self.sizes = (len(x), x.shape[1], x.shape[2] * x.shape[3], self.groups)
+        self.x = x.contiguous()  # with channels last, PyTorch's sums are up to 10 times less exact
         value, self.mean, self.rate = self._norm(self.weight, self.bias)
         return value
 
     def backward(self, delta: Tensor) -> Tensor | None:
         self.delta = delta
         mask = [self.moving, self.weight is not None, self.bias is not None]
-        back, *own = self._back(delta, self.weight, mask)
+        back, *own = self._back(delta.contiguous(), self.weight, mask)
         self.write(*own)
         self.back = back if self.moving else None
         return self.back
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
-        weight, bias = self.directions
-        own = None if weight is None else self._norm(weight, bias)[0]
-        self.changes = x is not None
+        weight, bias = (None if own is None else self._wide(own) for own in self.directions)
+        self.hat, own, self.changes = self._standard(), None, x is not None
+        if weight is not None:
+            own = self.hat * weight if bias is None else torch.addcmul(bias, self.hat, weight)
         if x is None:
             return own
-        self.hat = self._norm(None, None)[0]
         self.hat_change = self._projected(x)
         self.rate_change = self._shared(self.hat, x, None)
-        scale = None if self.weight is None else channels(self.weight)
+        scale = None if self.weight is None else self._wide(self.weight)
         if own is None:
             return self.hat_change if scale is None else self.hat_change * scale
         return own.addcmul_(self.hat_change, there(scale))
@@ -112,9 +115,9 @@ class GroupNormRule(Rule):
         if self.curved:
             self._curve(delta)
         weight = self.directions[0]
-        scaled = delta if self.weight is None else delta * channels(self.weight)
+        scaled = delta if self.weight is None else delta * self._wide(self.weight)
         if weight is not None:
-            scaled = scaled.addcmul_(self.delta, channels(weight))
+            scaled = scaled.addcmul_(self.delta, self._wide(weight))
         change = self._projected(scaled)
         if self.moving:
             along = self._shared(self.hat, self.delta, self.weight)
@@ -125,123 +128,130 @@ class GroupNormRule(Rule):
         return change
 
     def _curve(self, delta: Tensor) -> None:
+        over = self._over(delta)
         if self.gradients[0] is not None:
-            product = delta * (self.hat if self.changes else self._norm(None, None)[0])
+            product = delta * self.hat
             if self.changes:
                 product.addcmul_(self.delta, self.hat_change)
-            torch.sum(product, (0, 2, 3), out=self.gradients[0])
-        self.write_bias(delta, (0, 2, 3))
+            torch.sum(product, over, out=self.gradients[0])
+        self.write_bias(delta, over)
 
-    def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        return _group_norm(self.x, weight, bias, *self.sizes, self.eps)
+    def _standard(self) -> Tensor:
+        """The values, standardized."""
+        return self._norm(None, None)[0]
 
     def _projected(self, change: Tensor) -> Tensor:
-        """The derivative of standardizing, applied to a change: it is symmetric."""
-        return there(self._back(change, None, [True, False, False])[0])
+        """P of a change."""
+        return there(self._back(change.contiguous(), None, [True, False, False])[0])
+
+    def _wide(self, weight: Tensor) -> Tensor:
+        """A weight, as it is multiplied with values."""
+        return channels(weight, self.x)
+
+    def _over(self, value: Tensor) -> tuple[int, ...]:
+        """The dimensions over which a weight is shared."""
+        return others(value)
+
+    def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The value, and the sets' means and rates."""
+        raise NotImplementedError
 
     def _back(
         self, delta: Tensor, weight: Tensor | None, mask: list[bool]
     ) -> tuple[Tensor | None, ...]:
-        delta = delta.contiguous(memory_format=self.layout)
-        given = (self.x, self.mean, self.rate, weight, *self.sizes, mask)
-        return _group_norm_backward(delta, *given)
+        raise NotImplementedError
 
     def _shared(self, one: Tensor, other: Tensor, weight: Tensor | None) -> Tensor:
-        """The groups' rates times their means of the (weighted) product, as (B, C, 1, 1)."""
+        """The sets' rates times their means of the (weighted) product, as they broadcast."""
+        raise NotImplementedError
+
+
+class GroupNormRule(NormRule):
+    """Each set is a group of channels of one example."""
+
+    def __init__(self, given: Given, groups: int, eps: float) -> None:
+        super().__init__(given, eps)
+        self.groups = groups
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        return (len(self.x), self.x.shape[1], math.prod(self.x.shape[2:]), self.groups)
+
+    def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        return _group_norm(self.x, weight, bias, *self.sizes, self.eps)
+
+    def _back(
+        self, delta: Tensor, weight: Tensor | None, mask: list[bool]
+    ) -> tuple[Tensor | None, ...]:
+        return _group_norm_backward(delta, self.x, self.mean, self.rate, weight, *self.sizes, mask)
+
+    def _shared(self, one: Tensor, other: Tensor, weight: Tensor | None) -> Tensor:
         size, count, places, groups = self.sizes
-        totals = (one * other).sum((2, 3))
+        product = one * other
+        totals = product.sum(tuple(range(2, product.ndim))) if product.ndim > 2 else product
         totals = totals if weight is None else totals * weight
         rates = totals.view(size, groups, -1).sum(2).mul_(self.rate.view(size, groups))
         rates = rates.div_(places * count // groups)[:, :, None]
-        return rates.expand(-1, -1, count // groups).reshape(size, count, 1, 1)
+        rates = rates.expand(-1, -1, count // groups)
+        return rates.reshape(size, count, *[1] * (product.ndim - 2))
 
 
-class StandardizedRule(Rule):
-    """Group norm and layer norm: rows of mean 0 and variance 1, then scaled and shifted.
+class LayerNormRule(NormRule):
+    """Each set is one position's values over the last dimensions, of this shape."""
 
-    `rows` per example; `shape` is that of the weights, as it broadcasts over an example.
-    """
+    def __init__(self, given: Given, shape: tuple[int, ...], eps: float) -> None:
+        super().__init__(given, eps)
+        self.shape = shape
 
-    def __init__(self, given: Given, rows: int, shape: tuple[int, ...], eps: float) -> None:
-        super().__init__(given)
-        self.rows, self.shape, self.eps = rows, shape, eps
-        self.weight, self.bias = map(self._wide, given.weights)
+    def _wide(self, weight: Tensor) -> Tensor:
+        return weight
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.before = x.shape
-        rows = x.reshape(len(x), self.rows, -1)
-        variance, mean = torch.var_mean(rows, 2, correction=0, keepdim=True)
-        self.rate = torch.rsqrt(variance + self.eps)
-        self.hat = (rows - mean).mul_(self.rate)
-        return self._scaled(self.hat.view(x.shape), self.weight, self.bias)
+    def _over(self, value: Tensor) -> tuple[int, ...]:
+        return tuple(range(value.ndim - len(self.shape)))
 
-    def backward(self, delta: Tensor) -> Tensor | None:
-        self.delta = delta
-        self._sum_up(delta, None)
-        if not self.moving:
-            return None
-        scaled = delta if self.weight is None else delta * self.weight
-        self.scaled = scaled.reshape(self.hat.shape)
-        self.back, self.along = self._projected(self.scaled)
-        return self.back.view(delta.shape)
+    def _standard(self) -> Tensor:
+        return (self.x - self.mean).mul_(self.rate)  # a third of the kernel's time
 
-    def tangent(self, x: Tensor | None) -> Tensor | None:
-        weight, bias = map(self._wide, self.directions)
-        self.hat_change, change = None, None
-        if x is not None:
-            self.hat_change, self.rate_change = self._projected(x.reshape(self.hat.shape))
-            change = self.hat_change.view(x.shape)
-            change = change if self.weight is None else change * self.weight
-        if weight is not None:
-            own = self._scaled(self.hat.view(self.before), weight, bias)
-            return own if change is None else own.add_(change)
-        return change if bias is None or change is None else change + bias
+    def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        return _layer_norm(self.x, self.shape, weight, bias, self.eps)
 
-    def moved(self, delta: Tensor) -> Tensor:
-        if self.curved:
-            self._sum_up(delta, self.hat_change)
-        scaled = delta if self.weight is None else delta * self.weight
-        weight = self._wide(self.directions[0])
-        if weight is not None:
-            scaled = torch.addcmul(scaled, self.delta, weight)
-        change, _ = self._projected(scaled.reshape(self.hat.shape))
-        if self.moving:
-            hat_change = there(self.hat_change)
-            crossed = (hat_change * self.scaled).mean(2, keepdim=True)
-            change.addcmul_(self.rate * self.rate_change, self.back, value=-1)
-            change.addcmul_(self.rate * self.along, hat_change, value=-1)
-            change.addcmul_(self.rate * crossed, self.hat, value=-1)
-        return change.view(delta.shape)
+    def _back(
+        self, delta: Tensor, weight: Tensor | None, mask: list[bool]
+    ) -> tuple[Tensor | None, ...]:
+        given = (self.x, self.shape, self.mean, self.rate, weight, self.bias, mask)
+        return _layer_norm_backward(delta, *given)
 
-    def _sum_up(self, delta: Tensor, hat_change: Tensor | None) -> None:
-        """Write the gradients, or their changes, as sums over the elements that share a weight."""
-        weight, bias = self.gradients
-        over = [0, *(1 + at for at, side in enumerate(self.shape) if side == 1)]
-        if bias is not None:
-            bias.copy_(delta.sum(over).view(bias.shape))
-        if weight is not None:
-            product = delta * self.hat.view(delta.shape)
-            if hat_change is not None:
-                product.addcmul_(self.delta, hat_change.view(delta.shape))
-            weight.copy_(product.sum(over).view(weight.shape))
-
-    def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The (symmetric) derivative of standardizing applied to the rows' change, and <hat,
-        change>.
-        """
-        along = (self.hat * rows).mean(2, keepdim=True)
-        change = rows - rows.mean(2, keepdim=True)
-        return change.addcmul_(self.hat, along, value=-1).mul_(self.rate), along
-
-    def _wide(self, own: Tensor | None) -> Tensor | None:
-        return None if own is None else own.view(self.shape)
-
-    @staticmethod
-    def _scaled(hat: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        if weight is None:
-            return hat
-        return hat * weight if bias is None else torch.addcmul(bias, hat, weight)
+    def _shared(self, one: Tensor, other: Tensor, weight: Tensor | None) -> Tensor:
+        product = one * other
+        rows = product.flatten(product.ndim - len(self.shape))
+        totals = rows.sum(-1) if weight is None else rows @ weight.flatten()
+        return totals.view(self.rate.shape).mul_(self.rate).div_(rows.shape[-1])
 
 
-def channels(weight: Tensor) -> Tensor:
-    return weight[:, None, None]
+class BatchNormRule(NormRule):
+    """Each set is one channel of all examples: the batch's statistics."""
+
+    def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        return _batch_norm(self.x, weight, bias, None, None, True, 0.0, self.eps)
+
+    def _back(
+        self, delta: Tensor, weight: Tensor | None, mask: list[bool]
+    ) -> tuple[Tensor | None, ...]:
+        given = (weight, None, None, self.mean, self.rate, True, self.eps, mask)
+        return _batch_norm_backward(delta, self.x, *given)
+
+    def _shared(self, one: Tensor, other: Tensor, weight: Tensor | None) -> Tensor:
+        product = one * other
+        totals = product.sum(others(product)).mul_(self.rate)
+        totals = totals if weight is None else totals * weight
+        return channels(totals.div_(product.numel() // len(totals)), product)
+
+
+def channels(weight: Tensor, like: Tensor) -> Tensor:
+    """One number for each channel, as it broadcasts over values (B, C, ...)."""
+    return weight.view(-1, *[1] * (like.ndim - 2))
+
+
+def others(value: Tensor) -> tuple[int, ...]:
+    """All dimensions but the channels'."""
+    return (0, *range(2, value.ndim))

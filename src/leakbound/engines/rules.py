@@ -19,14 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from leakbound.engines.activations import Activation, Kernel
+from leakbound.engines.tape import Call
 
 _average_pool_backward: Kernel = torch.ops.aten.avg_pool2d_backward.default
 _adaptive_pool_backward: Kernel = torch.ops.aten._adaptive_avg_pool2d_backward.default
+_softmax_backward: Kernel = torch.ops.aten._softmax_backward_data.default
 _max_pool: Callable[..., tuple[Tensor, Tensor]] = torch.ops.aten.max_pool2d_with_indices.default
 _max_pool_backward: Kernel = torch.ops.aten.max_pool2d_with_indices_backward.grad_input
 
 
 Some = tuple[Tensor | None, ...]
+Back = Tensor | Some | None
+"""One delta for each source, or the same for all; None: no source needs one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +39,7 @@ class Given:
 
     `gradients` are views of the memory for the weights' gradients, None for a frozen layer.
     `moving`: the input changes with the weights of earlier layers. `curved`: the last pass
-    overwrites the gradients with their changes; weights may be overwritten between steps, see
-    `Rule.renew`.
+    overwrites the gradients with their changes, and weights may be overwritten between steps.
     """
 
     weights: Some
@@ -53,13 +56,14 @@ class Given:
 class Rule:
     """A layer with one output: a linear map of its input that the weights do not change.
 
-    Subclasses override what differs. No tensor that is passed in is written to.
+    Subclasses override what differs. Methods take one tensor for each source; None is no change.
+    No tensor that is passed in is written to.
     """
 
     def __init__(self, given: Given) -> None:
         self.moving, self.curved, self.frozen = given.moving, given.curved, given.frozen
         self.gradients = given.gradients
-        self.directions: Sequence[Tensor | None] = ()
+        self.directions: Sequence[Tensor | None] = (None,) * len(given.weights)
 
     def write(self, *values: Tensor | None) -> None:
         for place, value in zip(self.gradients, values, strict=True):
@@ -71,25 +75,22 @@ class Rule:
         if self.gradients[1] is not None:
             torch.sum(delta, over, out=self.gradients[1])
 
-    def renew(self) -> None:
-        """Derive again what was derived from the weights, which were overwritten."""
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *x: Any) -> Tensor:
         raise NotImplementedError
 
-    def backward(self, delta: Tensor) -> Tensor | None:
+    def backward(self, delta: Tensor) -> Back:
         """The input's delta; None if no earlier layer has weights. Gradients are written."""
         return self.pulled(delta) if self.moving else None
 
-    def tangent(self, x: Tensor | None) -> Tensor | None:
+    def tangent(self, *x: Any) -> Tensor | None:
         """The value's change, from those of the input and of the weights along `directions`."""
         raise NotImplementedError
 
-    def moved(self, delta: Tensor) -> Tensor:
+    def moved(self, delta: Tensor) -> Back:
         """The change of the input's delta, from those of the output's delta and of the weights."""
         return self.pulled(delta)
 
-    def pulled(self, delta: Tensor) -> Tensor:
+    def pulled(self, delta: Tensor) -> Back:
         """The transposed map, at the last values."""
         raise NotImplementedError
 
@@ -105,14 +106,109 @@ class IdentityRule(Rule):
         return delta
 
 
-class SumRule(IdentityRule):
-    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        return x if other is None else x + other
+class SumRule(Rule):
+    """The sum of two values, of which one may broadcast."""
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        self.shapes, value = (x.shape, other.shape), x + other
+        self.shape = value.shape
+        return value
 
     def tangent(self, x: Tensor | None, other: Tensor | None = None) -> Tensor | None:
         if x is None or other is None:
-            return other if x is None else x
+            own = other if x is None else x
+            return own if own is None else own.expand(self.shape)
         return x + other
+
+    def pulled(self, delta: Tensor) -> Back:
+        return tuple(delta.sum_to_size(shape) for shape in self.shapes)
+
+
+class BilinearRule(Rule):
+    """A product of two values; subclasses say which."""
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        self.x, self.other = x, other
+        return self.of(x, other)
+
+    def backward(self, delta: Tensor) -> Back:
+        self.delta = delta
+        return self.pulled(delta) if self.moving else None
+
+    def tangent(self, x: Tensor | None, other: Tensor | None) -> Tensor | None:
+        self.changes = (x, other)
+        own = None if x is None else self.of(x, self.other)
+        return own if other is None else self.of(self.x, other, own)
+
+    def moved(self, delta: Tensor) -> Back:
+        x, other = self.left(delta, self.other), self.right(self.x, delta)
+        first, second = self.changes
+        if self.moving:  # else there was no delta
+            x = x if second is None else self.left(self.delta, second, x)
+            other = other if first is None else self.right(first, self.delta, other)
+        return self.back(x, other)
+
+    def pulled(self, delta: Tensor) -> Back:
+        return self.back(self.left(delta, self.other), self.right(self.x, delta))
+
+    def back(self, x: Tensor, other: Tensor) -> Back:
+        return x, other
+
+    def of(self, x: Tensor, other: Tensor, into: Tensor | None = None) -> Tensor:
+        """The product, added to `into`, which may be overwritten."""
+        raise NotImplementedError
+
+    left = right = of
+    """The same for the derivatives, of (delta, other) and (x, delta)."""
+
+
+class ProductRule(BilinearRule):
+    """The product of every element, where sides may broadcast."""
+
+    def of(self, x: Tensor, other: Tensor, into: Tensor | None = None) -> Tensor:
+        return x * other if into is None else into.addcmul_(x, other)
+
+    left = right = of
+
+    def back(self, x: Tensor, other: Tensor) -> Back:
+        return x.sum_to_size(self.x.shape), other.sum_to_size(self.other.shape)
+
+
+class MatrixProductRule(BilinearRule):
+    """Products of as many matrices on either side."""
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        self.shapes = (x.shape, other.shape)
+        # one copy here saves one in every product
+        value = super().forward(_stack(x), _stack(other))
+        return value.view(*x.shape[:-1], other.shape[-1])
+
+    def backward(self, delta: Tensor) -> Back:
+        return super().backward(_stack(delta))
+
+    def tangent(self, x: Tensor | None, other: Tensor | None) -> Tensor | None:
+        stacks = (None if own is None else _stack(own) for own in (x, other))
+        own, (first, second) = super().tangent(*stacks), self.shapes
+        return None if own is None else own.view(*first[:-1], second[-1])
+
+    def moved(self, delta: Tensor) -> Back:
+        return super().moved(_stack(delta))
+
+    def back(self, x: Tensor, other: Tensor) -> Back:
+        return x.view(self.shapes[0]), other.view(self.shapes[1])
+
+    def of(self, x: Tensor, other: Tensor, into: Tensor | None = None) -> Tensor:
+        return torch.bmm(x, other) if into is None else into.baddbmm_(x, other)
+
+    def left(self, delta: Tensor, other: Tensor, into: Tensor | None = None) -> Tensor:
+        return self.of(delta, other.mT, into)
+
+    def right(self, x: Tensor, delta: Tensor, into: Tensor | None = None) -> Tensor:
+        return self.of(x.mT, delta, into)
+
+
+def _stack(matrices: Tensor) -> Tensor:
+    return matrices.reshape(-1, *matrices.shape[-2:])
 
 
 class StraightRule(Rule):
@@ -139,6 +235,23 @@ class ReshapeRule(StraightRule):
 
     def pulled(self, delta: Tensor) -> Tensor:
         return delta.reshape(self.x.shape)
+
+
+class PermuteRule(StraightRule):
+    def of(self, x: Tensor) -> Tensor:
+        return x.permute(self.options["order"])
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        order: Sequence[int] = self.options["order"]
+        return delta.permute(sorted(range(len(order)), key=order.__getitem__))
+
+
+class ScaleRule(StraightRule):
+    def of(self, x: Tensor) -> Tensor:
+        return torch.mul(x, self.options["factor"])
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        return torch.mul(delta, self.options["factor"])
 
 
 class MeanRule(StraightRule):
@@ -230,47 +343,189 @@ class ActivationRule(Rule):
         plain = self.function.times_slope(self.saved, delta)
         if self.x is None or not self.function.curved:
             return plain
-        return plain.addcmul_(self.function.second(self.saved) * self.x, self.delta)
+        return plain.addcmul_(self.function.second(self.saved).mul_(self.x), self.delta)
+
+
+class SoftmaxRule(Rule):
+    """Its derivative, y (t - sum(y t)), is symmetric."""
+
+    def __init__(self, given: Given, dim: int) -> None:
+        super().__init__(given)
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.value = torch.softmax(x, self.dim)
+        return self.value
+
+    def backward(self, delta: Tensor) -> Back:
+        self.delta = delta
+        return self.pulled(delta) if self.moving else None
+
+    def tangent(self, x: Tensor | None) -> Tensor | None:
+        self.change = None if x is None else self.pulled(x)
+        return self.change
+
+    def moved(self, delta: Tensor) -> Back:
+        if self.change is None or not self.moving:
+            return self.pulled(delta)
+        mean = (self.value * self.delta).sum(self.dim, keepdim=True)
+        # y' (delta - mean) + y (delta' - sum(y delta') - sum(y' delta))
+        rate = torch.addcmul(delta * self.value, self.change, self.delta - mean)
+        return rate.addcmul_(self.value, rate.sum(self.dim, keepdim=True), value=-1)
+
+    def pulled(self, delta: Tensor) -> Tensor:
+        return _softmax_backward(delta, self.value, self.dim, self.value.dtype)
 
 
 class LinearRule(Rule):
-    """A fully connected layer on (B, inputs)."""
+    """A fully connected layer on (..., inputs)."""
 
     def __init__(self, given: Given) -> None:
         super().__init__(given)
         self.weight, self.bias = there(given.weights[0]), given.weights[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        self.x = x
-        return nn.functional.linear(x, self.weight, self.bias)
+        self.shape, self.x = x.shape, _rows(x)
+        return self._value(nn.functional.linear(self.x, self.weight, self.bias))
 
-    def backward(self, delta: Tensor) -> Tensor | None:
+    def backward(self, delta: Tensor) -> Back:
+        delta = _rows(delta)
         if not self.frozen:  # the gradients are delta^T x and the delta's sum
             self.delta = delta
             torch.mm(delta.t(), self.x, out=there(self.gradients[0]))
             self.write_bias(delta, 0)
-        return delta.mm(self.weight) if self.moving else None
+        return delta.mm(self.weight).view(self.shape) if self.moving else None
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
+        x = None if x is None else _rows(x)
         if self.frozen:
-            return None if x is None else nn.functional.linear(x, self.weight)
+            return None if x is None else self._value(nn.functional.linear(x, self.weight))
         direction, shift = self.directions
         self.change = x if self.curved else None
         change = nn.functional.linear(self.x, there(direction), shift)
-        return change if x is None else change.addmm_(x, self.weight.t())
+        return self._value(change if x is None else change.addmm_(x, self.weight.t()))
 
-    def moved(self, delta: Tensor) -> Tensor:
-        if self.frozen:
-            return delta.mm(self.weight)
-        if self.curved:
-            self._curve(delta)
+    def moved(self, delta: Tensor) -> Back:
+        delta = _rows(delta)
+        if self.curved and not self.frozen:
+            rows, values = paired(delta, self.delta, self.x, self.change)
+            torch.mm(rows.t(), values, out=there(self.gradients[0]))
+            self.write_bias(delta, 0)
         change = delta.mm(self.weight)
-        return change.addmm_(self.delta, there(self.directions[0]))
+        if not self.frozen:
+            change.addmm_(self.delta, there(self.directions[0]))
+        return change.view(self.shape)
 
-    def _curve(self, delta: Tensor) -> None:
-        rows, values = paired(delta, self.delta, self.x, self.change)
-        torch.mm(rows.t(), values, out=there(self.gradients[0]))
-        self.write_bias(delta, 0)
+    def _value(self, rows: Tensor) -> Tensor:
+        return rows.view(*self.shape[:-1], -1)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+
+
+class TensorRule(Rule):
+    """A weight or a buffer, or a constant tensor, as a value."""
+
+    def __init__(self, given: Given, tensor: Tensor | None = None) -> None:
+        super().__init__(given)
+        self.tensor = given.weights[0] if tensor is None else tensor
+
+    def forward(self) -> Tensor:
+        return there(self.tensor)
+
+    def backward(self, delta: Tensor) -> Back:
+        self.write(delta)
+        return None
+
+    def tangent(self) -> Tensor | None:
+        return self.directions[0] if self.directions else None
+
+    def moved(self, delta: Tensor) -> Back:
+        if self.curved:
+            self.write(delta)
+        return None
+
+
+class StraightCallRule(Rule):
+    """A call of a function that is linear in its tensors of floating point; options as `Tape`'s.
+
+    `live` says which sources have derivatives. PyTorch's autograd transposes this call alone.
+    """
+
+    examples = 1
+    """How many examples the call is about, set before each `forward`."""
+
+    def __init__(self, given: Given, call: Call, live: tuple[bool, ...]) -> None:
+        super().__init__(given)
+        self.call, self.live = call, live
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        leaves = [
+            x.detach().requires_grad_() if own and x.is_floating_point() else x
+            for x, own in zip(xs, self.live, strict=True)
+        ]
+        self.sources = tuple(leaves)
+        self.leaves = [x for x in leaves if x.requires_grad]
+        with torch.enable_grad():
+            self.value = self.call.of(self.sources, self.examples)
+        return self.value.detach()
+
+    def pulled(self, delta: Tensor) -> Back:
+        return self._back([self.value], [delta])
+
+    def tangent(self, *xs: Tensor | None) -> Tensor | None:
+        if all(x is None for x in xs):
+            return None
+        moved = list(self.sources)
+        for at, (x, own) in enumerate(zip(xs, self.sources, strict=True)):
+            if own.is_floating_point():  # others are places, or sizes
+                moved[at] = torch.zeros_like(own) if x is None else x
+        return self.call.of(tuple(moved), self.examples)
+
+    def _back(self, values: list[Tensor], deltas: list[Tensor]) -> Back:
+        """The derivative of sum <value, delta> in each source that has one."""
+        found: list[Tensor | None] = [None] * len(self.leaves)
+        if values[0].requires_grad and self.leaves:
+            how = {"retain_graph": True, "materialize_grads": True}
+            found = list(torch.autograd.grad(values, self.leaves, deltas, **how))
+        rest = iter(found)
+        return tuple(next(rest) if own.requires_grad else None for own in self.sources)
+
+
+class CurvedCallRule(StraightCallRule):
+    """A call of any function: PyTorch's autograd differentiates its backward pass, of it alone.
+
+    The backward pass B(x, delta) is linear in delta, and its transpose there is the tangent. The
+    derivative of <B(x, delta), x'> in x is the change of B along x', as a Hessian is symmetric.
+    """
+
+    def backward(self, delta: Tensor) -> Back:
+        if not self.value.requires_grad:  # such as a comparison
+            return None
+        self.delta = delta.detach().requires_grad_()
+        with torch.enable_grad():
+            how = {"create_graph": True, "materialize_grads": True}
+            self.slopes = torch.autograd.grad(self.value, self.leaves, self.delta, **how)
+        rest = iter(self.slopes)
+        return tuple(next(rest).detach() if own.requires_grad else None for own in self.sources)
+
+    def tangent(self, *xs: Tensor | None) -> Tensor | None:
+        self.pairs = []
+        if all(x is None for x in xs) or not self.value.requires_grad:
+            return None
+        changes = [x for x, own in zip(xs, self.sources, strict=True) if own.requires_grad]
+        pairs = zip(self.slopes, changes, strict=True)
+        self.pairs = [(s, x) for s, x in pairs if x is not None and s.requires_grad]
+        if not self.pairs:
+            return torch.zeros_like(self.value)
+        slopes, moved = zip(*self.pairs, strict=True)
+        how = {"retain_graph": True, "materialize_grads": True}
+        return torch.autograd.grad(slopes, self.delta, moved, **how)[0]
+
+    def moved(self, delta: Tensor) -> Back:
+        values, deltas = zip((self.value, delta), *self.pairs, strict=True)
+        return self._back(list(values), list(deltas))
 
 
 def paired(

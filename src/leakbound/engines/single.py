@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from leakbound import client
 from leakbound.engines import norms, rules
 from leakbound.engines.base import Pulled, kernels
+from leakbound.engines.calls import read
 from leakbound.engines.convolutions import convolution
 from leakbound.engines.loss import LossHead, head
-from leakbound.engines.reader import Kind, Layers, Shape, Unreadable, pools_first, read
-from leakbound.engines.rules import Given, Rule, Some
+from leakbound.engines.reader import Kind, Layer, Layers, Shape, pools_first
+from leakbound.engines.rules import Back, Given, Rule, Some
 from leakbound.random import normal
 from leakbound.types import Task
 
@@ -40,21 +41,28 @@ float64, and in the task's own type, whose kernels differ, whose rounding grows 
 and whose pools may tie.
 """
 RULES: Mapping[Kind, Callable[..., Rule]] = {
+    Kind.TENSOR: rules.TensorRule,
     Kind.IDENTITY: rules.IdentityRule,
-    Kind.DROPOUT: rules.IdentityRule,
     Kind.SUM: rules.SumRule,
+    Kind.PRODUCT: rules.ProductRule,
+    Kind.MATRIX_PRODUCT: rules.MatrixProductRule,
+    Kind.SCALE: rules.ScaleRule,
     Kind.RESHAPE: rules.ReshapeRule,
-    Kind.FLATTEN: rules.ReshapeRule,
+    Kind.PERMUTE: rules.PermuteRule,
     Kind.MEAN: rules.MeanRule,
     Kind.AVERAGE_POOL: rules.AveragePoolRule,
     Kind.ADAPTIVE_POOL: rules.AdaptivePoolRule,
     Kind.MAX_POOL: rules.MaxPoolRule,
     Kind.ACTIVATION: rules.ActivationRule,
+    Kind.SOFTMAX: rules.SoftmaxRule,
     Kind.LINEAR: rules.LinearRule,
     Kind.CONVOLUTION: convolution,
     Kind.BATCH_NORM: norms.FixedNormRule,
+    Kind.BATCH_STATISTICS: norms.BatchNormRule,
     Kind.GROUP_NORM: norms.GroupNormRule,
-    Kind.STANDARDIZED: norms.StandardizedRule,
+    Kind.LAYER_NORM: norms.LayerNormRule,
+    Kind.STRAIGHT: rules.StraightCallRule,
+    Kind.CURVED: rules.CurvedCallRule,
 }
 """The rules of all kinds of layers, by their data and options."""
 
@@ -77,8 +85,8 @@ class Single:
     """One search: `base.Engine` with `cells` 1, which overwrites its last gradient with the next.
 
     The model and its buffers are never written to. `row` (P,) holds the gradient, and then the
-    derivative of <gradient, cotangent> in the weights. The weights may be overwritten before a
-    gradient if `renew` is called then. None: that derivative is not computed.
+    derivative of <gradient, cotangent> in the weights, which may be overwritten before a gradient.
+    None: that derivative is not computed.
     """
 
     cells = 1
@@ -101,29 +109,33 @@ class Single:
             gradients = _chosen(layer.weights, {**places, **unread})
             given = Given(weights, buffers, gradients, layer.moving, curved)
             self.rules.append(RULES[layer.kind](given, **layer.options))
+        self.passes = list(zip(self.layers, self.rules, strict=True))
+        self.count = 1 + max(layer.output for layer in self.layers)
         self.kept = None if task.kept is None else task.kept.to(task.parameters.dtype)
         self.head: LossHead | None = None
-
-    @torch.no_grad()
-    def renew(self) -> None:
-        for rule in self.rules:
-            rule.renew()
+        self.values: list[Any] | None = None
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        values: list[Any] = [None] * (self.layers[-1].output + 1)
+        same = self.values is not None and len(self.values[0]) == inputs.shape[1]
+        values: list[Any] = [None] * self.count
         values[0] = inputs[0].detach()
-        for layer, rule in zip(self.layers, self.rules, strict=True):
-            values[layer.output] = rule.forward(*[values[s] for s in layer.sources])
+        for layer, rule in self.passes:
+            if isinstance(rule, rules.StraightCallRule):
+                rule.examples = inputs.shape[1]
+            if self.values is not None and same and not layer.live:  # it is the same
+                values[layer.output] = self.values[layer.output]
+            else:
+                values[layer.output] = rule.forward(*[values[s] for s in layer.sources])
         output = self.layers[-1].output
         self.head = head(self.task.loss, values[output], labels[0].detach())
         deltas: list[Any] = [None] * len(values)
         deltas[output] = self.head.deltas
-        for layer, rule in zip(reversed(self.layers), reversed(self.rules), strict=True):
+        for layer, rule in reversed(self.passes):
             if layer.moving or layer.owns:
-                back = rule.backward(deltas[layer.output])
-                if back is not None:
-                    _spread(deltas, layer.sources, back)
+                delta = _of(deltas, layer, values)
+                _spread(deltas, layer.sources, rule.backward(delta))
+        self.values = values
         if self.kept is not None:
             self.row.mul_(self.kept)
         return self.row[None]
@@ -131,20 +143,23 @@ class Single:
     @torch.no_grad()
     def pull(self, cotangent: Tensor) -> Pulled:
         # pruned weights have derivatives, too: the gradient of other weights depends on them
-        if self.head is None:
+        if self.head is None or self.values is None:
             raise ValueError("pull was called before gradient; call gradient first")
         row = cotangent[0] if self.kept is None else cotangent[0] * self.kept
         parts = self.task.unflatten(row)
-        tangents: list[Any] = [None] * (self.layers[-1].output + 1)
-        for layer, rule, still in zip(self.layers, self.rules, self.frozen, strict=True):
-            if layer.weights:
+        tangents: list[Any] = [None] * self.count
+        for (layer, rule), still in zip(self.passes, self.frozen, strict=True):
+            if layer.owns:
                 rule.directions = _chosen(layer.weights, {**parts, **still} if still else parts)
-            tangents[layer.output] = rule.tangent(*[tangents[s] for s in layer.sources])
+            if layer.live:
+                tangents[layer.output] = rule.tangent(*[tangents[s] for s in layer.sources])
         output = self.layers[-1].output
         deltas: list[Any] = [None] * len(tangents)
         deltas[output], labels = self.head.moved(tangents[output])
-        for layer, rule in zip(reversed(self.layers), reversed(self.rules), strict=True):
-            _spread(deltas, layer.sources, rule.moved(deltas[layer.output]))
+        for layer, rule in reversed(self.passes):
+            if layer.live:
+                delta = _of(deltas, layer, self.values)
+                _spread(deltas, layer.sources, rule.moved(delta))
         inputs = deltas[0].clone(memory_format=torch.contiguous_format)
         return Pulled(inputs[None], None if labels is None else labels[None])
 
@@ -174,7 +189,6 @@ class LocalSteps:
         for at, (step, part) in enumerate(zip(self.steps, self.parts, strict=True)):
             if at:
                 torch.sub(self.start, self.total, alpha=self.rate, out=step.task.parameters)
-                step.renew()
             own = step.gradient(self.inputs[:, part], self.labels[:, part])[0]
             _ = self.total.add_(own) if at else self.total.copy_(own)
         return self.total[None]
@@ -200,21 +214,23 @@ def _chosen(names: Sequence[str | None], tensors: Mapping[str, Tensor]) -> Some:
     return tuple(None if name is None else tensors.get(name) for name in names)
 
 
-def _spread(deltas: list[Any], sources: tuple[int, ...], back: Tensor) -> None:
-    for source in sources:
+def _spread(deltas: list[Any], sources: tuple[int, ...], back: Back) -> None:
+    parts = back if isinstance(back, tuple) else (back,) * len(sources)
+    for source, own in zip(sources, parts, strict=True):
         before = deltas[source]
-        deltas[source] = back if before is None else before + back
+        if own is not None:
+            deltas[source] = own if before is None else before + own
+
+
+def _of(deltas: list[Any], layer: Layer, values: list[Any]) -> Tensor:
+    """A layer's delta: zero if nothing that depends on it reaches the output."""
+    found = deltas[layer.output]
+    return torch.zeros_like(values[layer.output]) if found is None else found
 
 
 def layers_of(task: Task, shape: Shape) -> Layers:
     """The layers of the task's model for inputs (B, *shape), not compared with autograd."""
-    layers = read(task, shape)
-    for layer in layers:
-        if layer.kind is Kind.LINEAR and len(layer.before) != 1:
-            raise Unreadable(f"{layer.name} is a linear layer on values of several dimensions")
-        if layer.kind is Kind.FLATTEN and not layer.options["whole"]:
-            raise Unreadable(f"{layer.name} does not flatten all dimensions")
-    return pools_first(layers)
+    return pools_first(read(task, shape))
 
 
 def _plan(task: Task, shape: Shape, curved: bool) -> Layers | None:
@@ -225,10 +241,11 @@ def _plan(task: Task, shape: Shape, curved: bool) -> Layers | None:
             plain, loss=lambda outputs, _: torch.sin(outputs).mean()
         )  # no special place
         double = plain.to(task.parameters.device, torch.float64)
-        found = layers_of(double, shape)
-        checks = ((double, EXACT), (plain, ROUNDED))
-        right = all(_agrees(own, found, shape, within, curved) for own, within in checks)
-        return found if right else None
+        for own, within in ((double, EXACT), (plain, ROUNDED)):
+            found = layers_of(own, shape)  # constants have the task's type
+            if not _agrees(own, found, shape, within, curved):
+                return None
+        return found
     except (torch.OutOfMemoryError, MemoryError):  # does not depend on the model
         raise
     except Exception:  # a user's model may raise anything while it is traced
@@ -251,7 +268,8 @@ def _agrees(
 ) -> bool:
     """Whether gradient and derivatives equal autograd's, at random inputs and cotangent."""
     source, weights = torch.Generator().manual_seed(0), task.parameters
-    x = normal((2 if curved else 1, *shape), source, like=weights).requires_grad_()
+    size = 2 if curved or task.coupled else 1
+    x = normal((size, *shape), source, like=weights).requires_grad_()
     labels = torch.zeros(len(x), dtype=torch.long, device=x.device)
     leaf = weights.clone().requires_grad_()
     gradient = client.gradient(task, x, labels, leaf)
@@ -261,7 +279,6 @@ def _agrees(
         own = replace(task, parameters=torch.ones_like(weights))
         engine = Single(own, found, torch.empty_like(weights))
         own.parameters.copy_(weights)
-        engine.renew()
     else:
         engine = Single(task, found)
     x = x.detach()

@@ -21,7 +21,10 @@ SMALL = 0.05
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a perceptron, each behind a layer norm and beside a shortcut (pre-norm)."""
+    """Attention and a perceptron, each behind a layer norm and beside a shortcut (pre-norm).
+
+    `mask` (B, n): the places that others see; causal blocks need it.
+    """
 
     def __init__(self, width: int, heads: int, causal: bool, rotary: bool) -> None:
         super().__init__()
@@ -31,18 +34,20 @@ class TransformerBlock(nn.Module):
         self.out = nn.Linear(width, width)
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         seen = self.before(x)
         parts = (layer(seen) for layer in (self.query, self.key, self.value))
         query, key, value = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
         if self.rotary:
             query, key = _turned(query), _turned(key)
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-        hidden = mask[:, None, None, :].logical_not()
-        if self.causal:
-            places = torch.arange(x.shape[1], device=x.device)
-            hidden = hidden | (places > places[:, None])
-        mixed = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1) @ value
+        if mask is not None:
+            hidden = mask[:, None, None, :].logical_not()
+            if self.causal:
+                places = torch.arange(x.shape[1], device=x.device)
+                hidden = hidden | (places > places[:, None])
+            scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        mixed = scores.softmax(-1) @ value
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         found: Tensor = x + self.narrow(nn.functional.gelu(self.wide(self.after(x))))
         return found

@@ -39,9 +39,8 @@ class _VisionTransformer(nn.Module):
         x = self.patches(images).flatten(2).transpose(1, 2)
         first = self.first.weight.expand(len(x), 1, -1)
         x = torch.cat([first, x], 1) + self.places.weight
-        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         for block in self.blocks:
-            x = block(x, mask)
+            x = block(x)
         scores: Tensor = self.head(self.norm(x)[:, 0])
         return scores
 

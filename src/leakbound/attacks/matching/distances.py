@@ -114,7 +114,8 @@ class Cosine:
         # for a vanishing candidate the length is clamped, and no longer depends on it
         along = torch.where(square > TINY**2, inner / square, 0.0)
         torch.addcmul(self.seen, own, -along, out=free)
-        across, cosine = torch.linalg.vector_norm(free) * self.inverse, inner * scale
+        # `vector_norm` adds in turn, too
+        across, cosine = free.square().sum().sqrt() * self.inverse, inner * scale
         if self.weights is not None:
             free.mul_(self.weights)
         return torch.where(cosine > 0, across.square() / (1 + cosine), 1 - cosine), -scale

@@ -141,13 +141,13 @@ def choose_engine(search: Search, many: bool = False) -> ExactEngine | None:
 def engine_for(observation: Observation, task: Task, many: bool = False) -> ExactEngine | None:
     """The engine for an attacker's simulation of what was seen.
 
-    None for several clients' local steps or minibatches, clients of unequal batches, examples that
-    affect each other, and a model that no engine supports. `many`: other searches may share its
-    steps.
+    None for several clients' local steps or minibatches, clients of unequal batches, several
+    clients whose examples affect each other, and a model that no engine supports. `many`: other
+    searches may share its steps.
     """
     plan, cohort = task.plan, observation.cohort
     size = cohort[0]
-    if any(own != size for own in cohort) or task.coupled:
+    if any(own != size for own in cohort):
         return None
     unit = observation.update.unit if observation.defense is None else observation.defense.starts
     rows = observation.examples if unit is Unit.EXAMPLE else len(cohort)

@@ -1,0 +1,331 @@
+"""Any model as typed layers, from the functions that it calls.
+
+Functions that the engines know have a kind of layer of their own. All others are still layers:
+`Kind.STRAIGHT` and `Kind.CURVED`, of which PyTorch differentiates each call alone. A weight that
+several calls use, or a call of no known kind, is a layer itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from leakbound.engines import activations
+from leakbound.engines.reader import (
+    Kind,
+    Layer,
+    Layers,
+    Options,
+    Shape,
+    Unreadable,
+    adaptive_pool,
+    average_pool,
+    convolution,
+    max_pool,
+)
+from leakbound.engines.tape import Call, PerExample, Recording, Slot, record
+from leakbound.types import Task
+
+
+class Known(NamedTuple):
+    """A call's kind, and which of its arguments are values, weights and buffers."""
+
+    kind: Kind
+    options: Options
+    sources: tuple[Any, ...]
+    weights: tuple[Any, ...] = ()
+    buffers: tuple[Any, ...] = ()
+
+
+def read(task: Task, shape: Shape) -> Layers:
+    """The layers of the task's model from the input to the output, for examples of a shape (*S).
+
+    Raises:
+        Unreadable: why the calls cannot be repeated on other inputs.
+    """
+    found = record(task, shape)
+    trained, uses = task.names, Counter(own for call in found.calls for own in call.sources)
+    known = {call.output: _known(call, found, uses) for call in found.calls}
+    inside = {own for at in known.values() if at for own in (*at.weights, *at.buffers)}
+    layers: list[Layer] = []
+    live, moving = {0}, set[int]()
+    missing = trained - set(found.named.values())
+    loose = dict(enumerate(sorted(missing), 1 + max([0, *known]))) | {
+        at: name for at, name in found.named.items() if at not in inside
+    }
+    for at, name in loose.items():
+        owns = name in trained
+        layers.append(Layer(Kind.TENSOR, {}, name, (), at, (), (), (name,), (), owns, live=owns))
+    for at, tensor in found.constants.items():
+        constant = Layer(Kind.TENSOR, {"tensor": tensor}, "a constant", (), at, (), live=False)
+        layers.append(constant)
+    moving |= {layer.output for layer in layers if layer.owns}
+    live |= moving
+    for call in found.calls:
+        own = known[call.output] or _any_call(call, live)
+        weights, buffers = (
+            tuple(None if at is None else found.named[at] for at in group)
+            for group in (own.weights, own.buffers)
+        )
+        name = next((weight.rpartition(".")[0] for weight in weights if weight), call.name)
+        owns, moves = not trained.isdisjoint(weights), not moving.isdisjoint(own.sources)
+        lives = owns or not live.isdisjoint(own.sources)
+        shapes = _example(call.before), _example(call.after)
+        place = (own.sources, call.output, *shapes, weights, buffers, owns, moves, lives)
+        layers.append(Layer(own.kind, own.options, name, *place))
+        moving |= {call.output} if moves or owns else set()
+        live |= {call.output} if lives else set()
+    return _needed(layers, found.output)
+
+
+def _needed(layers: Sequence[Layer], last: int) -> Layers:
+    """The layers on whose values the output depends, and all trained weights."""
+    wanted, kept = {last}, list[Layer]()
+    for layer in reversed(layers):
+        if layer.output in wanted or (layer.kind is Kind.TENSOR and layer.owns):
+            wanted.update(layer.sources)
+            kept.append(layer)
+    if not kept or kept[0].output != last or kept[0].kind is Kind.TENSOR:
+        raise Unreadable("the output does not depend on the input")
+    return tuple(reversed(kept))
+
+
+def _example(shape: Sequence[Any]) -> Shape:
+    return tuple(side for side in shape[1:] if isinstance(side, int))
+
+
+def _known(call: Call, found: Recording, uses: Counter[int]) -> Known | None:
+    """The kind of a call, if it has one: its arguments are numbers of sources then."""
+    make = _FUNCTIONS.get(call.function)
+    if make is None or call.part is not None:
+        return None
+    try:
+        at = make(call, *call.arguments, **call.options)
+    except (TypeError, Unreadable):  # in a form that has no kind
+        return None
+    if at is None or not all(isinstance(own, Slot) for own in at.sources):
+        return None
+    groups = [
+        tuple(call.sources[own.at] if isinstance(own, Slot) else own for own in group)
+        for group in at[2:]
+    ]
+    values, weights, buffers = groups
+    named = {own for own in (*weights, *buffers) if own is not None}
+    alone = all(uses[own] == 1 for own in weights if own is not None)
+    fixed = not any(isinstance(own, PerExample) for own in _inside(at.options))
+    if not named <= found.named.keys() or not named.isdisjoint(values) or not alone or not fixed:
+        return None
+    return Known(at.kind, at.options, values, weights, buffers)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        for own in value:
+            yield from _inside(own)
+    else:
+        yield value
+
+
+def _any_call(call: Call, live: set[int]) -> Known:
+    straight = call.function in _STRAIGHT
+    straight |= call.function in _DIFFERENCES and call.arguments == (Slot(0), Slot(1))
+    straight |= (
+        call.function is functional.pad
+        and not any(call.arguments[3:])
+        and not (call.options.get("value"))
+    )
+    options = {"call": call, "live": tuple(own in live for own in call.sources)}
+    return Known(Kind.STRAIGHT if straight else Kind.CURVED, options, call.sources)
+
+
+def _everywhere(*names: str) -> Iterator[Any]:
+    """PyTorch's functions and methods of these names."""
+    for owner in (torch, Tensor):
+        for name in names:
+            for form in (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__"):
+                if hasattr(owner, form):
+                    yield getattr(owner, form)
+
+
+def _linear(_: Call, x: Any, weight: Any, bias: Any = None) -> Known:
+    return Known(Kind.LINEAR, {}, (x,), (weight, bias))
+
+
+_DEFAULTS = {
+    **dict.fromkeys(("weight", "bias")),
+    **dict.fromkeys(("stride", "dilation", "groups"), 1),
+    **{"padding": 0, "training": False, "momentum": 0.1, "eps": 1e-5},
+}
+_Maker = Callable[..., "Known | None"]
+
+
+def _reads(names: str) -> Callable[[Callable[[Call, dict[str, Any]], Known]], _Maker]:
+    """A reader of a call from its arguments by name, with PyTorch's defaults."""
+
+    def decorate(make: Callable[[Call, dict[str, Any]], Known]) -> _Maker:
+        def of(call: Call, *given: Any, **options: Any) -> Known:
+            named = dict(zip(names.split(), given, strict=False)) | options
+            return make(call, _DEFAULTS | named)
+
+        return of
+
+    return decorate
+
+
+def _convolution(call: Call, at: dict[str, Any]) -> Known:
+    own = (at[name] for name in ("stride", "padding", "dilation", "groups"))
+    turned = "transpose" in call.name
+    more = (at.get("output_padding", 0),) if turned else ()
+    options = convolution(call.shapes[at["weight"].at][2:], *own, *more)
+    return Known(Kind.CONVOLUTION, options, (at["input"],), (at["weight"], at["bias"]))
+
+
+@_reads("input running_mean running_var weight bias training momentum eps")
+def _batch_norm(_: Call, at: dict[str, Any]) -> Known:
+    own = ({"eps": at["eps"]}, (at["input"],), (at["weight"], at["bias"]))
+    if at["training"]:
+        return Known(Kind.BATCH_STATISTICS, *own)
+    return Known(Kind.BATCH_NORM, *own, (at["running_mean"], at["running_var"]))
+
+
+@_reads("input normalized_shape weight bias eps")
+def _layer_norm(_: Call, at: dict[str, Any]) -> Known:
+    options = {"shape": tuple(at["normalized_shape"]), "eps": at["eps"]}
+    return Known(Kind.LAYER_NORM, options, (at["input"],), (at["weight"], at["bias"]))
+
+
+@_reads("input num_groups weight bias eps")
+def _group_norm(_: Call, at: dict[str, Any]) -> Known:
+    options = {"groups": at["num_groups"], "eps": at["eps"]}
+    return Known(Kind.GROUP_NORM, options, (at["input"],), (at["weight"], at["bias"]))
+
+
+def _sum(_: Call, input: Any, other: Any) -> Known:
+    return Known(Kind.SUM, {}, (input, other))
+
+
+def _softmax(_: Call, input: Any, dim: int, **more: Any) -> Known | None:
+    same = more.get("dtype") is None
+    return Known(Kind.SOFTMAX, {"dim": dim}, (input,)) if same else None
+
+
+def _mean(call: Call, input: Any, dim: Any, keepdim: bool = False) -> Known | None:
+    sides = len(call.before)
+    dims = tuple(d % sides for d in ([dim] if isinstance(dim, int) else dim))
+    whole = 0 in dims  # the examples, too
+    return None if whole else Known(Kind.MEAN, {"dims": dims, "keep": keepdim}, (input,))
+
+
+def _reshape(call: Call, input: Any, *_: Any, **__: Any) -> Known | None:
+    examples = PerExample(0, 1)
+    ends = call.before[:1] == call.after[:1] == (examples,)
+    shape = call.after[1:]
+    fits = ends and not any(isinstance(own, PerExample) for own in (*shape, *call.before[1:]))
+    return Known(Kind.RESHAPE, {"shape": shape}, (input,)) if fits else None
+
+
+def _dropout(_: Call, input: Any, p: float = 0.5, training: bool = True, **__: Any) -> Known | None:
+    return Known(Kind.IDENTITY, {}, (input,)) if not training or p == 0 else None
+
+
+def _activation(make: Any) -> Callable[..., Known]:
+    return lambda _, input, *options, **more: Known(
+        Kind.ACTIVATION, {"function": make(*options, **more)}, (input,)
+    )
+
+
+def _pool(make: Any) -> Callable[..., Known | None]:
+    def of(call: Call, input: Any, *options: Any, **more: Any) -> Known | None:
+        kind, chosen = make(*options, **more)
+        return Known(kind, chosen, (input,)) if len(call.before) == 4 else None
+
+    return of
+
+
+def _product(_: Call, input: Any, other: Any) -> Known:
+    if not isinstance(input, Slot):
+        input, other = other, input
+    if isinstance(other, int | float):
+        return Known(Kind.SCALE, {"factor": other}, (input,))
+    return Known(Kind.PRODUCT, {}, (input, other))
+
+
+def _quotient(_: Call, input: Any, other: Any) -> Known | None:
+    number = isinstance(other, int | float) and bool(other)
+    return Known(Kind.SCALE, {"factor": 1 / other}, (input,)) if number else None
+
+
+def _matrix_product(call: Call, input: Any, other: Any) -> Known | None:
+    one, two = (call.shapes[own.at] for own in (input, other))
+    stacks = len(one) == len(two) > 2 and one[:-2] == two[:-2]
+    return Known(Kind.MATRIX_PRODUCT, {}, (input, other)) if stacks else None
+
+
+def _permute(call: Call, input: Any, *dims: Any) -> Known | None:
+    order = dims[0] if len(dims) == 1 else dims
+    sides = len(call.before)
+    return Known(Kind.PERMUTE, {"order": tuple(d % sides for d in order)}, (input,))
+
+
+def _transpose(call: Call, input: Any, one: int, two: int) -> Known:
+    order = list(range(len(call.before)))
+    order[one], order[two] = order[two], order[one]
+    return Known(Kind.PERMUTE, {"order": tuple(order)}, (input,))
+
+
+_FUNCTIONS: dict[Any, _Maker] = {
+    **{
+        getattr(torch, f"conv{form}{sides}d"): _reads(f"input weight bias {names}")(_convolution)
+        for sides in (1, 2, 3)
+        for form, names in (
+            ("", "stride padding dilation groups"),
+            ("_transpose", "stride padding output_padding groups dilation"),
+        )
+    },
+    **{function: _activation(make) for function, make in activations.OF_CALLS.items()},
+    **dict.fromkeys(_everywhere("add"), _sum),
+    **dict.fromkeys(_everywhere("mul"), _product),
+    **dict.fromkeys((*_everywhere("div", "true_divide"), Tensor.__truediv__), _quotient),
+    **dict.fromkeys(_everywhere("matmul", "bmm"), _matrix_product),
+    **dict.fromkeys(_everywhere("permute"), _permute),
+    **dict.fromkeys(_everywhere("transpose", "swapaxes", "swapdims"), _transpose),
+    **dict.fromkeys((functional.softmax, torch.softmax, Tensor.softmax), _softmax),
+    **dict.fromkeys(_everywhere("mean"), _mean),
+    **dict.fromkeys(_everywhere("reshape", "flatten", "unflatten"), _reshape),
+    functional.linear: _linear,
+    functional.batch_norm: _batch_norm,
+    functional.layer_norm: _layer_norm,
+    functional.group_norm: _group_norm,
+    functional.avg_pool2d: _pool(average_pool),
+    functional.adaptive_avg_pool2d: _pool(adaptive_pool),
+    **dict.fromkeys((torch.max_pool2d, functional.max_pool2d), _pool(max_pool)),
+    **dict.fromkeys(
+        (getattr(functional, f"dropout{of}") for of in ("", "1d", "2d", "3d")), _dropout
+    ),
+    Tensor.contiguous: lambda _, input, **__: Known(Kind.IDENTITY, {}, (input,)),
+}
+"""How to read each function that has a kind, by its arguments."""
+_DIFFERENCES = {*_everywhere("sub", "subtract")}
+_NAMES = """
+    reshape flatten unflatten reshape_as expand expand_as broadcast_to squeeze unsqueeze permute
+    transpose movedim t cat concat stack hstack vstack chunk split unbind narrow select getitem
+    index_select gather roll flip rot90 repeat repeat_interleave tile mean sum neg cumsum diff clone
+    pixel_shuffle pixel_unshuffle
+"""
+_STRAIGHT = {
+    *_everywhere(*_NAMES.split()),
+    *(getattr(Tensor, name).__get__ for name in ("T", "mT")),
+    functional.interpolate,
+    *(getattr(functional, f"avg_pool{sides}d") for sides in (1, 2, 3)),
+    *(getattr(functional, f"adaptive_avg_pool{sides}d") for sides in (1, 2, 3)),
+    functional.unfold,
+    functional.fold,
+}
+"""Functions that are linear in all their tensors of floating point together."""
