@@ -186,7 +186,7 @@ def main() -> None:
         print(lines[-1], flush=True)
     if "--print" not in sys.argv:
         page = Path(__file__).parent.parent / "docs" / "attack_quality.md"
-        _, heading, section = page.read_text(encoding="utf-8").partition("\n## Series and")
+        _, heading, section = page.read_text(encoding="utf-8").partition("\n## A learned prior")
         page.write_text("\n".join(lines) + "\n" + heading + section, encoding="utf-8")
 
 

@@ -188,6 +188,7 @@ FEW = {
     "inverting_gradients_large_steps": attacks.inverting_gradients_large_steps(steps=10),
     "law_evolution": attacks.LawEvolution(population=4, generations=2),
     "law_matching": attacks.LawMatching(steps=5),
+    "learned_prior": attacks.LearnedPrior(steps=8, restarts=1, levels=2, training=3),
     "linear_inversion": LinearInversion(),
     "tab_leak": attacks.TabLeak(steps=1, restarts=1),
     "token_matching": attacks.TokenMatching(steps=10, restarts=1, moves=2),

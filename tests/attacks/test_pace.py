@@ -41,6 +41,7 @@ SEARCHES = {
     "fed_avg_matching": {"steps": 400},
     "grad_inversion": {"steps": 400},
     "gias": {"weight_steps": 400},
+    "learned_prior": {"steps": 400, "training": 1},
     "cocktail_party_images": {"solver": "published"},
 }
 
@@ -96,3 +97,4 @@ def test_evaluations_are_counted_from_the_settings():
     assert counts["fed_avg_matching"] == 1000 + 100 * (4 + 5)
     assert planned(lb.attacks.FedAvgMatching(local_steps=3)) == 1000 + 100 * 4
     assert counts["gias"] == 2 * 1000
+    assert counts["learned_prior"] == 2 * 800

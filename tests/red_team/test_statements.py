@@ -158,6 +158,7 @@ OTHERS = [
     "inverting_gradients_gradattack",
     "inverting_gradients_large_steps",
     "law_evolution",
+    "learned_prior",
     "mean_image",
     "mixed_start",
     "sparse_gradient_inversion",
@@ -166,7 +167,7 @@ OTHERS = [
     "strong_matching",
 ]
 """All built-in attacks but the two that read noise which depends on the batch."""
-SHORT = {"steps": 40, "restarts": 1}
+SHORT = {"steps": 40, "restarts": 1, "training": 200}
 
 
 def planned(names, seeds, server):

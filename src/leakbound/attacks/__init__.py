@@ -41,6 +41,9 @@ from leakbound.attacks.matching.rows import TabLeak
 from leakbound.attacks.mixed_start import MixedStart
 from leakbound.attacks.patch_span import PatchSpan
 from leakbound.attacks.patches import PatchInversion
+from leakbound.attacks.prior.attack import LearnedPrior
+from leakbound.attacks.prior.files import load_prior, save_prior
+from leakbound.attacks.prior.training import train_prior
 from leakbound.attacks.sparse import SparseRecovery
 from leakbound.attacks.sparse_inversion import (
     sparse_gradient_inversion,
@@ -75,6 +78,7 @@ __all__ = [
     "GradientMatching",
     "LawEvolution",
     "LawMatching",
+    "LearnedPrior",
     "LinearInversion",
     "LinearTrap",
     "MeanImage",
@@ -104,8 +108,11 @@ __all__ = [
     "inverting_gradients_large_steps",
     "label_accuracy",
     "label_totals",
+    "load_prior",
+    "save_prior",
     "settings_hash",
     "sparse_gradient_inversion",
     "sparse_gradient_inversion_paper",
     "strong_matching",
+    "train_prior",
 ]

@@ -88,6 +88,12 @@ def tick() -> bool:
     return pace.cut
 
 
+def is_over() -> bool:
+    """Whether the time is up, for computation that counts no steps."""
+    pace = _OPEN.get()
+    return pace is not None and pace.over
+
+
 @contextmanager
 def ended_by_interrupt(pace: Pace) -> Iterator[None]:
     """The first Ctrl-C ends the pace: searches return their best, and the interrupt is raised after

@@ -18,7 +18,7 @@ WIDEST, NAMES = 80, 28
 """Columns of the help, and of its names."""
 PROGRAM = "leakbound "
 GROUPS = {
-    "Measure": ("schema", "audit", "attack", "capture", "train"),
+    "Measure": ("schema", "audit", "attack", "capture", "train", "train-prior"),
     "Bound and choose noise": ("bound", "calibrate"),
     "Read and report": ("report", "compare", "evidence", "list"),
 }

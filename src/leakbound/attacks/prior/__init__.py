@@ -1,0 +1,1 @@
+"""A learned prior: a small denoiser of public examples, and the attack that uses it."""
