@@ -12,13 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from scipy import stats
 
 import leakbound as lb
+from leakbound.assess.criterion import Criterion
+from leakbound.audit import diagnose
+from leakbound.domains import of_shape
 from leakbound.random import stream
 
 ATTACKS = ("inverting_gradients", "strong_matching", "gauss_newton")
@@ -35,8 +40,8 @@ SETTINGS = {
 FIRST = 2000
 
 
-def one_round(setting: str, seed: int) -> dict[str, list[float]]:
-    """Mean PSNR over the batch and CPU seconds, by attack."""
+def one_round(setting: str, seed: int) -> dict[str, Any]:
+    """Mean PSNR over the batch, CPU seconds and matched examples, by attack; and the diagnosis."""
     model, size, defense = SETTINGS[setting]
     digits = lb.data.load("mnist5k")
     public = digits.batch(torch.arange(0, 5000, 3))
@@ -58,18 +63,31 @@ def one_round(setting: str, seed: int) -> dict[str, list[float]]:
             probability=None,
         )
         found[attack] = [float(np.mean(one.scores)), time.process_time() - began]
+        found[attack] += [sum(one.assessment.matched)]
+    began = time.process_time()
+    criterion = Criterion.of(of_shape((1, 28, 28)))
+    why = diagnose(one.round, criterion, stream(seed, "why"), public=public)
+    found["why"] = [why.word, time.process_time() - began]
     return found
 
 
-def row(setting: str, rounds: list[dict[str, list[float]]]) -> str:
+def row(setting: str, rounds: list[dict[str, Any]]) -> str:
     """A line of the table: means, and the paired difference to the better of the matchings."""
     scores = {name: np.array([one[name][0] for one in rounds]) for name in ATTACKS}
     best = max(ATTACKS[:2], key=lambda name: scores[name].mean())
     gain = scores["gauss_newton"] - scores[best]
     half = stats.t.ppf(0.975, len(gain) - 1) * gain.std(ddof=1) / len(gain) ** 0.5
     seconds = [np.median([one[name][1] for one in rounds]) for name in ATTACKS]
-    over = " / ".join(str(int((scores[name] >= 20).sum())) for name in ATTACKS)
+    over = " / ".join(str(sum(one[name][2] for one in rounds)) for name in ATTACKS)
     cells = [f"{scores[name].mean():.1f}" for name in ATTACKS]
+    words = Counter(one["why"][0].split(",")[0] for one in rounds)
+    missed = [one for one in rounds if max(one[name][2] for name in ATTACKS[:2]) == 0]
+    print(
+        setting,
+        words,
+        len(missed),
+        Counter((one["why"][0], one["gauss_newton"][2] > 0) for one in missed),
+    )
     return (
         f"| {setting} | {len(rounds)} | {' | '.join(cells)} | {gain.mean():+.1f} ± {half:.1f} "
         f"| {int((gain > 0).sum())} | {over} | {' / '.join(f'{s:.0f}' for s in seconds)} |"

@@ -58,7 +58,7 @@ def pages() -> dict[str, str]:
         "| Plans | [every key](plan_keys.md) |\n"
         "| Attacks and defenses | [each attack](../attacks/index.md), "
         "[each defense](../defenses/index.md) |\n"
-        "| Schemas | [records.jsonl and utility.jsonl](records.schema.json), "
+        "| Schemas | [records.jsonl, utility.jsonl, diagnosis.jsonl](records.schema.json), "
         "[report.json](report.schema.json) |\n\n"
         "## Python\n\nThese pages come from the docstrings. Names in a module's `__all__` are "
         "public; the rest may change.\n\n"

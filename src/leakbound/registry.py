@@ -215,8 +215,10 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     raise ValueError(f"{name} is {value!r}; give a value of type {' or '.join(words)}")
 
 
-WORD = re.compile(r""""[^"]*"|'[^']*'|=\s*(?!(?:true|false|inf|nan)\b)([a-z_]\w*)(?=\s*(?:,|$))""")
-"""A string, or a value that is a word without quotes and no keyword of TOML."""
+WORD = re.compile(
+    r""""[^"]*"|'[^']*'|=\s*(?!(?:true|false|inf|nan)\s*(?:,|$))([a-zA-Z_~/][\w.:/~-]*)(?=\s*(?:,|$))"""
+)
+"""A string, or a value without quotes: a word or a path, and no keyword of TOML."""
 LIMIT = 1 << 20
 """Characters of a name with its settings."""
 

@@ -602,11 +602,11 @@ def read(path: Path, kind: type[R]) -> Iterator[R | Damage]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of `Assessment` and `Training`."""
-    found, parts = msgspec.json.schema_components((Assessment, Training))
+    """The JSON schema of `Assessment`, `Training` and `Diagnosis`."""
+    found, parts = msgspec.json.schema_components((Assessment, Training, Diagnosis))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A line of records.jsonl or utility.jsonl",
+        "title": "A line of records.jsonl, utility.jsonl or diagnosis.jsonl",
         "anyOf": list(found),
         "$defs": {name.removeprefix("#/$defs/"): value for name, value in parts.items()},
     }

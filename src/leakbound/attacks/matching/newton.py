@@ -36,8 +36,6 @@ switch on or off, no descending path may lead to the solution.
 """
 STALLED, WAIT = 0.98, 6
 """A search ends if the last steps did not bring the lowest objective below this share."""
-FITTED = 1.2
-"""An update counts as explained at this multiple of its noise's share."""
 SOLVED = 1e-8
 """A linear system is solved if the residual's squared norm fell by this."""
 
@@ -148,7 +146,7 @@ class GaussNewton(Attack):
         steps: steps of a search.
         directions: conjugate-gradient iterations of a step, each two derivatives of the update.
         restarts: the largest number of starts: the prior's mean, the answer of gradient matching,
-            then draws from the prior. An update that is explained needs no further one.
+            then draws from the prior. An exact update that is explained needs no further one.
         matching: steps of that gradient matching; 0 for none.
         prior: "public", or "none" for a search from the middle of the input range.
         labels: "told" (inferred if they are not known) or "inferred".
@@ -202,7 +200,7 @@ class GaussNewton(Attack):
                 trace += falls
             said = unexplained_problem(objective, x, labels)
             answers.append(Reconstruction(boxed(x, task), labels, trace[-1], tuple(trace), said))
-            if trace[-1] < max(SOLVED, FITTED * objective.noise_share):
+            if trace[-1] < SOLVED:
                 break
         return min(answers, key=rank)
 
