@@ -195,3 +195,18 @@ def test_a_broken_package_is_named(monkeypatch):
     _install(monkeypatch, Point("theirs", ImportError("No module named 'x'")))
     with pytest.raises(ValueError, match=r"'other.package:theirs' .* does not load: No module"):
         entries("defense")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("prior=digits.safetensors", "digits.safetensors"),
+        ("prior=/home/me/a-b.safetensors", "/home/me/a-b.safetensors"),
+        ("prior=my.module:build", "my.module:build"),
+        ("prior=true", True),
+        ("prior=1.5", 1.5),
+        ("prior='with space'", "with space"),
+    ],
+)
+def test_paths_need_no_quotes(text, value):
+    assert registry.spec_of("attack", f"learned_prior,{text}")["prior"] == value
