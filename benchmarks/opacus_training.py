@@ -19,7 +19,7 @@ import warnings
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import optimize, stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -120,9 +120,8 @@ def main() -> None:
     epochs, seeds = (1, 2) if tiny else (EPOCHS, SEEDS)
     held = parts()
     steps = -(-held["train"].size // BATCH)
-    noise = conversions.noise_for(
-        epsilon=EPSILON, delta=DELTA, steps=epochs * steps, sampling_rate=1 / steps
-    )
+    at = {"delta": DELTA, "steps": epochs * steps, "sampling_rate": 1 / steps}
+    noise = optimize.brentq(lambda s: conversions.epsilon(s, **at) - EPSILON, 0.3, 30.0)
     size = sum(p.numel() for p in model(0).parameters())
     print(f"{size} weights, {epochs} epochs of {steps} steps, noise multiplier {noise:.3f}")
     found: dict[str, list[float]] = {}

@@ -13,7 +13,7 @@ from scipy import optimize, special, stats
 
 from leakbound import data
 from leakbound.bounds import balls, counting
-from leakbound.bounds.counting import PublicSample, count_limit, profile_limit
+from leakbound.bounds.counting import PublicSample, count_limit
 from leakbound.bounds.distances import SquaredError
 from leakbound.risk.corridor import TrainingSetting, success_bound
 
@@ -138,6 +138,10 @@ def test_too_many_pairs_leave_the_count_of_neighbors(monkeypatch):
 def test_self_bounding_limits_of_the_sheet():
     for seen, wanted in ((1, 5.74), (2, 7.69), (3, 9.43), (5, 12.63), (10, 19.85)):
         assert counting.self_bounding_limit(seen) == pytest.approx(wanted, abs=0.006)
+
+
+def profile_limit(each, lift, guesses=1, confidence=counting.CONFIDENCE):
+    return counting._profile_limit(each, counting._envelope(lift), guesses, confidence)
 
 
 def profiled(sample, **more):

@@ -67,10 +67,6 @@ INVERSES = {
     ),
     "gaussian noise": (identification.gaussian.noise_for, {"kappa": KAPPA, "steps": STEPS}),
     "exact noise": (exact.noise_for, {"dim": STEPS[1:] * 9, "eta": ETA[:1] / 9}),
-    "noise for epsilon": (
-        lambda gamma, **given: conversions.noise_for(epsilon=gamma, delta=1e-5, **given),
-        {"steps": STEPS[:2], "sampling_rate": np.array([0.1, 1.0])},
-    ),
 }
 
 

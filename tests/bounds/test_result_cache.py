@@ -26,9 +26,6 @@ ASKED = {
     ),
     "epsilon": lambda: conversions.epsilon(0.9, delta=1e-6, steps=50, sampling_rate=0.05),
     "noise": lambda: subsampled.noise_for(0.2, sampling_rate=0.05, steps=30, kappa=0.01),
-    "noise for epsilon": lambda: conversions.noise_for(
-        epsilon=1.0, delta=1e-5, steps=50, sampling_rate=0.05
-    ),
     "several kinds": lambda: mixed_steps.hidden_upper(PARTS, LOG_KAPPA),
     "epsilon of several": lambda: mixed_steps.epsilon(PARTS, 1e-5, visible=False),
 }

@@ -281,7 +281,6 @@ REFUSED = {
     "same": lambda: _images(nn.Conv2d(1, 1, 3, padding="same")),
     "transposed": lambda: _images(nn.ConvTranspose2d(1, 1, 1)),
     "residual": lambda: nn.Sequential(nn.Flatten(), _Doubled(), nn.Linear(16, 3)),
-    "dropout": lambda: _images(nn.Dropout(0.5)).eval(),
     "tied": _tied,
     "hook": lambda: _hooked("register_forward_hook"),
     "hook before": lambda: _hooked("register_forward_pre_hook"),

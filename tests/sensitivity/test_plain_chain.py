@@ -179,7 +179,7 @@ REFUSED = {
         nn.Conv2d(1, 1, 3), nn.LeakyReLU(-0.5), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)
     ),
     "batch_dimension": lambda: nn.Sequential(
-        nn.Flatten(0, 1), nn.Flatten(), nn.Linear(36, 3), nn.Tanh()
+        nn.Conv2d(1, 2, 1), nn.Flatten(0, 1), nn.Flatten(), nn.Linear(36, 3), nn.Tanh()
     ),
     "indices": lambda: nn.Sequential(nn.Linear(6, 6), nn.MaxPool2d(6, return_indices=True)),
     "four_sided": lambda: nn.Sequential(nn.Linear(6, 3)),
@@ -202,14 +202,15 @@ def test_images_that_a_convolution_would_take_for_channels_are_refused():
 def test_pools_go_before_activations_only_where_these_keep_order():
     order = [
         type(m).__name__
-        for _, m in plain_chain.plan(_task(CHAINS["pools"]), torch.zeros(1, 1, 6, 6))
+        for _, m, _ in plain_chain.plan(_task(CHAINS["pools"]), torch.zeros(1, 1, 6, 6))
     ]
     assert order[1:5] == ["MaxPool2d", "Tanh", "SiLU", "AvgPool2d"]
     bent = nn.Sequential(
         nn.Conv2d(1, 1, 3), nn.GELU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)
     )
     order = [
-        type(m).__name__ for _, m in plain_chain.plan(_task(lambda: bent), torch.zeros(1, 1, 6, 6))
+        type(m).__name__
+        for _, m, _ in plain_chain.plan(_task(lambda: bent), torch.zeros(1, 1, 6, 6))
     ]
     assert order[1:3] == ["GELU", "MaxPool2d"]
 
@@ -220,7 +221,10 @@ KNOWN = (nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.ELU, nn.GEL
 @pytest.mark.parametrize("kind", KNOWN, ids=lambda kind: kind.__name__)
 def test_slopes_and_second_derivatives_of_activations(kind):
     x = torch.linspace(-3, 3, 11, dtype=torch.float64)[None]
-    out, step = plain_chain.take(kind(), x, {})
+    *_, (_, module, function) = plain_chain.plan(
+        _task(lambda: nn.Sequential(nn.Linear(11, 11), kind())), x
+    )
+    out, step = plain_chain.take(module, function, x, {})
     close(out, kind()(x))
     ways = torch.ones(1, 1, 11, dtype=torch.float64)
     value, change = torch.func.jvp(kind(), (x,), (ways[0],))

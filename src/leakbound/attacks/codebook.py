@@ -56,9 +56,8 @@ class Codebook(Attack):
     the update, the attack takes the most probable counts of codewords. It simulates the client to
     find what one example adds. It estimates unknown noise from the row.
 
-    `bounds.codebook` gives the success probability and chooses the number of codewords for a noise
-    level. The attack cannot reconstruct an example that is farther from all codewords than the
-    criterion.
+    `bounds.codebook` gives the probability that noise leaves the right codeword on top. The attack
+    cannot reconstruct an example that is farther from all codewords than the criterion.
 
     Args:
         psnr: the criterion that the codebook targets, in dB.

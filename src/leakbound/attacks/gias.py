@@ -13,6 +13,7 @@ from leakbound import check
 from leakbound._util import user_code
 from leakbound.attacks.base import Attack
 from leakbound.attacks.matching.attack import GradientMatching
+from leakbound.attacks.matching.images import Images
 from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
 from leakbound.domains import has_neighbors
@@ -45,7 +46,7 @@ class Untrained(nn.Module):
         return cast(Tensor, self.last(x).sigmoid())
 
 
-class Generated:
+class Generated(Images):
     """Images of a generator: the search moves its latents, or one copy of its weights per image."""
 
     def __init__(
@@ -74,9 +75,6 @@ class Generated:
 
     def _one(self, weights: dict[str, Tensor], latent: Tensor) -> Tensor:
         return cast(Tensor, functional_call(self.model, weights, (latent[None],))[0])
-
-    def settle(self, box: tuple[float, float] | None) -> None:
-        """Do nothing: the images are clamped where they are drawn."""
 
 
 def build(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import Attack, BestOf, seen_task
-from leakbound.attacks.matching.attack import GradientMatching
+from leakbound.attacks.matching.attack import GradientMatching, inverting_gradients
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 MASKS = ("recovered", "blind", "told")
@@ -100,18 +100,11 @@ def sparse_gradient_inversion(
         >>> lb.simulate(model, batch, defense=withhold, attack=attack).scores[0] > 25
         True
     """
-    search = GradientMatching(
-        only_images=True,
-        total_variation=total_variation,
-        noise_variation=noise_variation,
-        smoothing=smoothing,
-        steps=steps,
-        learning_rate=learning_rate,
-        schedule="stages",
-        labels=labels,
-        ordered=ordered,
+    search = inverting_gradients(
+        steps, total_variation, learning_rate, 1, noise_variation, smoothing
     )
-    attack = SparseInversion(search, mask, eval_point)
+    assert isinstance(search, GradientMatching)  # of one start
+    attack = SparseInversion(replace(search, labels=labels, ordered=ordered), mask, eval_point)
     return BestOf(attack, restarts) if restarts > 1 else attack
 
 

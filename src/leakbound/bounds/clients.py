@@ -15,12 +15,7 @@ from leakbound.bounds.law import between, one, positive, whole
 __all__ = ["adaptive_mu", "batch_size_power", "pure"]
 
 
-def adaptive_mu(
-    noise_multiplier: float,
-    *,
-    bit_noise: float,
-    norm_ratio: float = 1.0,
-) -> float:
+def adaptive_mu(noise_multiplier: float, *, bit_noise: float, norm_ratio: float = 1.0) -> float:
     """The mu of one round that releases the noisy sum and the noisy number of clipped clients.
 
     The noise of the sum is raised to z_v = (z^-2 - (2 s_b)^-2)^-1/2, so that both together are one

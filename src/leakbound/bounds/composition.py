@@ -18,16 +18,7 @@ from numpy.typing import ArrayLike
 from scipy import special, stats
 
 from leakbound.bounds.identification import gaussian, log_blind
-from leakbound.bounds.law import (
-    Array,
-    RiskLaw,
-    groups,
-    non_negative,
-    one,
-    probability,
-    rate,
-    whole,
-)
+from leakbound.bounds.law import Array, RiskLaw, groups, non_negative, one, probability, rate, whole
 from leakbound.bounds.privacy_loss import TAIL, curve, sealed
 from leakbound.bounds.roots import crossing, edge, last_that, least_root
 

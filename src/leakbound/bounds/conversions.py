@@ -1,8 +1,8 @@
-"""Convert a noise multiplier to and from (epsilon, delta) and mu-GDP.
+"""Convert a noise multiplier to (epsilon, delta) and mu-GDP.
 
 Neighbors differ by one example that is added or removed. Full batches have a closed form, valid for
-epsilon up to 1e9 and delta down to 1e-300. Sampled batches use the composed privacy loss in both
-directions, rounded upwards and never above the closed form without sampling.
+epsilon up to 1e9 and delta down to 1e-300. Sampled batches use the composed privacy loss,
+rounded upwards and never above the closed form without sampling.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from scipy import special
 
 from leakbound.bounds.law import Array, arguments, groups, one
 from leakbound.bounds.privacy_loss import curve
-from leakbound.bounds.roots import FAR, edge, least_where
+from leakbound.bounds.roots import least_where
 
-__all__ = ["delta", "epsilon", "log_delta", "mu", "noise_for"]
+__all__ = ["delta", "epsilon", "log_delta", "mu"]
 
 Delta = Callable[[Array], Array]
 """delta as a function of epsilon."""
@@ -100,36 +100,6 @@ def epsilon(
     return one(found)
 
 
-def noise_for(
-    *,
-    epsilon: ArrayLike,
-    delta: ArrayLike,
-    steps: ArrayLike = 1,
-    sampling_rate: ArrayLike = 1.0,
-) -> Any:
-    """The smallest noise multiplier that gives (epsilon, delta); it errs upwards only.
-
-    Shapes, arguments, errors and source as in `delta`.
-
-    Example:
-        >>> round(noise_for(epsilon=1.0, delta=1e-5), 4)
-        3.7306
-    """
-    level, most, q, count = arguments(
-        epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, steps=steps
-    )
-
-    def holds(place: Array) -> Array:
-        return np.asarray(log_delta(np.exp(-place), level) <= np.log(most))
-
-    far = np.full(level.shape, FAR)
-    found = np.array(np.exp(least_where(holds, -far, far)) * np.sqrt(count) * (1 + 1e-15))
-    for place in np.flatnonzero(q < 1):
-        own = (float(v.flat[place]) for v in (level, most, q, count, found))
-        found.flat[place] = _sampled_noise(*own)
-    return one(found)
-
-
 def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
     """Log of Phi(-u) - e^epsilon Phi(-v), u = epsilon / mu - mu / 2, v = u + mu; broadcasts.
 
@@ -169,10 +139,9 @@ def _full_epsilon(m: Array, level: Array) -> Array:
     return np.where(m == 0, 0.0, np.where(m == np.inf, np.inf, found))
 
 
-def _larger(noise: float, q: float, count: int, rough: bool = False) -> Delta | None:
+def _larger(noise: float, q: float, count: int) -> Delta | None:
     """The larger delta of adding and removing; None if the grid would be too coarse."""
-    there = curve(noise, q, count, rough=rough)
-    back = curve(noise, q, count, False, rough=rough)
+    there, back = curve(noise, q, count), curve(noise, q, count, False)
     if there is None or back is None:
         return None
     return lambda level: np.asarray(np.maximum(there.at(level), back.at(level)))
@@ -187,19 +156,3 @@ def _sampled(sigma: Array, q: Array, count: Array) -> Iterator[tuple[Any, Delta]
             found = _larger(noise, some, int(number))
             if found is not None:
                 yield here, found
-
-
-def _sampled_noise(level: float, most: float, q: float, count: float, high: float) -> float:
-    """As in `composition`: from the noise without sampling down to where delta is too large."""
-
-    def excess(place: float, rough: bool = False) -> float:
-        noise = float(np.exp(place))
-        found = float(np.exp(log_delta(np.sqrt(count) / noise, level)))
-        composed = _larger(noise, q, int(count), rough)
-        if composed is not None:
-            found = min(found, float(composed(np.array(level))))
-        return float(np.log(max(found, 1e-300)) - np.log(most))
-
-    fine = float(np.log(high)) + 1e-9
-    found = edge(excess, fine, -1, rough=lambda x: excess(x, True))
-    return 0.0 if fine - found >= FAR else float(np.exp(found))

@@ -38,7 +38,6 @@ __all__ = [
     "count_least",
     "count_limit",
     "examples_needed",
-    "profile_limit",
     "same_law",
     "self_bounding_limit",
 ]
@@ -264,8 +263,9 @@ class PublicSample(Baseline):
         probability; for several eta they hold jointly.
 
         Args:
-            lift: as in `profile_limit`: a noise multiplier for one full-batch release, or a
-                function from a success without the training to one with it.
+            lift: F, concave and rising: from the logarithm of a prior-only success to an upper
+                bound on the success with the update, such as the trade-off function of a whole
+                training. A number is the noise multiplier of one full-batch release.
             eta: mean squared errors, or levels of another distance.
 
         Example:
@@ -432,36 +432,18 @@ def anchors(levels: Array) -> Array:
     return rising if len(rising) <= ANCHORS else rising[places]
 
 
-def profile_limit(
-    each: list[Array], lift: Lift | float, *, guesses: int = 1, confidence: float = CONFIDENCE
+def _profile_limit(
+    each: list[Array], envelope: tuple[Array, Array], guesses: int, confidence: float
 ) -> float:
-    """Upper limit on every attacker's success from the neighbor count of each public example.
+    """Upper limit on every attacker's success, with d_i = `each`, one array per class.
 
     A candidate chosen without the update matches example i with a probability q_i, with
     sum q_i / d_i <= `guesses`, because the ball around it holds at most d_i examples. The update
     lifts q_i to F(q_i). The largest mean of F(q_i) is a function of the sample that changes little
     with one example (it is self-bounding), which gives the limit for the distribution.
 
-    Args:
-        each: d_i of the examples, one array per class if labels are known (else one array).
-        lift: F, concave and rising: from the logarithm of a prior-only success to an upper bound on
-            the success with the update. This is the trade-off function of a whole training. A
-            number is the noise multiplier of one release of the Gaussian mechanism.
-        guesses: number of candidates, of which one has to match.
-        confidence: over the draw of the examples.
-
     Source: this project; Boucheron, Lugosi and Massart 2000 for self-bounding functions.
-
-    Example:
-        >>> round(profile_limit([np.ones(5000)], 0.94), 4)
-        0.0099
     """
-    return _profile_limit(each, _envelope(lift), guesses, confidence)
-
-
-def _profile_limit(
-    each: list[Array], envelope: tuple[Array, Array], guesses: int, confidence: float
-) -> float:
     seen = sum(_most_success(np.asarray(own, float), envelope, guesses) for own in each)
     n = sum(map(len, each))
     return min(1.0, self_bounding_limit(seen, confidence=confidence) / n)

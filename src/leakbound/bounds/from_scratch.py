@@ -31,11 +31,7 @@ from leakbound.bounds.law import (
 )
 from leakbound.bounds.roots import inward, least_root
 
-__all__ = [
-    "averaged",
-    "effective_noise",
-    "exact",
-]
+__all__ = ["averaged", "effective_noise", "exact"]
 
 Participation = Literal["visible", "hidden"]
 SMALLEST, LARGEST = 1e-160, 1e12

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[Any]  # of float64
-P = ParamSpec("P")
-T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -53,27 +51,6 @@ class RiskLaw:
     """
 
     scope: Scope
-
-
-class Scoped(Protocol[P, T_co]):
-    """A function that carries its scope."""
-
-    scope: Scope
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
-        """The function."""
-        ...
-
-
-def scoped(scope: Scope) -> Callable[[Callable[P, T_co]], Scoped[P, T_co]]:
-    """Set the attribute `scope` of a function that has no inverses."""
-
-    def mark(function: Callable[P, T_co]) -> Scoped[P, T_co]:
-        marked = cast(Scoped[P, T_co], function)
-        marked.scope = scope
-        return marked
-
-    return mark
 
 
 def positive(name: str, value: ArrayLike, *, infinite: bool = False) -> Array:

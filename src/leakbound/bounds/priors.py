@@ -138,12 +138,7 @@ class GaussianPrior(Prior):
 
     mean: Array
 
-    def __init__(
-        self,
-        mean: Any,
-        covariance: Any,
-        components: int | None = None,
-    ) -> None:
+    def __init__(self, mean: Any, covariance: Any, components: int | None = None) -> None:
         center = real("mean", mean, 1)
         m = len(center)
         values, vectors = _principal(covariance, m)

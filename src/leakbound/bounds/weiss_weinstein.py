@@ -42,12 +42,7 @@ _SCALES = (1.0, 0.7, 0.4, 0.2, 0.1)
 
 
 def weiss_weinstein_bound(
-    overlaps: Any,
-    steps: Any,
-    prior: Prior,
-    *,
-    directions: Any = None,
-    confidence: float = 0.99,
+    overlaps: Any, steps: Any, prior: Prior, *, directions: Any = None, confidence: float = 0.99
 ) -> ErrorBound:
     """The Weiss-Weinstein bound from overlaps at sampled images, as a lower confidence limit.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 Kernel = Callable[..., Tensor]
@@ -185,18 +185,6 @@ class Elu(Activation):
 
 
 KINDS = (Rectifier, Clamp, Sigmoid, Tanh, Gelu, Silu, Softplus, Elu)
-_OF_MODULES: dict[type[nn.Module], tuple[Callable[..., Activation], str]] = {
-    nn.ReLU: (Rectifier, ""),
-    nn.ReLU6: (lambda: Clamp(0.0, 6.0), ""),
-    nn.LeakyReLU: (Rectifier, "negative_slope"),
-    nn.Hardtanh: (Clamp, "min_val max_val"),
-    nn.Sigmoid: (Sigmoid, ""),
-    nn.Tanh: (Tanh, ""),
-    nn.GELU: (Gelu, "approximate"),
-    nn.SiLU: (Silu, ""),
-    nn.Softplus: (Softplus, "beta threshold"),
-    nn.ELU: (Elu, "alpha"),
-}
 OF_CALLS: dict[Any, Callable[..., Activation]] = {
     functional.relu: lambda inplace=False: Rectifier(),
     functional.relu6: lambda inplace=False: Clamp(0.0, 6.0),
@@ -211,8 +199,3 @@ OF_CALLS: dict[Any, Callable[..., Activation]] = {
     **dict.fromkeys((functional.tanh, torch.tanh, Tensor.tanh), Tanh),
 }
 """From functions and tensor methods, by the arguments that follow the first."""
-
-
-def of_module(module: nn.Module) -> Activation | None:
-    make, options = _OF_MODULES.get(type(module), (None, ""))
-    return make(*(getattr(module, name) for name in options.split())) if make else None

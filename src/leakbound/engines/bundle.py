@@ -30,17 +30,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from leakbound.engines.activations import Activation
 from leakbound.engines.base import LINE, Pulled, aligned
+from leakbound.engines.calls import sequence
 from leakbound.engines.loss import closed, head
-from leakbound.engines.reader import (
-    Kind,
-    Layer,
-    Shape,
-    Unreadable,
-    plain_weights,
-    pools_first,
-    sequence,
-    without,
-)
+from leakbound.engines.reader import Kind, Layer, Shape, Unreadable, plain_weights, pools_first
 from leakbound.task import Loss, Task
 
 Pair = Sequence[int]
@@ -72,7 +64,6 @@ class BundledLayer:
 
 Build = Callable[[Tensor], BundledLayer]
 """A layer from the flat parameters (N, P) of all searches."""
-_KNOWN: WeakKeyDictionary[nn.Module, dict[Shape, BundlePlan | None]] = WeakKeyDictionary()
 _WORK: WeakKeyDictionary[nn.Module, dict[Shape, int]] = WeakKeyDictionary()
 _COUNTS = Lock()
 """PyTorch's counter sees the modules of every thread."""
@@ -88,13 +79,10 @@ class BundlePlan:
 
 
 def chain(task: Task, shape: Shape) -> BundlePlan | None:
-    known, key = _KNOWN.setdefault(task.model, {}), tuple(shape)
-    if key not in known:
-        try:
-            known[key] = _plan(task, key)
-        except Unreadable:
-            known[key] = None
-    return known[key] if closed(task.loss) else None
+    try:
+        return _plan(task, tuple(shape)) if closed(task.loss) else None
+    except Unreadable:
+        return None
 
 
 def work(task: Task, shape: Shape) -> int:
@@ -161,7 +149,7 @@ def _plan(task: Task, shape: Shape) -> BundlePlan:
     layers = sequence(task, shape)
     if len(layers[-1].after) != 1:
         raise Unreadable("the model's output is not one row of class scores per example")
-    builds = [_build(task, layer) for layer in pools_first(without(layers, Kind.IDENTITY))]
+    builds = [_build(task, layer) for layer in pools_first(layers)]
     modules = [task.model.get_submodule(layer.name) for layer in layers]
     linear = not any(layer.kind is Kind.CONVOLUTION for layer in layers)
     return BundlePlan(tuple(filter(None, builds)), "; ".join(map(repr, modules)), linear)
@@ -171,7 +159,7 @@ def _build(task: Task, layer: Layer) -> Build | None:
     kind, options, images = layer.kind, layer.options, len(layer.before) == 3
     if kind is Kind.ACTIVATION:
         return lambda _: BundledActivation(options["function"])
-    if kind is Kind.FLATTEN and options["whole"]:
+    if kind is Kind.RESHAPE and len(options["shape"]) == 1:
         return (lambda _: BundledFlatten()) if images else None
     if kind is Kind.LINEAR and len(layer.before) == 1:
         return lambda flat: BundledLinear(flat, _place(task, layer))

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from leakbound.engines import activations
@@ -30,6 +32,8 @@ from leakbound.engines.reader import (
 )
 from leakbound.engines.tape import Call, PerExample, Recording, Slot, record
 from leakbound.types import Task
+
+_SEQUENCES: WeakKeyDictionary[nn.Module, dict[Shape, Layers | str]] = WeakKeyDictionary()
 
 
 class Known(NamedTuple):
@@ -81,6 +85,72 @@ def read(task: Task, shape: Shape) -> Layers:
         moving |= {call.output} if moves or owns else set()
         live |= {call.output} if lives else set()
     return _needed(layers, found.output)
+
+
+def sequence(task: Task, shape: Shape) -> Layers:
+    """The layers of nested `nn.Sequential`s, or of one layer alone, by their modules' names.
+
+    Layers that compute nothing are left out. Kept while the model lives.
+
+    Raises:
+        Unreadable: the model has another form.
+    """
+    known, key = _SEQUENCES.setdefault(task.model, {}), tuple(shape)
+    if key not in known:
+        try:
+            known[key] = _sequence(task, key)
+        except Unreadable as reason:
+            known[key] = str(reason)
+    found = known[key]
+    if isinstance(found, str):
+        raise Unreadable(found)
+    return found
+
+
+def _sequence(task: Task, shape: Shape) -> Layers:
+    parts = _leaves(task.model)
+    if parts is None:
+        raise Unreadable("the model does not consist of nn.Sequential and layers of torch.nn only")
+    if any(map(_altered, task.model.modules())):
+        raise Unreadable("a module has hooks or its own forward")
+    if len(list(task.model.named_parameters(remove_duplicate=False))) != len(task.layout):
+        raise Unreadable("layers share weights")
+    try:
+        layers = read(task, shape)
+    except Exception as error:  # a caller of the model on such inputs will see it
+        raise Unreadable(f"the model cannot be read: {error}") from error
+    for layer in layers:
+        if layer.kind in (Kind.STRAIGHT, Kind.CURVED):
+            raise Unreadable(f"{layer.name} has no kind in this form")
+    if len(layers) != len(parts):
+        raise Unreadable("a module is more than one layer")
+    pairs = zip(parts, layers, strict=True)
+    kept = [(name, layer) for (name, _), layer in pairs if layer.kind is not Kind.IDENTITY]
+    return tuple(
+        replace(layer, name=name, sources=(at,), output=at + 1)
+        for at, (name, layer) in enumerate(kept)
+    )
+
+
+def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]] | None:
+    """The layers of nested `nn.Sequential`s by name; None if a module is not PyTorch's own."""
+    if type(model) is nn.Identity:
+        return []
+    if type(model) is not nn.Sequential:
+        return [(name, model)] if type(model).__module__.startswith("torch.nn.modules") else None
+    prefix, found = f"{name}." if name else "", list[tuple[str, nn.Module]]()
+    for own, module in model._modules.items():  # `named_children` leaves out repeated modules
+        parts = None if module is None else _leaves(module, prefix + own)
+        if parts is None:
+            return None
+        found += parts
+    return found
+
+
+def _altered(module: nn.Module) -> bool:
+    before = module._forward_pre_hooks or module._backward_pre_hooks
+    after = module._forward_hooks or module._backward_hooks
+    return bool(before or after or "forward" in vars(module))
 
 
 def _needed(layers: Sequence[Layer], last: int) -> Layers:

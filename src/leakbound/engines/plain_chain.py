@@ -17,44 +17,37 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from leakbound.engines import activations
 from leakbound.engines import weight_changes as changes
-from leakbound.engines.activations import Clamp, Rectifier
+from leakbound.engines.activations import Activation, Clamp, Rectifier
+from leakbound.engines.calls import sequence
 from leakbound.engines.directions import BYTES, Directions, RandomDirections, fitting
 from leakbound.engines.loss import example_delta_changes, example_deltas
-from leakbound.engines.reader import (
-    Kind,
-    Layer,
-    Unreadable,
-    plain_weights,
-    pools_first,
-    sequence,
-    without,
-)
+from leakbound.engines.reader import Kind, Layer, Unreadable, plain_weights, pools_first
 from leakbound.engines.weight_changes import Forward, PlainLayer, Power, convolution_adjoints
 from leakbound.random import Source
 from leakbound.task import weight_names
 from leakbound.types import Task
 
-_STRAIGHT = (Kind.FLATTEN, Kind.MAX_POOL, Kind.AVERAGE_POOL, Kind.ADAPTIVE_POOL)
+_STRAIGHT = (Kind.RESHAPE, Kind.MAX_POOL, Kind.AVERAGE_POOL, Kind.ADAPTIVE_POOL)
 _SIZES: WeakKeyDictionary[nn.Module, dict[Any, int]] = WeakKeyDictionary()
 _CACHED = 2**24
 
-Parts = tuple[tuple[str, nn.Module], ...]
-"""The model's modules in order, with the prefixes of their parameters' names."""
+Parts = tuple[tuple[str, nn.Module, Activation | None], ...]
+"""The model's modules in order, with the prefixes of their parameters' names and, of an activation,
+its function."""
 
 
 def plan(task: Task, inputs: Tensor) -> Parts | None:
     """The parts of the task's model for inputs (B, *S); None if the engine does not support it."""
     try:
-        layers = without(sequence(task, tuple(inputs.shape[1:])), Kind.IDENTITY, Kind.DROPOUT)
+        layers = sequence(task, tuple(inputs.shape[1:]))
     except Unreadable:
         return None
     known = all(_computed(task, layer) for layer in layers)
     if not known or len(layers[-1].after) != 1 or not any(layer.owns for layer in layers):
         return None
-    order = [layer.name for layer in pools_first(layers, exactly=False)]
-    return tuple((f"{name}." if name else "", task.model.get_submodule(name)) for name in order)
+    order = [(own.name, own.options.get("function")) for own in pools_first(layers, exactly=False)]
+    return tuple((f"{n}." if n else "", task.model.get_submodule(n), f) for n, f in order)
 
 
 def _computed(task: Task, layer: Layer) -> bool:
@@ -165,14 +158,15 @@ class StraightStep(ChainStep):
             return torch.autograd.grad(self.module(base), base, delta)[0]
 
 
-def take(module: nn.Module, x: Tensor, own: Mapping[str, Tensor]) -> tuple[Tensor, ChainStep]:
+def take(
+    module: nn.Module, function: Activation | None, x: Tensor, own: Mapping[str, Tensor]
+) -> tuple[Tensor, ChainStep]:
     """The layer's output for inputs (n, ...) and its step there; `own` are its parameters."""
     if isinstance(module, nn.Linear | nn.Conv2d):
         step = WeightedStep(module, own, x)
         return step.of(x, own.get("bias")), step
     if isinstance(module, nn.MaxPool2d):
         return _pooled(module, x)
-    function = activations.of_module(module)
     if function is None:
         return module(x), StraightStep(module, x.shape[1:])
     if isinstance(function, Rectifier):
@@ -212,8 +206,8 @@ class ChainPoint:
         tensors = task.tensors(task.parameters.detach())
         self.task, self.labels, self.output = task, labels, inputs
         self.steps: list[tuple[str, ChainStep]] = []
-        for name, module in parts:
-            self.output, step = take(module, self.output, _own(tensors, name, module))
+        for name, module, function in parts:
+            self.output, step = take(module, function, self.output, _own(tensors, name, module))
             self.steps.append((name, step))
         self.first = next(at for at, (_, step) in enumerate(self.steps) if _trains(step))
 
@@ -406,8 +400,8 @@ def elements(task: Task, parts: Parts, one: Tensor) -> int:
     key = (one.shape, one.dtype, one.device)
     if key not in known:
         tensors, kept, largest = task.tensors(task.parameters.detach()), one.numel(), 0
-        for name, module in parts:
-            out, step = take(module, one, _own(tensors, name, module))
+        for name, module, function in parts:
+            out, step = take(module, function, one, _own(tensors, name, module))
             largest = max(largest, one.numel() + out.numel())
             kept += 2 * out.numel() + one.numel() * (step.curved or _trains(step))
             one = out

@@ -1,25 +1,18 @@
 """Read models: an `nn.Module` as typed layers, or the reason why it cannot be read.
 
-Here nested `nn.Sequential`s are read module by module (`sequence`), for engines that take the
-layers apart. `calls.read` reads any model from the functions that it calls. Each engine states the
-kinds of layers that it supports.
+`calls.read` reads any model from the functions that it calls, and `calls.sequence` those that some
+engines take apart. Each engine states the kinds of layers that it supports.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
 from torch import nn
-
-from leakbound.engines import activations
-from leakbound.types import Task
 
 
 class Unreadable(Exception):
@@ -30,15 +23,13 @@ class Kind(Enum):
     """What a layer computes; in brackets its options."""
 
     TENSOR = "a weight or a buffer, or a constant (tensor)"
-    IDENTITY = "nothing"
-    DROPOUT = "dropout that is switched off"
+    IDENTITY = "nothing, as dropout that is switched off"
     SUM = "the sum of two values"
     PRODUCT = "the product of two values"
     MATRIX_PRODUCT = "products of matrices"
     SCALE = "the product with a number (factor)"
     PERMUTE = "dimensions in another order (order)"
     RESHAPE = "another shape (shape)"
-    FLATTEN = "a flattening module (shape; whole: all but the examples)"
     MEAN = "a mean over dimensions (dims, keep)"
     AVERAGE_POOL = "average pooling (options, as of avg_pool2d)"
     ADAPTIVE_POOL = "averages on a grid (size)"
@@ -85,108 +76,6 @@ class Layer:
 
 
 Layers = tuple[Layer, ...]
-_SEQUENCES: WeakKeyDictionary[nn.Module, dict[Shape, Layers | str]] = WeakKeyDictionary()
-
-
-def sequence(task: Task, shape: Shape) -> Layers:
-    """The layers of nested `nn.Sequential`s, or of one layer alone, for examples of a shape (*S).
-
-    Kept while the model lives.
-    """
-    known, key = _SEQUENCES.setdefault(task.model, {}), tuple(shape)
-    if key not in known:
-        try:
-            known[key] = _sequence(task, key)
-        except Unreadable as reason:
-            known[key] = str(reason)
-    found = known[key]
-    if isinstance(found, str):
-        raise Unreadable(found)
-    return found
-
-
-def _sequence(task: Task, shape: Shape) -> Layers:
-    parts, layers, moving = _leaves(task.model), list[Layer](), False
-    if parts is None:
-        raise Unreadable("the model does not consist of nn.Sequential and layers of torch.nn only")
-    if any(map(_altered, task.model.modules())):
-        raise Unreadable("a module has hooks or its own forward")
-    if len(list(task.model.named_parameters(remove_duplicate=False))) != len(task.layout):
-        raise Unreadable("layers share weights")
-    value = task.parameters.new_zeros(1, *shape)
-    for at, (name, module) in enumerate(parts):
-        layer = _of_module(module, name, (at,), at + 1, tuple(value.shape))
-        try:
-            with torch.no_grad():
-                value = module(value)
-        except Exception as error:  # a caller of the model on such inputs will see it
-            raise Unreadable(f"{name} fails on its input: {error}") from error
-        layers.append(replace(layer, after=tuple(value.shape[1:]), moving=moving))
-        moving = moving or layer.owns
-    return tuple(layers)
-
-
-def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]] | None:
-    """The layers of nested `nn.Sequential`s by name; None if a module is not PyTorch's own."""
-    if type(model) is not nn.Sequential:
-        return [(name, model)] if type(model).__module__.startswith("torch.nn.modules") else None
-    prefix, found = f"{name}." if name else "", list[tuple[str, nn.Module]]()
-    for own, module in model._modules.items():  # `named_children` leaves out repeated modules
-        parts = None if module is None else _leaves(module, prefix + own)
-        if parts is None:
-            return None
-        found += parts
-    return found
-
-
-def _altered(module: nn.Module) -> bool:
-    before = module._forward_pre_hooks or module._backward_pre_hooks
-    return bool(before or module._forward_hooks or module._backward_hooks) or (
-        "forward" in vars(module)
-    )
-
-
-def _of_module(
-    module: nn.Module, name: str, sources: tuple[int, ...], output: int, before: Shape
-) -> Layer:
-    kind, options = _kind(module, before)
-    prefix = f"{name}." if name else ""
-
-    def full(*names: str) -> tuple[str | None, ...]:
-        return tuple(None if getattr(module, own) is None else prefix + own for own in names)
-
-    weights = full("weight", "bias") if kind in _WEIGHTED else ()
-    owns = any(True for _ in module.parameters())  # frozen weights are buffers
-    return Layer(kind, options, name, sources, output, before[1:], (), weights, (), owns)
-
-
-def _kind(module: nn.Module, before: Shape) -> Found:
-    function, kind = activations.of_module(module), type(module)
-    if function is not None:
-        return Kind.ACTIVATION, {"function": function}
-    if kind in _DROPOUTS and not (module.training and getattr(module, "p", False)):
-        return Kind.DROPOUT, {}
-    for key in ((kind, len(before)), (kind, None)):
-        if key in _MODULES:
-            return _MODULES[key](module, before)
-    raise Unreadable(f"{kind.__name__} has no kind for values of {len(before)} dimensions")
-
-
-def _flatten(module: Any, before: Shape) -> Found:
-    start, end = module.start_dim, module.end_dim
-    if start < 1:
-        raise Unreadable("a flatten does not keep the examples as the first dimension")
-    last = end % len(before)
-    shape = (*before[1:start], math.prod(before[start : last + 1]), *before[last + 1 :])
-    whole = start == 1 and end in (-1, len(before) - 1)
-    return Kind.FLATTEN, {"shape": shape, "whole": whole}
-
-
-def _convolution(module: Any, _: Shape) -> Found:
-    if module.padding_mode != "zeros":
-        raise Unreadable("a convolution does not pad with zeros")
-    how = (module.stride, module.padding, module.dilation, module.groups)
-    return Kind.CONVOLUTION, convolution(module.kernel_size, *how)
 
 
 def convolution(
@@ -249,31 +138,6 @@ def average_pool(
 def adaptive_pool(output_size: Any) -> Found:
     height, width = _numbers(output_size, 2)
     return Kind.ADAPTIVE_POOL, {"size": (height, width)}
-
-
-def _by(make: Callable[..., Found], names: str) -> Callable[[Any, Shape], Found]:
-    return lambda module, _: make(*(getattr(module, name) for name in names.split()))
-
-
-_WEIGHTED = {Kind.LINEAR, Kind.CONVOLUTION}
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-_SIZES = "kernel_size stride padding "
-_MODULES: dict[tuple[Any, int | None], Callable[[Any, Shape], Found]] = {
-    (nn.Identity, None): lambda *_: (Kind.IDENTITY, {}),
-    (nn.Linear, None): lambda *_: (Kind.LINEAR, {}),
-    (nn.Flatten, None): _flatten,
-    (nn.Conv2d, 4): _convolution,
-    (nn.MaxPool2d, 4): _by(max_pool, _SIZES + "dilation ceil_mode return_indices"),
-    (nn.AvgPool2d, 4): _by(average_pool, _SIZES + "ceil_mode count_include_pad divisor_override"),
-    (nn.AdaptiveAvgPool2d, 4): _by(adaptive_pool, "output_size"),
-}
-"""Modules by type and by the dimensions of their input, None for any."""
-
-
-def without(layers: Layers, *kinds: Kind) -> Layers:
-    """A sequence without the layers of some kinds that compute nothing."""
-    kept = [layer for layer in layers if layer.kind not in kinds]
-    return tuple(replace(own, sources=(at,), output=at + 1) for at, own in enumerate(kept))
 
 
 def pools_first(layers: Layers, exactly: bool = True) -> Layers:

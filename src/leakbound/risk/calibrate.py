@@ -656,10 +656,7 @@ def _identification(setting: TrainingSetting, target: Target, examples: int | No
     if examples is None or examples < 2 or 1 / examples >= target.gamma:
         return None
     noise = bound_law(setting).noise_for(
-        target.gamma,
-        sampling_rate=setting.sampling_rate,
-        steps=setting.steps,
-        kappa=1 / examples,
+        target.gamma, sampling_rate=setting.sampling_rate, steps=setting.steps, kappa=1 / examples
     )
     return float(noise)
 

@@ -17,19 +17,11 @@ from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
 from leakbound._util.rounding import of_log
 from leakbound.assess.record import Basis, Verdict
 from leakbound.assess.verdict import decide
-from leakbound.bounds import codebook, composition, conversions, from_scratch, identification
+from leakbound.bounds import composition, conversions, from_scratch, identification
 from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.distances import Distance, SquaredError
-from leakbound.bounds.law import (
-    Scope,
-    non_negative,
-    positive,
-    probability,
-    rate,
-    single,
-    whole,
-)
+from leakbound.bounds.law import Scope, non_negative, positive, probability, rate, single, whole
 from leakbound.bounds.record_priors import Baseline
 from leakbound.bounds.roots import least_where
 from leakbound.risk.statement import UNINFORMED
@@ -240,7 +232,7 @@ def corridor(
         over = (lower > upper) & (lower < upper * (1 + ROUNDING))
         lower = np.where(over, upper, lower) if prior is None else lower
     else:
-        found = attacks.success(_seen(setting), levels, parts=2)  # the other half: kappa's limit
+        found = attacks.success(seen_of(setting), levels, parts=2)  # other half: kappa's limit
         lower, baseline, names = found.success, found.baseline, found.attack
     scope = replace(
         bound_law(setting).scope,
@@ -280,12 +272,13 @@ def _distance(prior: Baseline | None) -> Distance:
     return SquaredError() if prior is None else prior.distance
 
 
-def _seen(setting: TrainingSetting) -> list[tuple[float, float]]:
+def seen_of(setting: TrainingSetting) -> list[tuple[float, float]]:
     """(probability, noise multiplier) of what the attacker sees of one example."""
     mass, factor = from_scratch.sightings(
         setting.steps, sampling_rate=setting.sampling_rate, participation=setting.participation
     )
-    noise = np.where(np.isinf(factor), np.inf, setting.noise_multiplier * factor)
+    with np.errstate(invalid="ignore"):
+        noise = np.where(np.isinf(factor), np.inf, setting.noise_multiplier * factor)
     return list(zip(mass.ravel().tolist(), noise.ravel().tolist(), strict=True))
 
 
@@ -374,12 +367,14 @@ def attained_scope(setting: TrainingSetting, attacks: Attainable | None) -> Scop
     """The attackers that the attained success covers."""
     scope, says = from_scratch.exact.scope, ATTACKER_KNOWS[setting.participation]
     if attacks is not None:
-        return replace(
-            codebook.ATTAINED,
+        return Scope(
+            covers="attained",
             attackers="a malicious server that sends a codebook or a linear trap, made of public "
             f"examples, and {says}",
             prior=f"examples like the public ones: {attacks.confidence:.0%} confidence from "
             f"{attacks.counted} of them that no attack was made of",
+            known="the clip norm and the noise multiplier; one example per update, one update",
+            not_said="a bound: other attackers may do better; nor the result for one given example",
             equation="this project (docs/risk.md)",
         )
     return Scope(

@@ -122,13 +122,7 @@ class Examples:
         kept, left = tuple(names[~matched]), tuple(names[matched])
         own, labels = (None if of is None else of[~matched] for of in (self.origins, self.labels))
         return replace(
-            self,
-            images=images,
-            norms=norms,
-            names=kept,
-            labels=labels,
-            origins=own,
-            left_out=left,
+            self, images=images, norms=norms, names=kept, labels=labels, origins=own, left_out=left
         )
 
     def matches(self, eta: float) -> BaselineMatches | None:
@@ -224,10 +218,7 @@ def width_of(input_range: tuple[float, float]) -> float:
 
 
 def _loaded(
-    source: str,
-    how: dict[str, Any],
-    exclude: Sequence[str],
-    input_range: tuple[float, float],
+    source: str, how: dict[str, Any], exclude: Sequence[str], input_range: tuple[float, float]
 ) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...], NDArray[Any] | None, Domain | None]:
     """The examples (n, dim) of a source without the excluded ones; labels, names, origins and,
     if their distance is no mean squared error, their domain.

@@ -25,12 +25,7 @@ from leakbound.bounds.smoothness import not_smooth
 from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_bound
 from leakbound.channel import ClassPriors
 from leakbound.channel.fisher import Channel, fisher_matrix, fisher_trace, overlaps, strange_power
-from leakbound.risk.released import (
-    Released,
-    nine,
-    refuse_other_distances,
-    refuse_side_information,
-)
+from leakbound.risk.released import Released, nine, refuse_other_distances, refuse_side_information
 from leakbound.risk.success import (
     RiskSpec,
     attained,
@@ -43,12 +38,7 @@ from leakbound.risk.success import (
     sample_probability,
     these_probability,
 )
-from leakbound.types import (
-    Batch,
-    Gaussian,
-    NotApplicable,
-    Server,
-)
+from leakbound.types import Batch, Gaussian, NotApplicable, Server
 
 PILOT, STEPS = 4, 5
 GRID = (30, 28, 26, 24.5, 23, 21.5, 20, 18.5, 17, 15.5, 14, 12)

@@ -23,12 +23,7 @@ from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.defenses.dp_sgd import ClipExamples, Mean
 from leakbound.domains import tokens_of
 from leakbound.risk import kappa
-from leakbound.risk.released import (
-    Released,
-    nine,
-    refuse_other_distances,
-    refuse_side_information,
-)
+from leakbound.risk.released import Released, nine, refuse_other_distances, refuse_side_information
 from leakbound.risk.statement import DOUBTED, GUESS, rare
 from leakbound.types import Batch, Guarantee, NotApplicable, Server, Task, Unit
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,19 +22,19 @@ normal starts (4 series of 48 times).
 """
 
 
-class Images(Protocol):
+class Images:
     """Images (N, *S) as a differentiable function of the variables that are optimized."""
 
     variables: list[Tensor]
 
-    def __call__(self) -> Tensor: ...
+    def __call__(self) -> Tensor:
+        raise NotImplementedError
 
     def settle(self, box: tuple[float, float] | None) -> None:
-        """After a step: move values outside the box back into it."""
-        ...
+        """After a step: move values outside the box back into it; none are by default."""
 
 
-class Pixels:
+class Pixels(Images):
     """Every input value is a variable."""
 
     def __init__(self, start: Tensor) -> None:
@@ -50,7 +50,7 @@ class Pixels:
                 self.start.clamp_(*box)
 
 
-class DeepPrior:
+class DeepPrior(Images):
     """An untrained network draws the images from fixed noise; the search moves its weights (Ulyanov
     et al. 2018; paper B, section 4.3).
 
@@ -82,11 +82,8 @@ class DeepPrior:
         drawn: Tensor = functional_call(self.network, weights, (self.noise,))
         return low + (high - low) * drawn.sigmoid()
 
-    def settle(self, box: tuple[float, float] | None) -> None:
-        """Do nothing: the sigmoid keeps the range."""
 
-
-class MixedRows:
+class MixedRows(Images):
     """Rows of a table: a softmax for every categorical column, free numbers in public units.
 
     A sigmoid for numbers saturates, so they are not bounded during the search.
@@ -110,9 +107,6 @@ class MixedRows:
             parts += [x[:, at:start], self.logits[:, start:stop].softmax(-1)]
             at = stop
         return torch.cat([*parts, x[:, at:]], 1)
-
-    def settle(self, box: tuple[float, float] | None) -> None:
-        """Do nothing: shares are valid, and numbers are put into their range at the end."""
 
 
 class _UNet(nn.Module):

@@ -15,6 +15,7 @@ from leakbound.attacks.base import Attack, boxed
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.matching.attack import GradientMatching
 from leakbound.attacks.matching.engine import Evaluator, Search
+from leakbound.attacks.matching.images import Images
 from leakbound.attacks.matching.loop import MASKED, begin, unexplained
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.pace import tick
@@ -140,7 +141,7 @@ class LearnedPrior(Attack):
         )
 
 
-class Standardized:
+class Standardized(Images):
     """Images as a function of standardized ones, which are searched."""
 
     def __init__(self, prior: DenoisingPrior, start: Tensor) -> None:
@@ -149,9 +150,6 @@ class Standardized:
 
     def __call__(self) -> Tensor:
         return self.prior.natural(self.start)
-
-    def settle(self, box: tuple[float, float] | None) -> None:
-        """Do nothing: the prior keeps candidates near the input range."""
 
 
 @dataclass(eq=False)

@@ -68,10 +68,8 @@ class Perceptron(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], known: int, width: int) -> None:
         super().__init__()
-        self.first, self.last = (
-            nn.Linear(math.prod(shape), width),
-            nn.Linear(width, math.prod(shape)),
-        )
+        size = math.prod(shape)
+        self.first, self.last = nn.Linear(size, width), nn.Linear(width, size)
         self.blocks = nn.ModuleList(DenoisingBlock(known, width, True) for _ in range(3))
 
     def forward(self, x: Tensor, known: Tensor) -> Tensor:

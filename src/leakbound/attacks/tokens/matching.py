@@ -16,6 +16,7 @@ from leakbound import check
 from leakbound.attacks.base import Attack
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching.attack import GradientMatching
+from leakbound.attacks.matching.images import Images
 from leakbound.attacks.matching.loop import MOSTLY, begin, solve, unexplained
 from leakbound.attacks.matching.objective import Objective, hides
 from leakbound.attacks.pace import tick
@@ -154,10 +155,7 @@ class _Matching:
 
     @staticmethod
     def of(
-        attack: TokenMatching,
-        observation: Observation,
-        labels: Tensor | None,
-        candidates: Tensor,
+        attack: TokenMatching, observation: Observation, labels: Tensor | None, candidates: Tensor
     ) -> _Matching:
         candidates = candidates.to(observation.task.parameters.device)
         task = weighted(observation.task, candidates)
@@ -332,7 +330,7 @@ def _least(values: Tensor, count: int) -> list[int]:
     return found
 
 
-class _Weights:
+class _Weights(Images):
     """The variables of the search: logits (B, n, K) of the weights."""
 
     def __init__(self, start: Tensor) -> None:
@@ -341,9 +339,6 @@ class _Weights:
 
     def __call__(self) -> Tensor:
         return self.logits.softmax(-1)
-
-    def settle(self, box: tuple[float, float] | None) -> None:
-        """Do nothing: weights are valid."""
 
 
 def _labels(observation: Observation, generator: torch.Generator) -> Tensor | None:

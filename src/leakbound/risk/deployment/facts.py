@@ -125,13 +125,7 @@ class Participation(_Facts, frozen=True):
 
     law: (
         Literal[
-            "all",
-            "server-picks",
-            "fixed-size",
-            "poisson",
-            "cyclic",
-            "balls-in-bins",
-            "shuffled",
+            "all", "server-picks", "fixed-size", "poisson", "cyclic", "balls-in-bins", "shuffled"
         ]
         | None
     ) = None

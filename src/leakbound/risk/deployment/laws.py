@@ -16,10 +16,16 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from leakbound.bounds import clients, from_scratch
+from leakbound.bounds import clients
 from leakbound.bounds.correlated import balls_in_bins
 from leakbound.correlation import MOST_ROUNDS, Factor, Scheme
-from leakbound.risk.corridor import MOST_STEPS, Participation, TrainingSetting, success_bound
+from leakbound.risk.corridor import (
+    MOST_STEPS,
+    Participation,
+    TrainingSetting,
+    seen_of,
+    success_bound,
+)
 from leakbound.risk.corridor import epsilon as epsilon_of
 from leakbound.risk.deployment.facts import ClipFacts, Deployment, Noise
 
@@ -127,12 +133,7 @@ class AudienceLaw:
         own = self.setting
         if own is None or self.pure is not None:
             return [(1.0, math.inf)]
-        mass, factor = from_scratch.sightings(
-            own.steps, sampling_rate=own.sampling_rate, participation=own.participation
-        )
-        with np.errstate(invalid="ignore"):
-            noise = np.where(np.isinf(factor), np.inf, own.noise_multiplier * factor)
-        return list(zip(mass.ravel().tolist(), noise.ravel().tolist(), strict=True))
+        return seen_of(own)
 
     def epsilon(self, delta: float, *, replace_one: bool = False) -> float:
         """For the unit's membership, adding or removing it (or replacing it: twice the shift).
