@@ -41,8 +41,10 @@ def test_the_table_names_every_attack_and_no_two_are_alike():
         "infer_labels",
         "label_accuracy",
         "label_totals",
-        "rank_analysis",
+        "load_prior",
+        "save_prior",
         "settings_hash",
+        "train_prior",
     }
     assert presets | {"gradient_matching", "linear_inversion"} == set(HASHES)
     assert len(set(HASHES.values())) == len(HASHES)

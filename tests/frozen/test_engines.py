@@ -54,9 +54,6 @@ def test_exact_steps_are_autograds(name, task, batch):
     wide, source = double(task), stream(0, "cotangent")
     inputs, labels = batch.inputs.double().requires_grad_(), batch.labels
     plan = single.plan(task, tuple(inputs.shape))
-    assert (plan is None) == (name == "LoRA")  # products with bare weights are autograd's
-    if plan is None:
-        return
     engine = single.Single(wide, plan)
     gradient = client.gradient(wide, inputs, labels)
     cotangent = normal(gradient.shape, source, like=gradient.detach())
@@ -71,7 +68,7 @@ def test_exact_local_steps_are_autograds(name, task, batch):
     task = replace(task, plan=LocalPlan(3, 0.1))
     shape = tuple(batch.inputs.shape)
     choice = choose(task, 1, shape)
-    if name == "LoRA":
+    if name == "LoRA":  # too small for an engine that calls autograd for each product
         assert choice is None
         return
     wide = double(task)

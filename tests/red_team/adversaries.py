@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from leakbound._util.codewords import codewords
-from leakbound.bounds.codebook import choose
+
+from .codebooks import choose
 
 Array = NDArray[Any]
 Generator = np.random.Generator
@@ -183,7 +184,7 @@ def codebook(
 
     def fit(public: Sample, noise: float, eta: float, source: Generator) -> Fitted:
         own, apart = book(public, radius**2 * eta)
-        size, _ = choose(noise, errors=apart, within=eta, weights=own.counts)
+        size, _ = choose(noise, apart, eta, own.counts)
         return Codebook(own, size, noise, shape)
 
     return by_class(fit)

@@ -42,7 +42,7 @@ def hermite_means(
     Source: Stein 1981; paper B, Section B.4.
 
     Example:
-        >>> [round(m, 4) for m in hermite_means(torch.relu)]
+        >>> [round(m, 4) + 0.0 for m in hermite_means(torch.relu)]
         [0.3989, 0.5, 0.3989, 0.0, -0.3989]
     """
     check.positive(scale=scale)
