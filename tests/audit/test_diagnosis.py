@@ -67,12 +67,42 @@ def test_quadrature_brackets_the_traces():
     scale = torch.logspace(-4, 3, 40, dtype=torch.float64)
     matrix = (root * scale) @ root.T
     values = torch.linalg.eigvalsh(matrix).clamp_min(0)
-    for floor, (low, high) in zip(
-        (1.0, 100.0), diagnosis._traces(lambda v: matrix @ v, 300, (1.0, 100.0)), strict=True
-    ):
+    for floor in (1.0, 100.0):
+        low, high = diagnosis._traces(lambda v: matrix @ v, 300, floor)
         exact = float((1 / (values + floor)).sum())
         assert low - 0.05 * exact <= exact <= high + 0.05 * exact  # four probes
         assert high - low < 0.2 * exact
+
+
+def test_with_public_examples_the_prior_is_their_covariance(monkeypatch):
+    model, batch = tanh_net(), batch_of(2, (1, 3, 3))
+    mix = normal((3, 9), stream(0, "mix"))
+    inputs = (0.5 + 0.1 * normal((60, 3), stream(0, "few")) @ mix).view(60, 1, 3, 3).clamp(0, 1)
+    public = lb.Batch(inputs, torch.arange(60) % 3)
+    found, criterion = simulated(
+        model, batch, (1, 3, 3), defense="gaussian_noise,noise_std=0.3", public=public
+    )
+    dense = diagnosis.diagnose(found.round, criterion, stream(0, "why"), public=public)
+    covariance = torch.cov(inputs.flatten(1).double().T, correction=0)
+    rest = 1e-3 * covariance.diagonal().mean()
+    inverse = torch.linalg.inv(covariance + rest * torch.eye(9))
+    wide = model.double()
+
+    def update(x):
+        loss = nn.functional.cross_entropy(wide(x.view(2, 1, 3, 3)), batch.labels)
+        parts = torch.autograd.grad(loss, list(wide.parameters()), create_graph=True)
+        return torch.cat([part.flatten() for part in parts])
+
+    jacobian = torch.autograd.functional.jacobian(update, batch.inputs.double().flatten())
+    matrix = jacobian.T @ jacobian / 0.09 + torch.block_diag(inverse, inverse)
+    error = float(torch.linalg.inv(matrix).diagonal().mean())
+    assert dense.expected[0] == pytest.approx(-10 * math.log10(error), abs=0.01)
+    monkeypatch.setattr(diagnosis, "DENSE", 1)  # the same by quadrature
+    monkeypatch.setattr(diagnosis, "PROBES", 300)
+    model.float()
+    few = diagnosis.diagnose(found.round, criterion, stream(0, "why"), public=public)
+    assert few.expected[0] == pytest.approx(dense.expected[0], abs=0.5)
+    assert few.determined[0] == pytest.approx(dense.determined[0], abs=0.5)
 
 
 def test_pixels_that_the_model_ignores_give_a_witness():

@@ -464,7 +464,7 @@ class Diagnosis(RecordPart, frozen=True, kw_only=True):
         noise: the unit of the conditioning: the known noise, or the update's own rounding.
         inputs: numbers in the batch.
         determined: how many of their directions the update determines to the threshold, as a range.
-        expected: the score of an attacker who adds only the prior-only baseline, as a range.
+        expected: the score of an attacker with a Gaussian prior of public examples, as a range.
         note: why a test is missing.
     """
 

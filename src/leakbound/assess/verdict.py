@@ -63,8 +63,9 @@ DIAGNOSES: Final[dict[Why, str]] = {
     "threshold. The update holds the information; the attacks do not find it from far away. A "
     "stronger search may.",
     ABSENT: "The update does not determine the example to the threshold: another example has the "
-    "same update, or too few directions are known to that precision. Knowledge about the data "
-    "could still fill the gap, so this is no proof of safety.",
+    "same update, or too few directions are known to that precision, also with a Gaussian prior "
+    "of public examples. More knowledge about the data could still fill the gap, so this is no "
+    "proof of safety.",
     UNKNOWN: "The tests do not agree, or some did not apply.",
 }
 """The meaning of each diagnosis of an undecided configuration, for pages. The auditor knows the

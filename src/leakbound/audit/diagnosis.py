@@ -26,7 +26,7 @@ from leakbound.assess.verdict import of_configuration
 from leakbound.attacks.matching.attack import GradientMatching
 from leakbound.attacks.matching.images import Pixels
 from leakbound.attacks.matching.loop import begin, solve
-from leakbound.attacks.matching.newton import GaussNewton, Linearized
+from leakbound.attacks.matching.newton import GaussNewton, Linearized, PublicGaussian
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.pace import tick
@@ -86,14 +86,14 @@ def diagnose(
 
     Three tests, for an attacker who knows defense, mask and labels:
 
-    - Gauss-Newton and Adam start at the truth plus noise, without a prior. The radius of
+    - Gauss-Newton, with the prior below, and Adam start at the truth plus noise. The radius of
       attraction is the lowest starting score from which a search comes at least 6 dB closer and
       meets the threshold.
     - The Jacobian J of the update at the truth, in units of the known noise or of the update's own
       rounding, gives the information matrix A = JᵀJ. The number of determined directions is
       tr A (A + I / t²)⁻¹, for the threshold's root mean squared error t. The expected error of
-      an attacker who otherwise knows the prior-only baseline, of error b, is
-      tr (A + I / b²)⁻¹ / m.
+      an attacker with a Gaussian prior of public examples, of covariance C, is
+      tr (A + C⁻¹)⁻¹ / m; without public examples, C has the baseline's error.
     - A witness is another example, farther away than the threshold, whose update is the same up to
       the noise or rounding.
 
@@ -223,7 +223,7 @@ def text(found: records.Diagnosis) -> str:
         unit = "the known noise" if found.noise == "noise" else "the update's rounding"
         said.append(
             f"{many} of {found.inputs} directions are determined to the threshold under {unit}; "
-            f"without knowledge about the data, {found.expected[0]:.0f} dB are expected"
+            f"with a Gaussian prior of public examples, {found.expected[0]:.0f} dB are expected"
             + ("." if low == high else f" at least, {found.expected[1]:.0f} at most.")
         )
     if found.witness is not None:
@@ -253,6 +253,8 @@ class _Truth:
     criterion: Criterion
     baseline: float
     """Mean squared error of the prior-only baseline."""
+    prior: PublicGaussian
+    """Of public examples; without them of equal variances, the baseline's error."""
 
     @staticmethod
     def of(played: Round, criterion: Criterion, public: Batch | None) -> _Truth:
@@ -262,8 +264,11 @@ class _Truth:
             seen, threat=threat, update=played.update, defense=played.defense, labels=truth.labels
         )
         own = guesses(criterion.domain, truth, public)
-        error = float((own - truth.inputs).double().square().mean())
-        return _Truth(observation, truth, criterion, max(error, 1e-12))
+        error = max(float((own - truth.inputs).double().square().mean()), 1e-12)
+        wide = _double(observation)
+        prior = PublicGaussian.of(wide, wide.task, truth.labels, known=public is not None)
+        prior = prior if len(prior.extra) else replace(prior, rest=error)
+        return _Truth(observation, truth, criterion, error, prior)
 
     @property
     def level(self) -> float:
@@ -385,52 +390,59 @@ class _Known:
 
 
 def _conditioning(point: _Truth, release: _Release) -> _Known:
-    x = point.truth.inputs.double()
+    x, prior = point.truth.inputs.double(), point.prior
     at = Linearized(release.rows, x)
 
     def product(v: Tensor) -> Tensor:
         return at.pull(at.push(v.view_as(x))).flatten()
 
-    m = x.numel()
-    floors = 1 / point.criterion.within**2, 1 / point.baseline
+    def root(v: Tensor) -> Tensor:
+        return prior.root(v.view_as(x)).flatten()
+
+    m, least = x.numel(), 1 / point.criterion.within**2
     vectors = values = None
     if m <= DENSE:
         frame = torch.eye(m, dtype=x.dtype, device=x.device)
         matrix = torch.stack([product(e) for e in frame])
-        values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+        matrix = (matrix + matrix.T) / 2
+        values, vectors = torch.linalg.eigh(matrix)
         values = values.clamp_min(0)
-        traces = [(t := float((1 / (values + floor)).sum()), t) for floor in floors]
+        unknown = (float((1 / (values + least)).sum()),) * 2
+        inverse = torch.stack([prior.precision(e.view_as(x)).flatten() for e in frame])
+        errors = (float(torch.linalg.inv(matrix + inverse).diagonal().sum()),) * 2
     else:
-        traces = _traces(product, m, floors)
-    determined = [m - floors[0] * trace for trace in traces[0]]
+        unknown = _traces(product, m, least)
+        errors = _traces(lambda v: root(product(root(v))), m, 1.0, root)
+    known = sorted(max(0.0, m - least * trace) for trace in unknown)
     domain = point.criterion.domain
-    expected = [domain.level(math.sqrt(max(trace / m, 1e-30))) for trace in traces[1]]
-    low, high = min(determined), max(determined)
-    return _Known((max(low, 0.0), min(high, m)), (min(expected), max(expected)), vectors, values)
+    scores = sorted(domain.level(math.sqrt(max(error / m, 1e-30))) for error in errors)
+    return _Known((known[0], known[1]), (scores[0], scores[1]), vectors, values)
 
 
 def _traces(
-    product: Callable[[Tensor], Tensor], m: int, floors: tuple[float, ...]
-) -> list[tuple[float, float]]:
-    """Bounds on tr (A + c)⁻¹ for each c, averaged over PROBES random signs.
+    product: Callable[[Tensor], Tensor],
+    m: int,
+    floor: float,
+    root: Callable[[Tensor], Tensor] = lambda v: v,
+) -> tuple[float, float]:
+    """Bounds on tr R (A + c)⁻¹ R for a symmetric R, averaged over PROBES random signs.
 
     Gauss quadrature is a lower bound, Gauss-Radau with a node at 0 an upper one.
     """
     source = torch.Generator().manual_seed(0)
-    ends = np.zeros((len(floors), 2))
+    ends = np.zeros(2)
     for _ in range(PROBES):
-        v = normal((m,), source, like=torch.zeros(1, dtype=torch.float64)).sign()
-        alpha, beta = _lanczos(product, v / m**0.5, ORDER)
-        radau = _with_node_at_zero(alpha, beta)
-        for i, floor in enumerate(floors):
-            ends[i] += [m * _quadrature(a, beta[:-1], floor) for a in (alpha, radau)]
+        v = root(normal((m,), source, like=torch.zeros(1, dtype=torch.float64)).sign())
+        size = float(v.square().sum())
+        alpha, beta = _lanczos(product, v / size**0.5, ORDER)
+        low, high = (
+            size * _quadrature(own, beta[:-1], floor)
+            for own in (alpha, _with_node_at_zero(alpha, beta))
+        )
+        ends += low, min(high, size / floor)
         if tick():
             raise NotApplicable("the time limit was reached")
-    ends /= PROBES
-    return [
-        (float(low), float(min(high, m / floor)))
-        for (low, high), floor in zip(ends, floors, strict=True)
-    ]
+    return float(ends[0]) / PROBES, float(ends[1]) / PROBES
 
 
 def _lanczos(

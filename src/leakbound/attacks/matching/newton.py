@@ -115,6 +115,9 @@ class PublicGaussian:
     def covariance(self, x: Tensor) -> Tensor:
         return self._times(x, self.rest, self.extra)
 
+    def root(self, x: Tensor) -> Tensor:
+        return self._times(x, self.rest**0.5, (self.rest + self.extra).sqrt() - self.rest**0.5)
+
     def precision(self, x: Tensor) -> Tensor:
         return self._times(x, 1 / self.rest, 1 / (self.rest + self.extra) - 1 / self.rest)
 
@@ -205,10 +208,13 @@ class GaussNewton(Attack):
         return min(answers, key=rank)
 
     def near(self, objective: Objective, labels: Tensor, start: Tensor) -> Tensor:
-        """Where the search from a start ends, without a prior and without further starts."""
-        prior = PublicGaussian.of(objective.observation, objective.task, labels, known=False)
-        problem = replace(_LeastSquares.of(objective, labels, prior), weight=0.0)
-        return problem.solve(start, prior, self)[0]
+        """Where the search from a start ends, without further starts."""
+        known = self.prior == "public"
+        prior = PublicGaussian.of(objective.observation, objective.task, labels, known)
+        problem = _LeastSquares.of(objective, labels, prior)
+        if not len(prior.extra):
+            problem = replace(problem, weight=0.0)  # gray is no knowledge
+        return problem.solve(start, problem.metrics[-1], self)[0]
 
     def _start(
         self,
