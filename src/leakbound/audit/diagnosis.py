@@ -415,7 +415,8 @@ def _conditioning(point: _Truth, release: _Release) -> _Known:
         errors = _traces(lambda v: root(product(root(v))), m, 1.0, root)
     known = sorted(max(0.0, m - least * trace) for trace in unknown)
     domain = point.criterion.domain
-    scores = sorted(domain.level(math.sqrt(max(error / m, 1e-30))) for error in errors)
+    blind = point.baseline  # an attacker may answer the baseline itself
+    scores = sorted(domain.level(max(min(error / m, blind), 1e-30) ** 0.5) for error in errors)
     return _Known((known[0], known[1]), (scores[0], scores[1]), vectors, values)
 
 
