@@ -9,7 +9,6 @@ import torch
 
 from leakbound import data
 from leakbound.attacks import Codebook
-from leakbound.bounds import codebook as law
 from leakbound.client import example_gradients
 from leakbound.defenses import (
     ClipExamples,
@@ -27,6 +26,8 @@ from leakbound.models import mlp
 from leakbound.protocol import play
 from leakbound.random import stream
 from leakbound.types import Batch, NotApplicable, Server, Task, ThreatModel
+
+from ..red_team import codebooks as law
 
 MALICIOUS = ThreatModel(server=Server.MALICIOUS)
 UNKNOWN = ThreatModel(server=Server.MALICIOUS, defense_known=False, labels_known=False)

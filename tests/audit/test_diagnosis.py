@@ -11,7 +11,7 @@ from scipy.stats import norm
 from torch import nn
 
 import leakbound as lb
-from leakbound import audit
+from leakbound import audit, defenses
 from leakbound.assess import record as records
 from leakbound.assess.criterion import Criterion
 from leakbound.audit import diagnosis
@@ -148,11 +148,34 @@ def test_noise_gives_a_witness_whose_error_is_that_of_the_best_test():
     assert own.expected[1] < 20
 
 
-def test_what_is_sent_may_be_no_smooth_function():
-    found, criterion = simulated(tanh_net(), batch_of(1, (1, 3, 3)), (1, 3, 3), defense="sign")
+@pytest.mark.parametrize("defense", ["sign", "quantization,bits=8"])
+def test_what_is_sent_may_be_no_continuous_function(defense):
+    found, criterion = simulated(tanh_net(), batch_of(1, (1, 3, 3)), (1, 3, 3), defense=defense)
     own = diagnosis.diagnose(found.round, criterion, stream(0, "why"))
-    assert "smooth" in own.note
+    assert "no continuous function" in own.note
     assert own.determined is None
+
+
+def test_a_mask_that_the_batch_chose_leaks_more_than_is_counted():
+    """Few coordinates determine few directions, but which ones are sent says more."""
+    defense = "magnitude_pruning,rate=0.99,scope=global"
+    found, criterion = simulated(tanh_net(), batch_of(1, (1, 3, 3)), (1, 3, 3), defense=defense)
+    own = diagnosis.diagnose(found.round, criterion, stream(0, "why"))
+    assert own.expected[1] < 20
+    assert own.word == records.UNKNOWN
+    assert own.witness is None
+    assert "the batch chose" in own.note
+
+
+def test_coordinates_without_noise_count_by_their_rounding():
+    """Noise of a public mask is 0 where nothing is sent: no division by it."""
+    links = defenses.chain(defenses.OptimalPruning(0.5), defenses.GaussianNoise(0.01))
+    public = batch_of(40, (1, 3, 3))
+    more = {"defense": links, "public": public}
+    found, criterion = simulated(tanh_net(), batch_of(1, (1, 3, 3)), (1, 3, 3), **more)
+    own = diagnosis.diagnose(found.round, criterion, stream(0, "why"), public=public)
+    assert own.noise == "noise"
+    assert math.isfinite(own.expected[0])
 
 
 def test_counts_of_columns_are_refused():
@@ -190,6 +213,10 @@ def test_a_folder_has_one_diagnosis_for_each_undecided_configuration(tmp_path, m
     monkeypatch.setattr(diagnosis, "diagnose_unit", never)
     assert audit.diagnose_undecided(plan, tmp_path / "run") == first
     assert (tmp_path / "run" / diagnosis.FILE).read_bytes() == stored
+
+    other = audit.parse(PLAN | {"seeds": [5]})
+    with pytest.raises(ValueError, match="another plan"):
+        audit.diagnose_undecided(other, tmp_path / "run")
 
     page = lb.report.write(tmp_path / "run").read_text()
     assert "information present, search fails" in page

@@ -24,10 +24,10 @@ def success(noise, covered, weights):
     return float(covered @ found[place])
 
 
-def choose(noise, errors, within, weights):
+def choose(noise, errors, within, weights, sizes=None):
     """The number of codewords of the highest success on public examples: errors (n, M)."""
     most, best = errors.shape[1], (0, -1.0)
-    for size in sorted({round(size) for size in np.geomspace(1, most, 24)}):
+    for size in sizes or sorted({round(size) for size in np.geomspace(1, most, 24)}):
         nearest, reached = errors[:, :size].argmin(1), errors[:, :size].min(1) <= within
         covered = np.bincount(nearest[reached], minlength=size) / len(errors)
         found = success(noise, covered, weights[:size])

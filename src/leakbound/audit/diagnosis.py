@@ -128,17 +128,23 @@ def diagnose(
         )
     point = _Truth.of(played, criterion, public)
     starts = _attraction(point, source)
-    known, missing = None, None
+    known, witness, missing = None, None, None
     try:
         release = _Release.of(point)
         known = _conditioning(point, release)
+        if point.mask_leaks:
+            raise NotApplicable(
+                "the batch chose which coordinates are sent: this leaks more than is counted, so "
+                "nothing shows that information is absent"
+            )
         witness = _witness(point, release, known, answer, source)
     except NotApplicable as error:
-        witness, missing = None, error.reason
+        missing = error.reason
     radius = _radius(starts, criterion)
+    best = None if known is None or point.mask_leaks else known.expected[1]
     return records.Diagnosis(
         experiment=experiment,
-        word=_word(radius, None if known is None else known.best, witness, point.level),
+        word=_word(radius, best, witness, point.level),
         starts=starts,
         radius=radius,
         noise=None if known is None else release.noise,
@@ -164,6 +170,8 @@ def diagnose_undecided(
     """
     units = {unit.id: unit for unit in plan.experiments()}
     wanted = _undecided(folder)
+    if not units.keys() >= set(wanted):
+        raise ValueError(f"folder is {str(folder)!r}, which belongs to another plan; give its own")
     context, journal = PlanContext(plan.data, device), Journal(folder / FILE, records.Diagnosis)
     with files.claimed(folder), closing(journal):
         kept = journal.read(lambda one: one.experiment in wanted)
@@ -228,7 +236,7 @@ def text(found: records.Diagnosis) -> str:
         )
     if found.witness is not None:
         said.append(f"Another example, at {found.witness.score:.0f} dB, has the same update.")
-    return " ".join([*said, *([f"Not tested: {found.note}."] if found.note else [])])
+    return " ".join([*said, *([f"Note: {found.note}."] if found.note else [])])
 
 
 def _word(
@@ -269,6 +277,12 @@ class _Truth:
         prior = PublicGaussian.of(wide, wide.task, truth.labels, known=public is not None)
         prior = prior if len(prior.extra) else replace(prior, rest=error)
         return _Truth(observation, truth, criterion, error, prior)
+
+    @property
+    def mask_leaks(self) -> bool:
+        """Whether the batch chose the mask, so that the mask itself says something of it."""
+        update = self.observation.update
+        return update.mask_private or (isinstance(update.law, Exact) and update.law.private)
 
     @property
     def level(self) -> float:
@@ -322,9 +336,15 @@ class _Release:
     @staticmethod
     def of(point: _Truth) -> _Release:
         observation = _double(point.observation)
-        law = point.observation.update.law
+        law, defense = point.observation.update.law, point.observation.defense
+        if isinstance(law, Unknown):
+            raise NotApplicable(f"the noise distribution is not known: {law.reason}")
+        if not isinstance(law, Exact | Gaussian):
+            raise NotApplicable("the noise is not Gaussian")
         if law.private and not isinstance(law, Exact):
             raise NotApplicable("the noise depends on the private batch, and so leaks more")
+        if defense is not None and not defense.continuous:
+            raise NotApplicable("what is sent is no continuous function of the example")
         labels = point.truth.labels
         settings = MatchingSettings(distance="euclidean")
         objective = replace(Objective.of(settings, observation), whitener=None)
@@ -341,32 +361,30 @@ class _Release:
             return spread.whiten(own) if isinstance(spread, Structured) else own / spread
 
         moved = rows(point.truth.inputs.double()).detach()
+        sent = moved.numel() if mask is None else int(mask.sum())
         rounding = isinstance(law, Exact)
-        return _Release(rows, noise, math.sqrt(moved.numel()) if rounding else SAME, moved)
+        return _Release(rows, noise, math.sqrt(sent) if rounding else SAME, moved)
 
 
 def _spread(
     law: Law, off: Tensor, observation: Observation, point: _Truth
 ) -> tuple[Tensor | Structured, records.Unit]:
-    """The deviation of the noise, or of the rounding of every tensor of an exact update."""
+    """The deviation of the noise, at least that of the rounding of every tensor."""
     seen = observation.update.rows
-    if isinstance(law, Gaussian):
-        if isinstance(law.covariance, Structured):
-            return law.covariance.to(seen), "noise"
-        return torch.as_tensor(law.covariance).to(seen).expand_as(seen).sqrt(), "noise"
-    if isinstance(law, Unknown):
-        raise NotApplicable(f"the noise distribution is not known: {law.reason}")
-    if not isinstance(law, Exact):
-        raise NotApplicable("the noise is not Gaussian")
-    if float(off.norm()) > UNLIKE * float(seen.norm()):
-        raise NotApplicable("what is sent is no smooth function of the example")
-    spread = torch.empty_like(seen)
+    noise = law.covariance if isinstance(law, Gaussian) else 0.0
+    if isinstance(noise, Structured):
+        return noise.to(seen), "noise"
+    exact = isinstance(law, Exact)
+    if exact and float(off.norm()) > UNLIKE * float(seen.norm()):
+        raise NotApplicable("what is sent is not what the client's model and defense give")
+    spread = torch.as_tensor(noise).to(seen).expand_as(seen).sqrt().clone()
     unit = torch.finfo(point.observation.update.rows.dtype).eps
     for _, _, start, stop in observation.task.layout:
-        part = off[:, start:stop].square().mean().sqrt()
-        size = seen[:, start:stop].square().mean().sqrt()
-        spread[:, start:stop] = torch.maximum(part, unit / 4 * size).clamp_min(1e-30)
-    return spread, "rounding"
+        least = unit / 4 * seen[:, start:stop].square().mean().sqrt().clamp_min(1e-30)
+        if exact:
+            least = torch.maximum(least, off[:, start:stop].square().mean().sqrt())
+        spread[:, start:stop].clamp_min_(least)
+    return spread, "rounding" if exact else "noise"
 
 
 def _double(observation: Observation) -> Observation:
@@ -383,10 +401,6 @@ class _Known:
     expected: tuple[float, float]
     vectors: Tensor | None = None
     values: Tensor | None = None
-
-    @property
-    def best(self) -> float:
-        return self.expected[1]
 
 
 def _conditioning(point: _Truth, release: _Release) -> _Known:

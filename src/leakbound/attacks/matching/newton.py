@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,8 @@ ROUNDING = 1e-14
 """Share of the energy of an exact update that its rounding has, in float32."""
 CLEAN = 1e-5
 """Share of noise up to which the last steps do without the prior's metric."""
+LARGEST = 20_000_000
+"""Numbers of public examples that the covariance is fitted to; of more, examples are left out."""
 REST = 1e-3
 """Variance of what public examples do not show, in their mean variance."""
 DAMPED, EASED, LEAST = 10.0, 0.2, 1e-9
@@ -99,7 +102,8 @@ class PublicGaussian:
             none = like.new_empty(mean[0].numel(), 0), like.new_empty(0)
             return PublicGaussian(mean, *none, (high - low) ** 2 / 12)
         inputs = public.inputs.to(like)
-        flat = inputs.flatten(1).double()
+        step = math.ceil(inputs.numel() / LARGEST)
+        flat = inputs[::step].flatten(1).double()
         flat = (flat - flat.mean(0)) / len(flat) ** 0.5
         _, size, basis = torch.linalg.svd(flat, full_matrices=False)
         rest = REST * max(float(size.square().sum()) / flat.shape[1], 1e-12)
