@@ -366,7 +366,7 @@ def local_update(
     return total
 
 
-_ADAM = (0.9, 0.999, 1e-8)
+_ADAM = (0.9, 0.999)
 
 
 def _change(
@@ -374,15 +374,15 @@ def _change(
 ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
     """What the optimizer's step (1, 2, ...) subtracts over the learning rate; and its state."""
     if plan.optimizer == "adam":
-        beta, gamma, tiny = _ADAM
+        beta, gamma = _ADAM
         mean, square = state or (torch.zeros_like(slope), torch.zeros_like(slope))
         mean, square = (
             beta * mean + (1 - beta) * slope,
             gamma * square + (1 - gamma) * slope.square(),
         )
-        # the root's slope is finite at 0; the addend is far below `tiny`
+        # the root's slope is finite at 0; the addend is far below epsilon's default
         root = (square / (1 - gamma**step) + 1e-30).sqrt()
-        return mean / (1 - beta**step) / (root + tiny), (mean, square)
+        return mean / (1 - beta**step) / (root + plan.epsilon), (mean, square)
     if not plan.momentum:
         return slope, None
     change = slope if state is None else plan.momentum * state[0] + slope

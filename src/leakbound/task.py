@@ -68,6 +68,7 @@ class LocalPlan:
         batch_size: of minibatches, taken in turn; None is the full batch.
         optimizer: "sgd" or "adam", as in PyTorch with default settings; its state starts anew.
         momentum: of SGD, as in PyTorch.
+        epsilon: what Adam adds to its denominator, as in PyTorch.
     """
 
     steps: int = 1
@@ -75,8 +76,10 @@ class LocalPlan:
     batch_size: int | None = None
     optimizer: Optimizer = "sgd"
     momentum: float = 0.0
+    epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
+        check.positive(epsilon=self.epsilon)
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; give at least 1 local step")
         if not 0 < self.learning_rate < math.inf:

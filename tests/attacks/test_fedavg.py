@@ -44,7 +44,8 @@ def _decibels(played, answer):
 
 
 def _search(attack, observation, steps, copies, labels):
-    return LocalSearch(attack, observation, stream(0), _Guess(steps, copies, labels))
+    plan = replace(observation.task.plan, steps=steps)
+    return LocalSearch(attack, observation, stream(0), _Guess(plan, copies, labels))
 
 
 def _epochs_by_hand(task, epochs, labels, size):
@@ -135,17 +136,49 @@ def test_the_number_of_steps_is_found():
     found = []
     for seed, steps in enumerate((1, 3, 9)):
         played = _see(seed, LocalPlan(steps, 0.1), 4, hidden=(32,))
-        found.append(attack.find_steps(played.observation, stream(seed)) == steps)
+        found.append(attack.find_plan(played.observation, stream(seed)).steps == steps)
     print(f"\nsteps found for {sum(found)} of {len(found)}")
     assert all(found)
 
 
+RULES = {"sgd": {}, "momentum": {"momentum": 0.9}, "adam": {"optimizer": "adam"}}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_steps_and_optimizer_are_found(rule):
+    """From the update alone: the plan that it came with is not read."""
+    plan = LocalPlan(3, 0.02, 2, **RULES[rule])
+    seen = _see(0, plan, 4, hidden=(32,)).observation
+    hidden = replace(seen, task=replace(seen.task, plan=LocalPlan(1, 0.02, 2)))
+    attack = FedAvgMatching(candidates=(1, 3), optimizers=tuple(RULES), trial=30, **SHORT)
+    assert attack.find_plan(hidden, stream(0)) == plan
+
+
+@pytest.mark.parametrize("rule", ["momentum", "adam"])
+def test_a_known_optimizer_is_simulated(rule):
+    """Two epochs in minibatches: images are nearer than if SGD is assumed."""
+    rate, gain = {"momentum": (0.3, 15), "adam": (0.003, 4)}[rule]
+    played = _see(1, LocalPlan(4, rate, 2, **RULES[rule]), 4, hidden=(32,), activation="sigmoid")
+    seen = played.observation
+    wrong = replace(seen, task=replace(seen.task, plan=LocalPlan(4, rate, 2)))
+    attack = GradientMatching(**SHORT)
+    ours, theirs = (_decibels(played, attack(own, stream(1))) for own in (seen, wrong))
+    assert ours > theirs + gain
+
+
+def test_a_defense_names_the_optimizer_of_a_plan():
+    defense = LocalAggregation(3, 0.1, optimizer="adam")
+    seen = _see(0, None, 4, defense).observation
+    found = FedAvgMatching(optimizers=("sgd",), trial=1).find_plan(seen, stream(0))
+    assert found == LocalPlan(3, 0.1, optimizer="adam")
+
+
 def test_steps_that_are_told_or_set_by_a_known_defense_are_not_sought():
     played = _see(0, LocalPlan(4, 0.1, 2), 4)
-    assert FedAvgMatching(local_steps=7).find_steps(played.observation, stream(0)) == 7
-    assert FedAvgMatching(candidates=(6,)).find_steps(played.observation, stream(0)) == 6
+    assert FedAvgMatching(local_steps=7).find_plan(played.observation, stream(0)).steps == 7
+    assert FedAvgMatching(candidates=(6,)).find_plan(played.observation, stream(0)).steps == 6
     played = _see(0, None, 4, LocalAggregation(3, 0.1))
-    assert FedAvgMatching(trial=1).find_steps(played.observation, stream(0)) == 3
+    assert FedAvgMatching(trial=1).find_plan(played.observation, stream(0)).steps == 3
 
 
 @pytest.mark.slow
@@ -206,6 +239,7 @@ def test_odd_input():
         ({"local_steps": 0}, "local_steps is 0"),
         ({"candidates": ()}, "candidates is empty"),
         ({"candidates": (1, 0)}, "candidates is 0"),
+        ({"optimizers": ("sgd", "lion")}, "optimizers is 'lion'"),
         ({"trial": 0}, "trial is 0"),
         ({"deals": 0}, "deals is 0"),
         ({"epochs": "mine"}, "epochs is 'mine'"),
@@ -227,4 +261,4 @@ def test_behind_a_defense_on_examples_there_was_one_step():
     defense = DpSgd(1.0, 0.01)
     found = simulate(models.mlp(**given), batch, attack=attack, defense=defense)
     assert found.assessment.status == "ok"
-    assert attack.find_steps(found.round.observation, stream(0, "attack")) == 1
+    assert attack.find_plan(found.round.observation, stream(0, "attack")).steps == 1

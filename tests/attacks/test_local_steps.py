@@ -121,7 +121,7 @@ def test_a_step_of_a_search_for_the_local_plan_is_autograds(epochs):
 
     def search():
         source = stream(0, "attack")
-        return LocalSearch(settings, seen, source, _guess(settings, seen, source, 4)).search
+        return LocalSearch(settings, seen, source, _guess(settings, seen, source, task.plan)).search
 
     _agree(search)
 

@@ -20,11 +20,14 @@ class Reproduce:
     RESUMES: ClassVar = True
 
     name: Annotated[
-        Literal["optimal_defenses", "systematic_evaluation", "mean_to_extreme", "priprune", "all"],
+        Literal[
+            *("optimal_defenses", "systematic_evaluation", "mean_to_extreme", "priprune"),
+            *("practical_feasibility", "all"),
+        ],
         Option("NAME", positional=True),
     ]
     """Which paper: optimal_defenses (A), systematic_evaluation (B), mean_to_extreme (C), priprune
-    (D), or all of them one after the other."""
+    (D), practical_feasibility (E), or all of them one after the other."""
     scale: Literal["minutes", "cpu", "paper"] = "minutes"
     """A look in minutes, a full run on two cores (ten minutes to some hours), or the paper's own
     setting (hours to days)."""

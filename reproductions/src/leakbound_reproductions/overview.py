@@ -22,7 +22,7 @@ SEVERAL = {
 HEAD = (
     "# The papers, reproduced",
     "",
-    "`leakbound reproduce NAME` measures the claims of four papers again, on real data.",
+    "`leakbound reproduce NAME` measures the claims of five papers again, on real data.",
     "",
 )
 HOW = (

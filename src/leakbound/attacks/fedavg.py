@@ -1,10 +1,12 @@
-"""FedAvg matching without knowledge of the local steps or of the minibatch order."""
+"""FedAvg matching without knowledge of the local steps, optimizer or minibatch order."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -17,29 +19,37 @@ from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching.distances import euclidean
 from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
-from leakbound.attacks.matching.settings import MatchingSettings
+from leakbound.attacks.matching.settings import MatchingSettings, unlisted
 from leakbound.random import permutation
-from leakbound.types import NotApplicable, Observation, Reconstruction, Unit
+from leakbound.types import LocalPlan, NotApplicable, Observation, Reconstruction, Unit
 
 UNLIKE = 1e9
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd", "momentum": 0.0},
+    "momentum": {"optimizer": "sgd", "momentum": 0.9},
+    "adam": {"optimizer": "adam", "momentum": 0.0},
+}
+"""The local optimizers that the attack can try, as settings of `LocalPlan`."""
 
 
 @dataclass(frozen=True, repr=False)
 class FedAvgMatching(MatchingSettings):
-    """Match a FedAvg update by simulated local training with an unknown number of steps and order.
+    """Match a FedAvg update by simulated local training of unknown steps, optimizer and order.
 
-    For each candidate number of local steps, the attack runs a short search. It keeps the number
-    that leaves the least of the update's energy unexplained. It deals the labels to the minibatches
-    at random several times, and keeps the deal whose short search leaves the least.
+    For each candidate number of local steps with each optimizer to try, the attack runs a short
+    search. It keeps the pair whose update is nearest to the seen one. It deals the labels to the
+    minibatches at random several times, and keeps the deal whose short search ends nearest.
 
     Either all epochs share one order, or every epoch has its own images and order. In the second
     case, a term that does not depend on the order pulls the epochs together; at the end, the attack
-    matches and averages them. The learning rate and the minibatch size are the task's. Steps that a
-    known defense sets are known.
+    matches and averages them. The learning rate and the minibatch size are the task's, and without
+    `optimizers` the optimizer is, too. A local plan that a known defense sets is known.
 
     Args:
         local_steps: how many steps the client took; None to select among `candidates`.
         candidates: the numbers of local steps to try.
+        optimizers: the local optimizers to try: "sgd", "momentum" (SGD with 0.9), "adam". Empty:
+            the optimizer is known.
         trial: search steps for each candidate and each deal.
         deals: how many deals of the labels to try.
         epochs: "shared" (one order for all epochs, as for a client that does not shuffle) or "own"
@@ -48,7 +58,7 @@ class FedAvgMatching(MatchingSettings):
             every pixel over an epoch's images) or "matched" (the images, matched one to one).
         together_weight: the weight of that term.
 
-    Source: Dimitrov et al. 2022; the choice of the number of steps and "matched" are from this
+    Source: Dimitrov et al. 2022; the choice of steps and optimizer and "matched" are from this
         project.
 
     Example:
@@ -57,12 +67,13 @@ class FedAvgMatching(MatchingSettings):
         >>> batch = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2])
         >>> attack, plan = FedAvgMatching(candidates=(1, 5), trial=10), lb.LocalPlan(5, 0.1)
         >>> seen = lb.simulate(model, batch, attack="linear_inversion", plan=plan).round.observation
-        >>> attack.find_steps(seen, lb.stream(0, "attack"))
+        >>> attack.find_plan(seen, lb.stream(0, "attack")).steps
         5
     """
 
     local_steps: int | None = None
     candidates: tuple[int, ...] = (1, 2, 5, 10, 20)
+    optimizers: tuple[str, ...] = unlisted(())
     trial: int = 100
     deals: int = 4
     epochs: str = "shared"
@@ -76,6 +87,8 @@ class FedAvgMatching(MatchingSettings):
             raise ValueError("candidates is empty; give at least one number of local steps")
         for steps in self.candidates:
             check.count(candidates=steps)
+        for name in self.optimizers:
+            check.one_of(OPTIMIZERS, optimizers=name)
         check.count(trial=self.trial, deals=self.deals)
         check.one_of(["shared", "own"], epochs=self.epochs)
         check.one_of(["moments", "matched"], together=self.together)
@@ -85,33 +98,36 @@ class FedAvgMatching(MatchingSettings):
         if not bool((observation.update.rows != 0).any()):
             middle = torch.full(observation.batch_shape, float("nan")).to(observation.update.rows)
             return Reconstruction(boxed(middle, observation.task), problem=VANISHED)
-        steps = self.find_steps(observation, generator)
-        guess = self._deal(observation, generator, steps)
+        plan = self.find_plan(observation, generator)
+        guess = self._deal(observation, generator, plan)
         search = LocalSearch(self, observation, generator, guess)
         run(search.settings, [search.search])
         return search.answer()
 
-    def find_steps(self, observation: Observation, generator: torch.Generator) -> int:
-        """The number of local steps: given, set by a known defense, or the best candidate."""
+    def find_plan(self, observation: Observation, generator: torch.Generator) -> LocalPlan:
+        """The local training: set by a known defense, or the best of the candidates."""
         told = seen_task(observation).plan
         if told != observation.task.plan:
-            return told.steps
-        if self.local_steps is not None:
-            return self.local_steps
+            return told
+        counts = self.candidates if self.local_steps is None else (self.local_steps,)
+        rules = [OPTIMIZERS[name] for name in self.optimizers] or [{}]
         if observation.defense is not None and observation.defense.starts is Unit.EXAMPLE:
-            return 1  # a defense on per-example gradients implies one step
-        if len(self.candidates) == 1:
-            return self.candidates[0]
-        guesses = [_guess(self, observation, generator, steps) for steps in self.candidates]
-        return self._best(observation, generator, guesses).steps
+            counts, rules = (1,), [{}]  # a defense on per-example gradients implies one step
+        plans = [replace(told, steps=count, **rule) for count, rule in product(counts, rules)]
+        if len(plans) == 1:
+            return plans[0]
+        guesses = [_guess(self, observation, generator, plan) for plan in plans]
+        return self._best(observation, generator, guesses).plan
 
-    def _deal(self, observation: Observation, generator: torch.Generator, steps: int) -> _Guess:
-        """The deal of the labels to the minibatches whose short search leaves the least."""
-        first = _guess(self, observation, generator, steps)
-        size = seen_task(observation).plan.batch_size
+    def _deal(
+        self, observation: Observation, generator: torch.Generator, plan: LocalPlan
+    ) -> _Guess:
+        """The deal of the labels to the minibatches whose short search ends nearest."""
+        first = _guess(self, observation, generator, plan)
+        size = plan.batch_size
         if self.labels == "joint" or size is None or size >= max(observation.cohort):
             return first
-        more = [_guess(self, observation, generator, steps) for _ in range(self.deals - 1)]
+        more = [_guess(self, observation, generator, plan) for _ in range(self.deals - 1)]
         return self._best(observation, generator, [first, *more])
 
     def _best(
@@ -129,11 +145,11 @@ class FedAvgMatching(MatchingSettings):
 
 @dataclass(frozen=True, eq=False)
 class _Guess:
-    """What the attacker assumes of the local training: the steps, how many epochs have their own
+    """What the attacker assumes of the local training: the plan, how many epochs have their own
     images, and the labels of all copies, client by client (None: searched with the images).
     """
 
-    steps: int
+    plan: LocalPlan
     copies: int
     labels: Tensor | None
 
@@ -149,7 +165,7 @@ class LocalSearch:
         guess: _Guess,
     ) -> None:
         self.copies, self.sizes = guess.copies, observation.cohort
-        planned = _planned(observation, guess.steps)
+        planned = _planned(observation, guess.plan)
         if guess.labels is not None:
             planned = replace(planned, labels=guess.labels)
             settings = replace(settings, labels="told")
@@ -169,18 +185,19 @@ class LocalSearch:
         return found if self.copies == 1 else self._averaged(found)
 
     def misfit(self) -> float:
-        """Share of the (weighted) update's energy that the best candidate leaves; its length
-        counts.
+        """Squared distance of the best candidate's (weighted) update from the seen one, relative to
+        the product of their lengths, so that a wrong direction does not favor short updates.
         """
         self.search.recall()
         objective = self.search.objective
         images, labels = self.search.guess()
         rows = objective.seen_of(objective.rows(images, labels)).detach()
-        off, all_of_it = (
-            float(euclidean(part, objective.seen, objective.weights, []))
-            for part in (rows, torch.zeros_like(rows))
+        nothing, seen = torch.zeros_like(rows), objective.seen
+        off, own, length = (
+            float(euclidean(*pair, objective.weights, []))
+            for pair in ((rows, seen), (rows, nothing), (nothing, seen))
         )
-        share = off / all_of_it if all_of_it else math.inf
+        share = off / math.sqrt(own * length) if own * length else math.inf
         return share if math.isfinite(share) else math.inf
 
     def blocks(self, values: Tensor) -> list[Tensor]:
@@ -249,19 +266,18 @@ class _Together:
         return self.apart(images)
 
 
-def _planned(observation: Observation, steps: int) -> Observation:
-    plan = replace(seen_task(observation).plan, steps=steps)
+def _planned(observation: Observation, plan: LocalPlan) -> Observation:
     return replace(observation, task=replace(observation.task, plan=plan))
 
 
 def _guess(
-    settings: FedAvgMatching, observation: Observation, generator: torch.Generator, steps: int
+    settings: FedAvgMatching, observation: Observation, generator: torch.Generator, plan: LocalPlan
 ) -> _Guess:
-    planned = _planned(observation, steps)
+    planned = _planned(observation, plan)
     copies = _epochs(settings, planned)
     if settings.labels == "joint":
-        return _Guess(steps, copies, None)
-    return _Guess(steps, copies, _deal(settings, planned, copies, generator))
+        return _Guess(plan, copies, None)
+    return _Guess(plan, copies, _deal(settings, planned, copies, generator))
 
 
 def _epochs(settings: FedAvgMatching, observation: Observation) -> int:

@@ -200,7 +200,7 @@ def searched_steps(observation: Observation, tried: tuple[int, ...], seconds: fl
     """
     search = FedAvgMatching(candidates=tried, trial=TRIAL)
     with Pace(seconds) as pace:
-        count = search.find_steps(observation, stream(0, "captured", "steps"))
+        count = search.find_plan(observation, stream(0, "captured", "steps")).steps
     if pace.cut:
         how = (
             f"assumed: the first of {_listed(tried)}; a search among them was stopped early; {GIVE}"

