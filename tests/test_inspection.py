@@ -8,7 +8,7 @@ from scipy import stats
 from torch import nn
 
 from leakbound import client, data, models
-from leakbound.attacks import LinearTrap, RobbingTheFed, TrapWeights
+from leakbound.attacks import Codebook, Fishing, LinearTrap, Loki, RobbingTheFed, TrapWeights
 from leakbound.attacks.features.head import special_head
 from leakbound.inspection import evened, inspect, parallel, statistics
 from leakbound.random import normal, stream, uniform
@@ -111,6 +111,49 @@ def test_a_linear_trap_is_found_by_its_loss(inside, digits):
 def test_a_special_head_is_found_by_its_columns(digits):
     task = special_head(fresh(digits, hidden=(64,)), 32, stream(0, "head"))
     assert kinds(task) == {"equal columns"}
+
+
+@pytest.mark.parametrize("target", ["class", "feature", "direction"])
+@pytest.mark.parametrize("build", ["mlp", "lenet"])
+def test_a_fishing_output_layer_is_found(target, build, digits):
+    task = Fishing(target=target).plant(fresh(digits, build))
+    name = [n for n in task.unflatten(task.parameters) if n.endswith("weight")][-1]
+    assert {"lone classes", "zeroed paths"} <= kinds(task)
+
+    def noise(weight, bias):
+        size = 0.01 * weight.norm() / weight.shape[1] ** 0.5
+        weight.add_(size * normal(weight.shape, stream(0, "noise")))
+
+    hidden = changed(task, name.removesuffix(".weight"), noise)
+    for one in (hidden, Task(**{**vars_of(hidden), "public": None})):
+        (finding,) = (f for f in inspect(one) if f.kind == "lone classes")
+        assert len(finding.rows) == 1
+        assert finding.strength > 30
+
+
+def test_the_middle_of_a_fresh_or_trained_output_layer_is_no_class(digits):
+    for task in (
+        fresh(digits),
+        trained(digits, fresh(digits)),
+        Fishing().plant_each(fresh(digits), 2)[1],
+    ):
+        (found,) = (f for f in statistics(task) if f.kind == "lone classes")
+        assert found.strength < 3
+
+
+def test_every_client_finds_loki_s_layer(digits):
+    """Also if the other clients' kernels are no zeros: its thresholds are in constant inputs."""
+    for task in Loki().plant_each(fresh(digits), 3):
+        assert kinds(task) == {"near-duplicate rows", "zeroed paths"}
+
+        def noise(weight, bias):
+            weight.add_(0.01 * normal(weight.shape, stream(0, "noise")))
+
+        assert "near-duplicate rows" in kinds(changed(task, "routes", noise))
+
+
+def test_a_codebook_is_found_by_its_loss(digits):
+    assert kinds(Codebook(codewords=8).plant(fresh(digits))) == {"linear trap"}
 
 
 ORDINARY = {
@@ -242,6 +285,7 @@ def test_without_images_and_shape_the_weights_are_judged_alone(digits):
         "near-duplicate rows",
         "trap weights",
         "equal columns",
+        "lone classes",
         "zeroed paths",
     }
     # probes of another shape than the model's are no crash: they are not used
@@ -285,6 +329,7 @@ FACTORS = {f"{scale:g}": scale for scale in SCALES} | {"each-its-own": each_its_
 HIDDEN = {
     "imprint": (lambda task: inside(task, RobbingTheFed(bins=64)), "imprint"),
     "trap": (lambda task: inside(task, TrapWeights(rows=64, scale=0.9)), "trap weights"),
+    "fishing": (lambda task: Fishing().plant(task), "lone classes"),
     "head": (lambda task: special_head(task, 32, stream(0, "head")), "equal columns"),
 }
 

@@ -91,7 +91,9 @@ def play(
     `clients` holds one batch per client, as many as the defense's cohort needs. `sources` holds one
     source of randomness per client, and one more for the cohort's links. `threat` is what attackers
     know, by default labels (if they are not the input's own tokens) and defense. A malicious
-    server's `attack` may change the model. `auxiliary` is public data that the attacker has.
+    server's `attack` may change the model, and send each client another one
+    (`Attack.plant_each`); the observation then holds the first client's. `auxiliary` is public data
+    that the attacker has.
 
     Example:
         >>> from leakbound.defenses import SecureAggregation
@@ -116,10 +118,13 @@ def play(
         )
     if len(sources) != len(clients) + 1:
         raise ValueError(f"sources holds {len(sources)}; give one a client and one for the cohort")
+    models = [task] * len(clients)
     if attack is not None and threat.server is Server.MALICIOUS:
-        task = attack.plant(task)
+        models = attack.plant_each(task, len(clients))
+        task = models[0]
     defense = resolve(defense, task, max(batch.size for batch in clients))
-    sent = [step(task, b, defense, s)[0] for b, s in zip(clients, sources[:-1], strict=True)]
+    turns = zip(models, clients, sources[:-1], strict=True)
+    sent = [step(own, batch, defense, source)[0] for own, batch, source in turns]
     _, cohort = defense.sides
     update, _ = cohort.transform(Update.stack(sent), cohort.init(task), None, sources[-1])
     observation, truth = observed(
@@ -129,7 +134,7 @@ def play(
         threat,
         defense=defense,
         auxiliary=auxiliary,
-        statistics=_statistics(task, clients, defense) if threat.statistics_known else None,
+        statistics=_statistics(models, clients, defense) if threat.statistics_known else None,
     )
     return Round(observation, truth, update, defense)
 
@@ -163,7 +168,9 @@ def observed(
     return observation, truth
 
 
-def _statistics(task: Task, clients: Sequence[Batch], defense: Chain) -> dict[str, Statistics]:
+def _statistics(
+    models: Sequence[Task], clients: Sequence[Batch], defense: Chain
+) -> dict[str, Statistics]:
     """The mean over clients of their batches' statistics."""
     odd = [link for link in defense.links if link.replaces_examples or link.changes_training]
     if odd:
@@ -172,7 +179,8 @@ def _statistics(task: Task, clients: Sequence[Batch], defense: Chain) -> dict[st
             "leaks: leave statistics_known out"
         )
     with torch.no_grad():
-        each = [batch_statistics(task, batch.inputs) for batch in clients]
+        pairs = zip(models, clients, strict=True)
+        each = [batch_statistics(task, batch.inputs) for task, batch in pairs]
     return {
         name: (
             torch.stack([own[name][0] for own in each]).mean(0),

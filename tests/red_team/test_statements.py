@@ -137,7 +137,8 @@ def test_the_whole_matrix():
     assert min(pair.n for pair in found.pairs) >= 4000
 
 
-PLANTED = ["codebook", "linear_trap", "robbing_the_fed", "trap_weights", "linear_inversion"]
+PLANTED = ["codebook", "fishing", "linear_trap", "loki", "robbing_the_fed", "trap_weights"]
+PLANTED += ["linear_inversion"]
 OTHERS = [
     "across_rounds",
     "candidate_likelihood",
@@ -167,7 +168,7 @@ OTHERS = [
     "strong_matching",
 ]
 """All built-in attacks but the two that read noise which depends on the batch."""
-SHORT = {"steps": 40, "restarts": 1, "training": 200}
+SHORT = {"steps": 40, "restarts": 1, "training": 200, "attack": "linear_inversion"}
 
 
 def planned(names, seeds, server):

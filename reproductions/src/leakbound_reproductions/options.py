@@ -21,8 +21,12 @@ class Reproduce:
 
     name: Annotated[
         Literal[
-            *("optimal_defenses", "systematic_evaluation", "mean_to_extreme", "priprune"),
-            *("practical_feasibility", "all"),
+            "optimal_defenses",
+            "systematic_evaluation",
+            "mean_to_extreme",
+            "priprune",
+            "practical_feasibility",
+            "all",
         ],
         Option("NAME", positional=True),
     ]

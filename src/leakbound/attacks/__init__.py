@@ -12,6 +12,7 @@ from leakbound.attacks.correlated_trap import CorrelatedTrap
 from leakbound.attacks.data_dependent_law import CandidateLikelihood
 from leakbound.attacks.features.cocktail_party import CocktailPartyImages
 from leakbound.attacks.fedavg import FedAvgMatching
+from leakbound.attacks.fishing import Fishing
 from leakbound.attacks.gias import Gias
 from leakbound.attacks.grad_inversion import GradInversion
 from leakbound.attacks.imprint import RobbingTheFed
@@ -22,6 +23,7 @@ from leakbound.attacks.labels import (
     label_accuracy,
     label_totals,
 )
+from leakbound.attacks.loki import Loki
 from leakbound.attacks.matching.attack import (
     GradientMatching,
     dlg,
@@ -72,6 +74,7 @@ __all__ = [
     "ConstantImage",
     "CorrelatedTrap",
     "FedAvgMatching",
+    "Fishing",
     "GaussNewton",
     "Gias",
     "GradInversion",
@@ -81,6 +84,7 @@ __all__ = [
     "LearnedPrior",
     "LinearInversion",
     "LinearTrap",
+    "Loki",
     "MeanImage",
     "MixedStart",
     "PatchInversion",

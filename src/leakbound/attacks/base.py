@@ -89,6 +89,12 @@ class Attack:
         """Return the model a malicious server sends; honest attacks return the task unchanged."""
         return task
 
+    def plant_each(self, task: Task, clients: int) -> list[Task]:
+        """The model for each client, of one layout. A server may send different ones: secure
+        aggregation sums the updates without a check that they are of one model.
+        """
+        return [self.plant(task)] * clients
+
 
 @dataclass(frozen=True)
 class BestOf(Attack):
@@ -138,6 +144,9 @@ class BestOf(Attack):
     def plant(self, task: Task) -> Task:
         return self.attack.plant(task)
 
+    def plant_each(self, task: Task, clients: int) -> list[Task]:
+        return self.attack.plant_each(task, clients)
+
 
 @dataclass(frozen=True)
 class ByNoise(Attack):
@@ -179,6 +188,10 @@ class ByNoise(Attack):
 
     def plant(self, task: Task) -> Task:
         return self.noisy.plant(self.clean.plant(task))
+
+    def plant_each(self, task: Task, clients: int) -> list[Task]:
+        clean = self.clean.plant_each(task, clients)
+        return [self.noisy.plant_each(own, clients)[i] for i, own in enumerate(clean)]
 
 
 def rank(answer: Reconstruction) -> tuple[bool, float]:

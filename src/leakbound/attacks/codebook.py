@@ -133,7 +133,7 @@ class Codebook(Attack):
 
 def _task(observation: Observation) -> Task:
     missing = "codebook: there are no public examples to build one"
-    holds, agreed = lambda model: isinstance(model, CodebookModel), "and no codebook"
+    holds, agreed = lambda task: isinstance(task.model, CodebookModel), "and no codebook"
     return sent_by_attacker(observation, seen_task, holds, agreed=agreed, lacks=missing)
 
 

@@ -106,10 +106,15 @@ class RobbingTheFed(Attack):
         """Put the layer before the model; return the task unchanged if the data to build it is
         missing.
         """
+        layer = self._layer(task)
+        return task if layer is None else in_front(task, *layer, self.gain, "imprint")
+
+    def _layer(self, task: Task) -> tuple[Tensor, Tensor] | None:
+        """Weight (bins, N) and bias (bins,), None if the data to build them is missing."""
         public = task.public
         features = public.inputs[0].numel() if public is not None else self.features
         if features is None or (public is None and self.mean is None):
-            return task
+            return None
         direction = self._direction(features)
         seen = None if public is None else public.inputs.flatten(1).double().cpu() @ direction
         low, high = task.input_range
@@ -117,11 +122,12 @@ class RobbingTheFed(Attack):
         most = float(torch.maximum(low * direction, high * direction).sum())
         first = direction.new_tensor([least - 0.01 * (most - least)])
         thresholds = torch.cat([first, self._thresholds(seen).clamp(least, most)])
-        weight = direction.expand(self.bins, features)
-        return in_front(task, weight, -thresholds, self.gain, "imprint")
+        return direction.expand(self.bins, features), -thresholds
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        task = planted_task(observation, "imprint")
+        return self._read(observation, planted_task(observation, "imprint"))
+
+    def _read(self, observation: Observation, task: Task) -> Reconstruction:
         prior, edges = PixelPrior.of(observation), _edges(task)
         images, hits, alone, moved = [], 0, 0, False
         for row in caught(observation, task, differences=True):
@@ -182,21 +188,24 @@ class Edges:
         """Whether several local steps moved the layer enough to switch an image's units."""
         if task.plan.steps == 1:
             return False
-        parts = task.unflatten(task.parameters)
-        before = torch.cat([parts["layer.weight"], parts["layer.bias"][:, None]], 1).double()
+        before = _layer_of(task)
         after = before - task.plan.learning_rate * task.plan.steps * row.values
         inputs = torch.cat([images, images.new_ones(len(images), 1)], 1)
         return not torch.equal(inputs @ before.T > 0, inputs @ after.T > 0)
 
 
+def _layer_of(task: Task) -> Tensor:
+    """[W | b] (units, N + 1) of the layer, float64; the first client's."""
+    assert isinstance(task.model, Front)  # as planted_task found
+    return task.model.part(task.parameters[None])[0].double()
+
+
 def _edges(task: Task) -> Edges:
     assert isinstance(task.model, Front)  # as planted_task found
-    parts = task.unflatten(task.parameters)
-    weight, bias = parts["layer.weight"].double(), parts["layer.bias"].double()
-    scale = task.model.gain * len(weight)
-    lower = -bias * scale
-    upper = torch.cat([lower[1:], lower.new_tensor([math.inf])])
-    return Edges(weight[0] * scale, lower, upper)
+    layer = _layer_of(task)
+    layer = layer * task.model.gain * len(layer)
+    lower = -layer[:, -1]
+    return Edges(layer[0, :-1], lower, torch.cat([lower[1:], lower.new_tensor([math.inf])]))
 
 
 def _decoded(row: Caught, edges: Edges, prior: PixelPrior) -> tuple[Tensor, int]:

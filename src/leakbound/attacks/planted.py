@@ -1,4 +1,4 @@
-"""A ReLU layer that a malicious server puts before a model, and what its gradient holds."""
+"""A layer that a malicious server puts before a model, and what is sent of it and of any other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from torch import Tensor, nn
 
 from leakbound.attacks.base import summed_task
 from leakbound.attacks.blind import public_images
-from leakbound.types import Exact, NotApplicable, Observation, Server, Task
+from leakbound.covariance import Structured
+from leakbound.types import (
+    Exact,
+    Gaussian,
+    Laplace,
+    Law,
+    NotApplicable,
+    Observation,
+    Server,
+    Task,
+    Unknown,
+    Update,
+)
 
 QUIET = 0.1
 
@@ -28,9 +40,20 @@ class Front(nn.Module):
         self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
-        caught = self.layer(inputs.flatten(1)).relu().sum(1) * self.gain
+        caught = self.layer(self.seen(inputs)).relu().sum(1) * self.gain
         output: Tensor = self.inner(inputs + caught.view(-1, *[1] * (inputs.ndim - 1)))
         return output
+
+    def seen(self, inputs: Tensor) -> Tensor:
+        """What the layer takes of inputs (B, *S), as vectors."""
+        return inputs.flatten(1)
+
+    def part(self, rows: Tensor) -> Tensor:
+        """[dW | db] (R, units, N + 1) of the layer, which comes first in rows (R, P)."""
+        units, features = self.layer.weight.shape
+        cut = units * features
+        weight = rows[:, :cut].reshape(-1, units, features)
+        return torch.cat([weight, rows[:, cut : cut + units, None]], 2)
 
 
 def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -> Task:
@@ -39,18 +62,26 @@ def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -
     any gain, and the model still works.
     """
     units, features = weight.shape
-    like = task.parameters
-    model = Front(features, units, gain, kind, task.model).to(like)
-    layer = torch.cat([weight.flatten(), bias]) / (gain * units)
-    parameters = torch.cat([layer.to(like), like])
+    model = Front(features, units, gain, kind, task.model)
+    return placed(task, model, torch.cat([weight.flatten(), bias]) / (gain * units))
+
+
+def placed(task: Task, model: Front, before: Tensor, *after: Tensor) -> Task:
+    """The task with its model inside another, whose own weights come before and after."""
+    like, kept = task.parameters, task.kept
+    parts = [before.to(like), like, *(at.to(like) for at in after)]
+    if kept is not None:
+        first, *rest = (kept.new_ones(len(at)) for at in (before, *after))
+        kept = torch.cat([first, kept, *rest])
     buffers = {f"inner.{name}": value for name, value in task.buffers.items()}
-    return replace(task, model=model, parameters=parameters, buffers=buffers)
+    moved = replace(task, model=model.to(like), parameters=torch.cat(parts), kept=kept)
+    return replace(moved, buffers=buffers)
 
 
 def sent_by_attacker(
     observation: Observation,
     seen: Callable[[Observation], Task],
-    holds: Callable[[nn.Module], bool],
+    holds: Callable[[Task], bool],
     *,
     agreed: str,
     lacks: str,
@@ -59,7 +90,7 @@ def sent_by_attacker(
     if observation.threat.server is not Server.MALICIOUS:
         raise NotApplicable(f"the server is honest: it sends the agreed model {agreed}")
     task = seen(observation)
-    if not holds(task.model):
+    if not holds(task):
         raise NotApplicable(f"the model that was sent holds no {lacks}")
     return task
 
@@ -68,7 +99,7 @@ def planted_task(observation: Observation, kind: str) -> Task:
     return sent_by_attacker(
         observation,
         summed_task,
-        lambda model: isinstance(model, Front) and model.kind == kind,
+        lambda task: isinstance(task.model, Front) and task.model.kind == kind,
         agreed="without a malicious layer",
         lacks=f"{kind}: it has no public images to build one from",
     )
@@ -89,18 +120,22 @@ class Caught:
 
 
 def caught(observation: Observation, task: Task, *, differences: bool) -> list[Caught]:
-    """What each row of the update holds of the malicious layer. `differences`: most units equal
-    their neighbor (bins); otherwise some units are empty (traps). These units show unknown noise.
+    """What each row of the update holds of the malicious layer; each client's part of it, if the
+    model keeps these apart. `differences`: most units equal their neighbor (bins); otherwise some
+    units are empty (traps). These units show unknown noise.
     """
     update = observation.update
     if not bool(update.rows.isfinite().all()):
         raise NotApplicable("the update is not finite")
-    values = _part(task, update.rows / task.plan.total_weight).double()
+    assert isinstance(task.model, Front)  # as planted_task found
+    part, times = task.model.part, task.plan.total_weight
+    values = part(update.rows / times).double()
     known = observation.noise_variance
-    given = None if known is None else _part(task, known) / task.plan.total_weight**2
+    given = None if known is None else part(known) / times**2
     seen = torch.ones_like(values)
     if update.mask is not None and observation.threat.defense_known:
-        seen = _part(task, update.mask).to(values)
+        seen = part(update.mask).to(values)
+    examples = update.examples if len(values) == len(update.rows) else observation.cohort
     found = []
     for i, row in enumerate(values):
         rounding = 16 * torch.finfo(update.rows.dtype).eps * row.abs().max()
@@ -112,7 +147,7 @@ def caught(observation: Observation, task: Task, *, differences: bool) -> list[C
         precision = seen[i] / variance
         if update.mask_private and not update.drawn:
             precision = precision + _pruned(row, seen[i])
-        found.append(Caught(row, precision, update.examples[i]))
+        found.append(Caught(row, precision, examples[i]))
     return found
 
 
@@ -125,19 +160,29 @@ def _pruned(row: Tensor, seen: Tensor) -> Tensor:
     return (seen == 0) * 3 / bound.square().clamp_min(1e-300)
 
 
-def _part(task: Task, rows: Tensor) -> Tensor:
-    """[dW | db] (R, units, N + 1) of the malicious layer, which comes first."""
-    assert isinstance(task.model, Front)  # checked by planted_task
-    units, features = task.model.layer.weight.shape
-    cut = units * features
-    weight = rows[:, :cut].reshape(-1, units, features)
-    return torch.cat([weight, rows[:, cut : cut + units, None]], 2)
-
-
 def _scatter(row: Tensor, differences: bool) -> Tensor:
     still = row.diff(dim=0) if differences and len(row) > 1 else row
     energy = still.square().mean(1) / (2 if differences and len(row) > 1 else 1)
     return energy.quantile(QUIET)
+
+
+def chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
+    """Some coordinates of an update, each times a public factor, with their distribution."""
+    law: Law = update.law
+
+    def own(values: float | Tensor) -> Tensor:
+        wide = torch.as_tensor(values, dtype=torch.float64, device=index.device)
+        return wide.expand(update.rows.shape[-1:])[index]
+
+    if isinstance(law, Gaussian) and isinstance(law.covariance, Structured):
+        law = Unknown("the noise is correlated, but this attack takes it as independent")
+    elif isinstance(law, Gaussian):
+        law = replace(law, covariance=own(law.variance) * factor.square())
+    elif isinstance(law, Laplace):
+        law = replace(law, scale=own(law.scale) * factor.square().sqrt())
+    mask = None if update.mask is None else update.mask[:, index]
+    rows = (update.rows[:, index].double() * factor).to(update.rows)
+    return replace(update, rows=rows, law=law, mask=mask)
 
 
 @dataclass(frozen=True, eq=False)

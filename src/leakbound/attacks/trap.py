@@ -287,7 +287,7 @@ class _Reader:
 
 def _task(observation: Observation) -> Task:
     missing = "linear trap: without public images the input's size is not known; give features"
-    holds, agreed = lambda model: isinstance(model, Trap), "without a linear trap"
+    holds, agreed = lambda task: isinstance(task.model, Trap), "without a linear trap"
     return sent_by_attacker(observation, seen_task, holds, agreed=agreed, lacks=missing)
 
 

@@ -16,6 +16,7 @@ from leakbound.inspection.weights import (
     evened,
     head_of,
     layers,
+    lone_classes,
     parallel,
     parallel_rows,
     zeroed,
@@ -38,7 +39,7 @@ LEAST_PROBES, MOST_PROBES = 64, 256
 
 KINDS = (
     *("imprint", "near-duplicate rows", "imprint on probes", "equal columns"),
-    *("trap weights", "rarely active", "linear trap", "zeroed paths", "huge gain"),
+    *("trap weights", "rarely active", "linear trap", "zeroed paths", "huge gain", "lone classes"),
 )
 """Every kind of mark."""
 
@@ -100,6 +101,8 @@ def statistics(
         if layer.name != head:
             found.append(parallel_rows(layer))
             found.append(balanced_signs(layer))
+        elif len(layer.rows) == task.label_range and task.label_range > 2:
+            found.append(lone_classes(layer))
         if layer.below is not None and layer.rows.shape[1] == layer.below:
             found.append(equal_columns(layer))
         found.append(zeroed(layer))

@@ -19,7 +19,7 @@ MANY = 4.0
 """This many similar units are a mark."""
 PARALLEL, EQUAL_COLUMNS = 0.99, 0.999
 FEW_WEIGHTS, FEWEST_SIGNS, BALANCED = 8.0, 32, 0.22
-UNLIKELY = 12.0
+UNLIKELY, APART, HEAVY = 12.0, 10.0, 8.0
 CENTERS, CHUNK = 4096, 256
 
 
@@ -57,7 +57,7 @@ def layers(task: Task) -> list[LayerRows]:
             entering = _repeated(size, rows.shape[1])
             here = kept.get(key, torch.ones_like(parts[key], dtype=torch.bool)).flatten(1)
             found.append(LayerRows(name, rows, bias, here, linear, under, entering))
-            size = _sizes(rows if entering is None else balanced(rows, entering))
+            size = _sizes(rows if entering is None else rows.double() * entering)
             below = len(rows) if linear else below
     return found
 
@@ -155,6 +155,11 @@ def parallel_rows(layer: LayerRows) -> LayerFinding:
     members = parallel(layer.rows)
     if layer.entering is not None:
         members = max(members, parallel(balanced(layer.rows, layer.entering)), key=len)
+    if layer.linear:  # thresholds may be in the weights of a few constant inputs
+        energy = evened(layer.rows)[0].square().sum(0)
+        light = energy <= HEAVY * energy.mean()
+        if not bool(light.all()):
+            members = max(members, parallel(layer.rows[:, light]), key=len)
     graded = _graded(layer, members)
     kind = "imprint" if graded else "near-duplicate rows"
     words = (
@@ -215,6 +220,27 @@ def _chance_of_balance(count: Tensor) -> float:
     most, least = (n + reach) // 2, -((reach - n) // 2)
     inside = stats.binom.cdf(most, n, 0.5) - stats.binom.cdf(least - 1, n, 0.5)
     return float((inside * often.numpy()).sum() / often.sum())
+
+
+def lone_classes(layer: LayerRows) -> LayerFinding:
+    """Rows of few classes far from those of most others, which are nearly the same.
+
+    The gradients of two examples with equal features and the labels y and z differ by the rows'
+    difference below the output layer. So the examples of most classes vanish from a sum only if
+    the rows of these classes are nearly equal. Strength: the largest distance from the middle row
+    over the median distance.
+    """
+    rows = layer.rows.double() * (1 if layer.entering is None else layer.entering)
+    rows = rows / rows.abs().max().clamp_min(5e-324)
+    far = (rows - rows.median(0).values).norm(dim=1)
+    ratio = torch.nan_to_num(far / far.median(), nan=0.0, posinf=math.inf)
+    most = float(ratio.max())
+    words = (
+        f"a class of {layer.name!r} is {most:.3g} times as far from the middle class as half of "
+        f"the {len(far)} classes"
+    )
+    members = tuple(int(i) for i in (ratio >= APART).nonzero()[:, 0])
+    return LayerFinding(layer.name, "lone classes", most, APART, words, members)
 
 
 def zeroed(layer: LayerRows) -> LayerFinding:

@@ -11,19 +11,13 @@ from leakbound import inspection
 from leakbound.attacks import LinearTrap, RobbingTheFed, TrapWeights
 from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.base import Attack, seen_task
-from leakbound.attacks.planted import in_front
+from leakbound.attacks.planted import chosen, in_front
 from leakbound.attacks.trap import Trap
-from leakbound.covariance import Structured
 from leakbound.types import (
-    Gaussian,
-    Laplace,
-    Law,
     NotApplicable,
     Observation,
     Reconstruction,
     Server,
-    Unknown,
-    Update,
 )
 
 
@@ -78,7 +72,7 @@ def _alone(
     scale = _way_back(observation, prefix, order)
     factor = torch.cat([scale.repeat_interleave(weight.shape[1]), scale])
     threat = replace(observation.threat, server=Server.MALICIOUS)
-    seen = replace(observation, update=_chosen(observation.update, index, factor), task=front)
+    seen = replace(observation, update=chosen(observation.update, index, factor), task=front)
     return replace(seen, threat=threat, defense=None, sent=None, history=())
 
 
@@ -106,22 +100,3 @@ def _places(
     shape, start, stop = next((s, a, b) for n, s, a, b in layout if n == name)
     every = torch.arange(start, stop, device=order.device).reshape(shape)
     return every[order].reshape(-1)
-
-
-def _chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
-    """Some coordinates of an update, each times a public factor, with their distribution."""
-    law: Law = update.law
-
-    def chosen(values: float | Tensor) -> Tensor:
-        own = torch.as_tensor(values, dtype=torch.float64, device=index.device)
-        return own.expand(update.rows.shape[-1:])[index]
-
-    if isinstance(law, Gaussian) and isinstance(law.covariance, Structured):
-        law = Unknown("the noise is correlated, but this attack takes it as independent")
-    elif isinstance(law, Gaussian):
-        law = replace(law, covariance=chosen(law.variance) * factor.square())
-    elif isinstance(law, Laplace):
-        law = replace(law, scale=chosen(law.scale) * factor.square().sqrt())
-    mask = None if update.mask is None else update.mask[:, index]
-    rows = (update.rows[:, index].double() * factor).to(update.rows)
-    return replace(update, rows=rows, law=law, mask=mask)

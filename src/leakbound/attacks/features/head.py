@@ -80,7 +80,7 @@ def find_head(task: Task, input_shape: tuple[int, ...], public: Tensor | None = 
     )
     if public is not None and len(public) and tuple(public.shape[1:]) == tuple(input_shape):
         inputs = boxed(public[:PROBES].to(task.parameters), task)
-    model = _own_copy(task)
+    model = own_copy(task)
     notes, modules = _noted(model, first, second, inputs)
     if any(len(note) != 1 for note in notes.values()):
         raise NotApplicable(f"the model does not call {first} and {second} once each")
@@ -105,7 +105,8 @@ def _factors(above: nn.Module, hidden: Tensor) -> Tensor:
     return cast(Tensor, args[0][0].detach().double())
 
 
-def _own_copy(task: Task) -> nn.Module:
+def own_copy(task: Task) -> nn.Module:
+    """The task's model, apart from it, at the task's weights."""
     model = copy.deepcopy(task.model)
     with torch.no_grad():
         values = task.tensors()
