@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import ndimage
 
 from leakbound import metrics
 from leakbound.metrics import evaluate
@@ -96,11 +97,27 @@ def test_what_is_not_defined_is_none():
     assert flat["psnr"] == [150.0] * 3
 
 
+def _five_scales(a, b):
+    """Wang, Simoncelli and Bovik 2003, eq. 7, by filters of scipy."""
+    found = 1.0
+    for power in (0.0448, 0.2856, 0.3001, 0.2363, 0.1333):
+        blur = lambda x: ndimage.gaussian_filter(x, 1.5, truncate=3.5)[5:-5, 5:-5]  # noqa: E731
+        x, y = a.numpy(), b.numpy()
+        mean = blur(x), blur(y)
+        spread = blur(x * x) - mean[0] ** 2 + blur(y * y) - mean[1] ** 2 + 0.03**2
+        contrast = (2 * (blur(x * y) - mean[0] * mean[1]) + 0.03**2) / spread
+        light = (2 * mean[0] * mean[1] + 0.01**2) / (mean[0] ** 2 + mean[1] ** 2 + 0.01**2)
+        found *= (contrast * (light if power == 0.1333 else 1)).mean() ** power
+        a, b = (t.unfold(0, 2, 2).unfold(1, 2, 2).mean((2, 3)) for t in (a, b))
+    return found
+
+
 def test_ms_ssim_starts_at_176_pixels():
     truth = _random(1, 1, 176, 180)
     guess = (truth + 0.1 * _random(1, 1, 176, 180, seed=1)).clamp(0, 1)
     value = metrics.ms_ssim(_paired(truth, guess), data_range=1.0)[0]
     assert 0 < value < 1
+    assert value == pytest.approx(_five_scales(guess[0, 0].double(), truth[0, 0].double()))
     cut = _paired(truth[..., :175, :], guess[..., :175, :])
     assert metrics.ms_ssim(cut, data_range=1.0) == [None]
 

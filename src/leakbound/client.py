@@ -330,17 +330,18 @@ def gradient(
 def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
     """Gradient of every example's loss, (B, P); their mean is `gradient`."""
 
-    def one(flat: Tensor, image: Tensor, label: Tensor) -> Tensor:
-        return task.loss(forward(task, image[None], flat), label[None])
+    def one(leaves: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        return task.loss(call(task, {**task.buffers, **leaves}, image[None]), label[None])
 
+    leaves = task.unflatten(task.parameters)  # to differentiate the flat vector copies it often
     try:
-        each: Tensor = vmap(grad(one), in_dims=(None, 0, 0))(task.parameters, inputs, labels)
+        each = vmap(grad(one), in_dims=(None, 0, 0))(leaves, inputs, labels)
     except RuntimeError as error:  # such as masks of padding in transformers
         if _DEPENDS_ON_DATA not in str(error):
             raise
         pairs = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
         return torch.stack([gradient(task, *pair) for pair in pairs])
-    return _of_kept(task, each)
+    return _of_kept(task, torch.cat([each[name].flatten(1) for name in leaves], 1))
 
 
 def local_update(
@@ -518,9 +519,9 @@ def pure_gradient(
     task: Task, inputs: Tensor, labels: Tensor, parameters: Tensor | None = None
 ) -> Tensor:
     """As `gradient`, but without autograd calls, so that `torch.func` transforms can trace it."""
-    of = grad(lambda flat: task.loss(forward(task, inputs, flat), labels))
-    result: Tensor = of(task.parameters if parameters is None else parameters)
-    return _of_kept(task, result)
+    leaves = task.unflatten(task.parameters if parameters is None else parameters)
+    found = grad(lambda x: task.loss(call(task, {**task.buffers, **x}, inputs), labels))(leaves)
+    return _of_kept(task, torch.cat([found[name].reshape(-1) for name in leaves]))
 
 
 def _of_kept(task: Task, rows: Tensor) -> Tensor:

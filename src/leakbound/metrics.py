@@ -8,10 +8,9 @@ computed in float64 on the CPU.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -43,6 +42,7 @@ Values = list[float | None]
 
 _WINDOW, _SIGMA = 11, 1.5
 _SAME = 1e-3
+_SCALES = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 _MS_SSIM_SMALLEST = 176
 
 
@@ -95,18 +95,8 @@ def ssim(paired: Paired, *, data_range: float) -> Values:
     side = _shortest_side(guess)
     if side < 3:
         return [None] * len(guess)
-    image = _torchmetrics()
     window = min(_WINDOW, side - 1 + side % 2)
-    _, full = image.structural_similarity_index_measure(
-        guess,
-        truth,
-        sigma=_SIGMA * window / _WINDOW,
-        data_range=data_range,
-        return_full_image=True,
-        reduction="none",
-    )
-    edge = window // 2
-    return _listed(full[..., edge:-edge, edge:-edge].flatten(1).mean(1))
+    return _listed(_similarity(guess, truth, data_range, window)[0])
 
 
 def ms_ssim(paired: Paired, *, data_range: float) -> Values:
@@ -118,16 +108,28 @@ def ms_ssim(paired: Paired, *, data_range: float) -> Values:
     guess, truth = _images(paired)
     if _shortest_side(guess) < _MS_SSIM_SMALLEST:
         return [None] * len(guess)
-    ms = _torchmetrics().multiscale_structural_similarity_index_measure
-    return _listed(ms(guess, truth, data_range=data_range, reduction="none"))
+    found = torch.ones(len(guess), dtype=torch.float64)
+    for scale, weight in enumerate(_SCALES):
+        whole, contrast = _similarity(guess, truth, data_range, _WINDOW)
+        found *= (whole if scale == len(_SCALES) - 1 else contrast).relu() ** weight
+        guess, truth = (torch.nn.functional.avg_pool2d(x, 2) for x in (guess, truth))
+    return _listed(found)
 
 
-def _torchmetrics() -> Any:
-    """Its functions of images. It imports transformers where installed; notebooks then warn."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="IProgress not found")
-        from torchmetrics.functional import image
-    return image
+def _similarity(
+    guess: Tensor, truth: Tensor, data_range: float, window: int
+) -> tuple[Tensor, Tensor]:
+    """The means (N,) of similarity and of its part for contrast, over all whole windows."""
+    places = torch.arange(window, dtype=torch.float64) - window // 2
+    weights = torch.softmax(-((places * _WINDOW / window / _SIGMA) ** 2) / 2, 0)
+    maps = torch.stack([guess, truth, guess**2, truth**2, guess * truth]).flatten(0, 2)[:, None]
+    smooth = torch.nn.functional.conv2d(maps, weights[None, None, :, None])
+    smooth = torch.nn.functional.conv2d(smooth, weights[None, None, None])
+    a, b, aa, bb, ab = smooth.view(5, len(guess), -1)
+    small, large = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
+    contrast = (2 * (ab - a * b) + large) / (aa - a**2 + bb - b**2 + large)
+    whole = contrast * (2 * a * b + small) / (a**2 + b**2 + small)
+    return whole.mean(1), contrast.mean(1)
 
 
 def ncc(paired: Paired, *, data_range: float) -> Values:

@@ -9,7 +9,6 @@ from leakbound import audit
 from leakbound.assess.record import encode
 from leakbound.attacks import BestOf
 from leakbound.attacks.matching import attack as matching
-from leakbound.attacks.matching.loop import WIDTH
 from leakbound.audit import engine
 from leakbound.audit import experiment as experiments
 from leakbound.audit.engine import bundles, run_experiments
@@ -200,44 +199,42 @@ def test_threads_are_put_back(few):
 
 
 def test_what_goes_together(table):
-    """Never other models, attacks or batch sizes; each unit once; in the order of the plan."""
+    """Never other models or batch sizes; each unit once; all attacks on a release together."""
     table["utility"], table["seeds"] = {"rounds": 1, "repeats": 2}, [0, 1, 2]
     table["attacks"].append({"name": "inverting_gradients", "steps": 4})
     plan = audit.parse(table)
     units = [*plan.trainings(), *plan.experiments()]
-    found = bundles(units, audit.PlanContext(plan.data))
+    found = bundles(units, audit.PlanContext(plan.data), 2)
     together = [unit for bundle in found for unit in bundle]
     assert Counter(unit.id for unit in together) == Counter(unit.id for unit in units)
-    for bundle in found:
-        kinds = {
-            (unit.attack, unit.model, unit.batch_size) if isinstance(unit, Experiment) else unit.id
-            for unit in bundle
-        }
-        assert len(kinds) == 1
-        assert len(bundle) <= WIDTH
-        alone = not isinstance(bundle[0], Experiment) or bundle[0].attack.name == "linear_inversion"
-        assert len(bundle) == 1 or not alone
-    place = {unit.id: number for number, unit in enumerate(units)}
-    firsts = [place[bundle[0].id] for bundle in found]
-    assert firsts == sorted(firsts)
-    assert max(len(bundle) for bundle in found) == WIDTH
+    places = {}
+    for number, bundle in enumerate(found):
+        if not isinstance(bundle[0], Experiment):
+            assert len(bundle) == 1
+            continue
+        assert len({(unit.model, unit.batch_size) for unit in bundle}) == 1
+        seeds = [unit.seed for unit in bundle]
+        assert seeds == sorted(seeds)
+        for unit in bundle:
+            release = unit.model, unit.batch_size, unit.seed, unit.defense
+            assert places.setdefault(release, number) == number
+    assert len(set(places.values())) < len(places)
+    assert [*map(len, found)] == sorted(map(len, found), reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("workers", "sizes"),
-    [(1, [8, 1]), (2, [5, 4]), (4, [3, 3, 3]), (9, [1] * 9), (40, [1] * 9)],
-    ids=str,
-)
-def test_few_cells_are_spread_over_all_workers(few, workers, sizes):
+@pytest.mark.parametrize("workers", [1, 2, 4, 9, 40])
+def test_few_cells_are_spread_over_all_workers(few, workers):
     found = bundles(few.experiments(), audit.PlanContext(few.data), workers)
-    assert [len(bundle) for bundle in found] == sizes
+    releases = [{(unit.seed, unit.defense) for unit in bundle} for bundle in found]
+    assert sum(map(len, releases)) == 9
+    assert max(map(len, releases)) == max(1, -(-9 // workers))
 
 
 def test_large_models_go_alone(few, monkeypatch):
     bench = audit.PlanContext(few.data)
     size = bench.size(few.models[0])
     monkeypatch.setattr(engine, "LARGEST", size)
-    assert len(bundles(few.experiments(), bench)) == 2
+    assert len(bundles(few.experiments(), bench)) == 1
     monkeypatch.setattr(engine, "LARGEST", size - 1)
     assert [len(bundle) for bundle in bundles(few.experiments(), bench)] == [1] * 9
 

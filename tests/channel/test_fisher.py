@@ -1,7 +1,5 @@
 """The Fisher information of a release, against Jacobians by finite differences and densities."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from leakbound.channel.fisher import Channel, fisher_matrix, fisher_trace
 from leakbound.client import gradient, pure_simulate, simulate
 from leakbound.defenses import (
     Clip,
-    Defense,
     DpSgd,
     GaussianNoise,
     LaplaceNoise,
@@ -28,7 +25,7 @@ from leakbound.defenses import (
 from leakbound.protocol import resolve, send
 from leakbound.random import normal, stream
 from leakbound.testing.common import small_batch, small_task
-from leakbound.types import Batch, Gaussian, LocalPlan, NotApplicable, Task, Unit
+from leakbound.types import Batch, Gaussian, NotApplicable, Task
 
 STEP = 1e-6
 
@@ -207,35 +204,32 @@ def test_a_linear_gaussian_release_end_to_end(noise):
     assert np.mean(errors) > 0.5 * exact
 
 
-@pytest.mark.parametrize(
-    "defense", [GaussianNoise(0.1), LocalOptimalNoise(0.1), Clip(0.3)], ids=str
-)
-def test_a_plain_gradient_moves_as_what_is_expected_does(task, batch, defense, monkeypatch):
-    whole = chain(defense, GaussianNoise(0.1)) if isinstance(defense, Clip) else defense
-    channel, _, _ = channel_of(task, batch, whole)
-    assert fisher._is_gradient(channel) == (not isinstance(defense, Clip))
-    shape = (3, *batch.inputs.shape)
-    ways = normal(shape, stream(0, "ways"), like=batch.inputs)
+MOVING = [
+    GaussianNoise(0.1),
+    LocalOptimalNoise(0.1),
+    chain(Clip(0.3), GaussianNoise(0.1)),
+    chain(LocalAggregation(2), GaussianNoise(0.1)),
+    DpSgd(noise_multiplier=0.1, clip_norm=0.3),
+    DpSgd(noise_multiplier=0.1, clip_norm=30.0),
+    None,
+]
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+@pytest.mark.parametrize("defense", MOVING, ids=str)
+def test_engines_move_what_is_sent_as_derivatives_do(task, batch, defense, pruned):
+    if pruned:
+        task = task.pruned(torch.arange(len(task.parameters)) % 3 > 0)
+    if defense is None:
+        channel = Channel(task, None, Gaussian(0.01))
+    else:
+        channel, _, _ = channel_of(task, batch, defense)
+    ways = normal((3, *batch.inputs.shape), stream(0, "ways"), like=batch.inputs)
     found = fisher._mean_moved(channel, batch, ways)
-    monkeypatch.setattr(fisher, "_is_gradient", lambda channel: False)
-    plain = fisher._mean_moved(channel, batch, ways)
-    torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-12)
-
-
-class _Each(Defense):
-    accepts = frozenset({Unit.EXAMPLE})
-
-
-def test_what_is_no_plain_gradient_is_told_apart(task, batch):
-    noise = GaussianNoise(0.1)
-    for defense in (chain(LocalAggregation(2), noise), DpSgd(noise_multiplier=0.1)):
-        ready = resolve(defense, task, batch.size)
-        own = ready.prepare(task, stream(0, "own"))
-        assert not fisher._is_gradient(Channel(own, ready, Gaussian(0.01)))
-    assert not fisher._is_gradient(Channel(task, chain(_Each()), Gaussian(0.01)))
-    parts = Channel(replace(task, plan=LocalPlan(batch_size=1)), None, Gaussian(0.01))
-    assert not fisher._is_gradient(parts)
-    assert fisher._is_gradient(Channel(task, None, Gaussian(0.01)))
+    for way, own in zip(ways, found, strict=True):
+        sent = lambda x: channel.expected(x, batch.labels)  # noqa: E731
+        wanted = torch.func.jvp(sent, (batch.inputs,), (way,))[1]
+        torch.testing.assert_close(own, wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_a_mask_stays_on_what_moves(task, batch):

@@ -33,7 +33,7 @@ import pytest
 from faults import Fault, Place, locate, put, sample
 
 HEAVY = (
-    *("torch", "torch.distributed", "torchmetrics.functional.image", "numpy", "scipy.stats"),
+    *("torch", "torch.distributed", "numpy", "scipy.stats"),
     *("scipy.optimize", "scipy.linalg", "scipy.special", "scipy.integrate", "scipy.signal"),
     *("matplotlib.pyplot", "hypothesis", "jinja2", "opacus", "sklearn.datasets", "mpmath"),
     *("dp_accounting", "flwr.app", "flwr.clientapp", "rich.console", "PIL.Image"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 
 from leakbound import check
@@ -172,7 +172,7 @@ class RobbingTheFed(Attack):
         else:
             assert seen is not None  # `plant` has asked for one of the two
             center, spread = float(seen.mean()), float(seen.std())
-        unit = stats.norm if self.law == "normal" else stats.laplace(scale=0.5**0.5)
+        unit = scipy.stats.norm if self.law == "normal" else scipy.stats.laplace(scale=0.5**0.5)
         return center + spread * torch.from_numpy(unit.ppf(levels.numpy()))
 
 
@@ -240,7 +240,7 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
     what noise alone gains with probability `CHANCE` at most (optimal partitioning).
     """
     count, width = values.shape
-    price = float(stats.chi2.isf(CHANCE / count, width))
+    price = float(scipy.stats.chi2.isf(CHANCE / count, width))
     zero = torch.cat([values.new_zeros(1), (precision * values.square()).sum(1).cumsum(0)])
     mean, total = torch.zeros_like(values), torch.zeros_like(values)
     cost, best = values.new_zeros(count), values.new_zeros(count + 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 
 from leakbound import check
@@ -124,7 +124,7 @@ class _WeightReader:
         self.typical = row.precision.sum(0) / self.seen.sum(0).clamp_min(1)
         self.used = torch.zeros(len(self.left), dtype=torch.bool, device=self.left.device)
         shared = self.seen @ self.seen.T
-        limit = stats.chi2.isf(CHANCE / len(self.left) ** 2, shared.clamp_min(1).cpu().numpy())
+        limit = scipy.stats.chi2.isf(CHANCE / len(shared) ** 2, shared.clamp_min(1).cpu().numpy())
         self.limit = torch.from_numpy(limit).to(self.left)
         self.shared = shared > 0.1 * self.left.shape[1]
         self.distance = torch.zeros_like(shared)

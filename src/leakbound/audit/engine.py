@@ -13,6 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from math import ceil
 from multiprocessing import connection
 from queue import SimpleQueue
@@ -29,6 +30,7 @@ from leakbound.engines.choose import LARGEST
 from leakbound.protocol import Round
 from leakbound.types import Reconstruction
 
+TOGETHER = 16  # releases in a bundle at most: its results come at once
 TRIES = 3
 """Number of processes that a unit may end before it counts as failed; the last runs it alone."""
 
@@ -69,31 +71,40 @@ def run(
         yield from _run_bundle(bundle, context, pictures)
 
 
-def _run_bundle(bundle: tuple[Unit, ...], context: PlanContext, pictures: bool) -> list[Result]:
-    experiments = [unit for unit in bundle if isinstance(unit, Experiment)]
-    if experiments:
-        return run_experiments(experiments, context, pictures=pictures)
-    return [run_training(unit, context) for unit in bundle if isinstance(unit, TrainingUnit)]
+def _run_bundle(
+    bundle: tuple[Unit, ...], context: PlanContext, pictures: bool
+) -> Generator[Result, None, None]:
+    """Run its trainings, and its experiments with one attack together if the attack can."""
+    groups: dict[object, list[Experiment]] = {}
+    for unit in bundle:
+        if isinstance(unit, TrainingUnit):
+            yield run_training(unit, context)
+        else:
+            many = plans.build_attack(unit.attack).at_once > 1
+            groups.setdefault(unit.attack if many else unit.id, []).append(unit)
+    for group in groups.values():
+        yield from run_experiments(group, context, pictures=pictures)
 
 
 def bundles(
     units: Sequence[Unit], context: PlanContext, workers: int = 1
 ) -> list[tuple[Unit, ...]]:
-    """All units, grouped where this is faster, in the order of each bundle's first unit.
+    """All units, grouped where this is faster, the largest groups first.
 
-    Experiments with one attack, model and batch size differ only in weights, data and noise.
-    Records do not depend on the bundle: the result of `Attack.many` for one does not depend on the
-    others.
+    Small models share a bundle: experiments on one release share its bounds, and searches that
+    differ only in weights, data and noise share their computation. Records do not depend on the
+    bundle: the result of `Attack.many` for one does not depend on the others.
     """
-    groups: dict[object, list[Unit]] = {}
+    groups: dict[object, dict[object, list[Unit]]] = {}
     for unit in units:
-        groups.setdefault(_kind(unit, context), []).append(unit)
+        group, release = _kind(unit, context)
+        groups.setdefault(group, {}).setdefault(release, []).append(unit)
     found: list[tuple[Unit, ...]] = []
-    for group in groups.values():
-        most = min(_together(group[0]), max(1, ceil(len(group) / workers)))
-        found += [tuple(group[at : at + most]) for at in range(0, len(group), most)]
-    place = {unit.id: number for number, unit in enumerate(units)}
-    return sorted(found, key=lambda bundle: place[bundle[0].id])
+    for releases in groups.values():
+        each = sorted(releases.values(), key=lambda own: own[0].seed)
+        most = min(TOGETHER, ceil(len(each) / workers))
+        found += [tuple(chain(*each[at : at + most])) for at in range(0, len(each), most)]
+    return sorted(found, key=len, reverse=True)
 
 
 def run_experiments(
@@ -136,22 +147,13 @@ def _both(round_: Round, answer: Reconstruction) -> tuple[Round, Reconstruction]
     return round_, answer
 
 
-def _kind(unit: Unit, context: PlanContext) -> object:
-    if isinstance(unit, plans.Experiment) and _together(unit) > 1:
+def _kind(unit: Unit, context: PlanContext) -> tuple[object, object]:
+    if isinstance(unit, Experiment):
         with suppress(Exception):  # as above
             size = context.size(unit.model)
             if size is not None and size <= LARGEST:
-                return unit.attack, unit.model, unit.batch_size, unit.threat
-    return unit.id
-
-
-def _together(unit: Unit) -> int:
-    if not isinstance(unit, plans.Experiment):
-        return 1
-    try:
-        return plans.build_attack(unit.attack).at_once
-    except Exception:  # its record will report the reason
-        return 1
+                return (unit.model, unit.batch_size), (unit.seed, unit.defense)
+    return unit.id, None
 
 
 def _run_many(
@@ -295,4 +297,4 @@ def _work(bundle: tuple[Unit, ...], pictures: bool) -> list[Result]:
             f"data source {_bench.spec.source!r} changed while the audit ran; "
             "restore it, or start again in another folder"
         )
-    return _run_bundle(bundle, _bench, pictures)
+    return list(_run_bundle(bundle, _bench, pictures))

@@ -18,7 +18,7 @@ from leakbound.audit.plan import Plan, plain
 from leakbound.data.packaged import TABLES
 from leakbound.engines.base import kernels
 
-OWN = ("leakbound", "torch", "numpy", "scipy", "torchmetrics", "pillow")
+OWN = ("leakbound", "torch", "numpy", "scipy", "pillow")
 BUILT_IN = frozenset({"mnist5k", "digits", "photos", "topics", *TABLES})
 COMPARED = {
     "schema": "another schema",

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from leakbound.bounds.identification import log_blind
 from leakbound.bounds.law import between, one, positive, whole
@@ -93,4 +93,4 @@ def batch_size_power(kappa: ArrayLike, *, batch: ArrayLike, weights: ArrayLike) 
     rows, count = whole("batch", batch, 2), whole("weights", weights)
     level = between("kappa", kappa, 0.0, 1.0)
     smaller = ((rows - 1) / rows) ** 2
-    return one(np.asarray(stats.chi2.sf(stats.chi2.isf(level, count) * smaller, count)))
+    return one(np.asarray(scipy.stats.chi2.sf(scipy.stats.chi2.isf(level, count) * smaller, count)))

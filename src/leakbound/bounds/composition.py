@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy import special, stats
 
 from leakbound.bounds.identification import gaussian, log_blind
 from leakbound.bounds.law import Array, RiskLaw, groups, non_negative, one, probability, rate, whole
@@ -184,13 +184,13 @@ class Visible(Composed):
         k, mass, left = _sampled_steps(count, q)
         k, mass, left = _likely(k, mass, left, float(np.exp(blind.min(initial=0.0))))
         found, rows = np.empty(sigma.size), max(1, TOGETHER // len(k))
-        start, root = special.ndtri_exp(blind), np.sqrt(k)
+        start, root = scipy.special.ndtri_exp(blind), np.sqrt(k)
         for at in range(0, sigma.size, rows):
             part = slice(at, at + rows)
             noise, log = sigma[part, None], blind[part, None]
             with np.errstate(divide="ignore", invalid="ignore"):
                 gain = np.where(k == 0, 0.0, root / noise)
-                reached = special.log_ndtr(start[part, None] + gain)
+                reached = scipy.special.log_ndtr(start[part, None] + gain)
             reached = np.where(gain == np.inf, 0.0, np.where(gain == 0, log, reached))
             found[part] = np.exp(reached) @ mass + left
         return np.where(blind == 0, 1.0, np.minimum(1.0, found))
@@ -267,7 +267,7 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array, float]:
     low, high = max(0.0, np.floor(steps * q - reach)), min(steps, np.ceil(steps * q + reach))
     k = np.arange(low, high + 1)
     left = float(np.exp(-deep)) * ((low > 0) + (high < steps))
-    mass = np.asarray(stats.binom.pmf(k, steps, q))
+    mass = np.asarray(scipy.stats.binom.pmf(k, steps, q))
     return sealed(k), sealed(mass * max(1.0, 1 / float(mass.sum()))), left
 
 

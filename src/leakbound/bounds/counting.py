@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from leakbound._util.rounding import most
 from leakbound.bounds import identification
@@ -67,7 +67,7 @@ def count_limit(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
     single("n", whole("n", n))
     held = single("count", whole("count", count, 0))
     tail = 1 - single("confidence", probability("confidence", confidence))
-    return 1.0 if held >= n else float(stats.beta.isf(tail, held + 1, n - held))
+    return 1.0 if held >= n else float(special.betainccinv(held + 1, n - held, tail))
 
 
 def count_least(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
@@ -80,7 +80,7 @@ def count_least(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
         0.0010855
     """
     tail = 1 - single("confidence", probability("confidence", confidence))
-    return 0.0 if count == 0 else float(stats.beta.ppf(tail, count, n - count + 1))
+    return 0.0 if count == 0 else float(special.betaincinv(count, n - count + 1, tail))
 
 
 @dataclass(frozen=True, eq=False)
@@ -419,7 +419,7 @@ def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
         4742
     """
     wanted = single("gamma", probability("gamma", gamma))
-    found = math.ceil(float(stats.chi2.ppf(confidence, 4) / 2) / wanted)  # Poisson, for rare events
+    found: int = math.ceil(special.gammaincinv(2, confidence) / wanted)  # Poisson, for rare events
     while 2 < found < 1_000_000 and count_limit(1, found - 1, confidence=confidence) <= wanted:
         found -= 1
     return found

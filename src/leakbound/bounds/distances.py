@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import spatial
 
 from leakbound.bounds.law import Array, non_negative, positive
 
@@ -108,25 +110,28 @@ class SquaredError(Distance):
         """For K points in a ball of radius r, all squared distances sum to at most (K r)^2."""
         return 2 * level * (1 + ROUNDING)
 
-    def fits(self, points: Array, level: float, steps: int = 300) -> bool:
-        """Frank-Wolfe on the dual of the smallest ball: any weights w on the points give a lower
-        bound w'Dw / 2 on its squared radius, and a center from which all may be within reach.
-        """
-        apart = np.square(points[:, None] - points).mean(2)
-        weights = np.full(len(points), 1 / len(points))
-        for step in range(steps):
+    def fits(self, points: Array, level: float) -> bool:
+        """Weights w >= 0 give a center, and w'Dw / 2 bounds the smallest squared radius below."""
+        apart = spatial.distance.cdist(points, points, "sqeuclidean") / points.shape[1]
+        for weights in _centers(apart):
             pulled = apart @ weights
             least = weights @ pulled / 2
             if least > level * (1 + ROUNDING):
                 return False
-            distances = pulled - least
-            farthest = int(distances.argmax())
-            if distances[farthest] <= level:
+            if pulled.max() - least <= level:
                 return True
-            share = 2 / (step + 3)
-            weights *= 1 - share
-            weights[farthest] += share
         return True  # undecided: counts as fitting, so the bound stays an upper bound
+
+
+def _centers(apart: Array) -> Iterator[Array]:
+    """Equal weights; then those of equal distances, without points of negative weights."""
+    yield np.full(len(apart), 1 / len(apart))
+    held, found = np.arange(len(apart)), np.zeros(len(apart))
+    with suppress(np.linalg.LinAlgError):  # of equal points
+        while (own := np.linalg.solve(apart[held[:, None], held], np.ones(len(held)))).min() < 0:
+            held = held[own > own.min()]
+        found[held] = own / own.sum()
+        yield found
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from leakbound import check
 from leakbound.bounds.cone import log_cone
@@ -211,8 +211,8 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array]:
     """Numbers of sampled steps and their probabilities; less than 1e-17 in total is left out."""
     if q == 1:
         return np.array([float(steps)]), np.array([1.0])
-    law = stats.binom(steps, q)
-    low, high = law.ppf(DUST), steps - stats.binom(steps, 1 - q).ppf(DUST)
+    law = scipy.stats.binom(steps, q)
+    low, high = law.ppf(DUST), steps - scipy.stats.binom(steps, 1 - q).ppf(DUST)
     k = np.arange(max(0.0, low), min(steps, high) + 1)
     return k, law.pmf(k)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy import sparse, stats
 
 from leakbound.bounds.distances import ColumnMisses
 from leakbound.bounds.law import Array, one
@@ -58,7 +58,7 @@ class BigramText(Baseline):
     first: Array
     shared: Array
     mixed: Array
-    follows: sparse.csr_array
+    follows: scipy.sparse.csr_array
     length: int
     seen: Array
 
@@ -93,16 +93,16 @@ class BigramText(Baseline):
         share = _weight(np.count_nonzero(starts), starts.sum())
         before, after = rows[:, :-1].ravel(), rows[:, 1:].ravel()
         size = vocabulary, vocabulary
-        counts = sparse.csr_array((np.ones(len(before)), (before, after)), shape=size)
+        counts = scipy.sparse.csr_array((np.ones(len(before)), (before, after)), shape=size)
         counts.sum_duplicates()
         total, kinds = counts.sum(1), np.diff(counts.indptr)
         mixed = _weight(kinds, total)
-        scale = sparse.diags_array((1 - mixed) / np.maximum(total, 1))
+        scale = scipy.sparse.diags_array((1 - mixed) / np.maximum(total, 1))
         return cls(
             (1 - share) * starts / starts.sum() + share * shared,
             shared,
             mixed,
-            sparse.csr_array(scale @ counts),
+            scipy.sparse.csr_array(scale @ counts),
             rows.shape[1],
             rows[:: -(-len(rows) // MOST)],
         )
@@ -129,7 +129,7 @@ class BigramText(Baseline):
             close = rows[(rows != rows[at]).sum(1) <= 2 * level]
             middle = np.array([np.bincount(column).argmax() for column in close.T])
             most = max(most, self._climbed(middle, level), self._climbed(rows[at], level))
-        return float(stats.beta.ppf(CONFIDENCE, most + 1, max(1, len(rows) - most)))
+        return float(scipy.stats.beta.ppf(CONFIDENCE, most + 1, max(1, len(rows) - most)))
 
     def _climbed(self, candidate: Array, level: float) -> int:
         """How many public sequences a candidate (n,) matches after changes of one token that raise

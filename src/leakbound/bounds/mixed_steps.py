@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy import special, stats
 
 from leakbound.bounds.conversions import log_delta
 from leakbound.bounds.from_scratch import exact
@@ -83,9 +83,9 @@ def sums(parts: Sequence[Part], weights: Sequence[float], *, up: bool) -> tuple[
 
 def _sampled_steps(part: Part) -> tuple[Array, Array]:
     _, rate, steps = part
-    low, high = stats.binom(steps, rate).ppf([DUST, 1 - DUST])
+    low, high = scipy.stats.binom(steps, rate).ppf([DUST, 1 - DUST])
     k = np.arange(max(0.0, low - 1), min(steps, high + 1) + 1)
-    return k, np.asarray(stats.binom.pmf(k, steps, rate))
+    return k, np.asarray(scipy.stats.binom.pmf(k, steps, rate))
 
 
 def _added(rows: Sequence[tuple[Array, Array]], *, up: bool) -> tuple[Array, Array]:
@@ -132,8 +132,8 @@ def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     value, mass = sums(parts, [noise**-2.0 for noise, *_ in parts], up=True)
     left, gain, flat = _lost(parts, mass), np.sqrt(value), blind.ravel()
     found = np.empty(flat.shape)
-    for place, start in enumerate(special.ndtri_exp(flat)):
-        reached = np.where(value == 0, math.exp(flat[place]), special.ndtr(start + gain))
+    for place, start in enumerate(scipy.special.ndtri_exp(flat)):
+        reached = np.where(value == 0, math.exp(flat[place]), scipy.special.ndtr(start + gain))
         found[place] = min(1.0, float(mass @ reached) + left)
     return one(np.where(blind == 0, 1.0, found.reshape(blind.shape)))
 

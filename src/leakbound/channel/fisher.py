@@ -22,7 +22,7 @@ from torch.func import jvp, vmap
 
 from leakbound.client import pure_simulate
 from leakbound.covariance import Structured
-from leakbound.engines.sensitivity import moved
+from leakbound.engines.sensitivity import example_changes, example_gradients, moved
 from leakbound.random import Source, normal
 from leakbound.types import (
     Batch,
@@ -80,10 +80,12 @@ class Channel:
 
     def expected(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """The noise-free release (P,)."""
-        rows = pure_simulate(self.task, inputs, labels, self.defense)
-        if len(rows) != 1:
-            raise NotApplicable(f"the release has {len(rows)} rows; bounds are for one row")
-        return rows[0] if self.mask is None else rows[0] * self.mask[0]
+        return self._seen(pure_simulate(self.task, inputs, labels, self.defense))
+
+    def _seen(self, rows: Tensor) -> Tensor:
+        if rows.shape[-2] != 1:
+            raise NotApplicable(f"the release has {rows.shape[-2]} rows; bounds are for one row")
+        return rows[..., 0, :] if self.mask is None else rows[..., 0, :] * self.mask[0]
 
     def variance(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
         """(P,) the variances that depend on the batch, differentiable; None if they do not."""
@@ -202,27 +204,23 @@ def _moved(channel: Channel, batch: Batch, directions: Tensor) -> tuple[Tensor, 
 
 
 def _mean_moved(channel: Channel, batch: Batch, directions: Tensor) -> Tensor:
-    if _is_gradient(channel):
-        changes = moved(channel.task, batch.inputs, batch.labels, directions)[1]
-        return changes if channel.mask is None else changes * channel.mask[0]
-    of = partial(channel.expected, labels=batch.labels)
-
-    def along(direction: Tensor) -> Tensor:
-        return cast(Tensor, jvp(of, (batch.inputs,), (direction,))[1])
-
-    return vmap(along)(directions)
-
-
-def _is_gradient(channel: Channel) -> bool:
-    """Whether the noise-free release is the batch's gradient itself, except for a mask."""
-    defense, plan = channel.defense, channel.task.plan
-    if not plan.is_gradient or plan.batch_size is not None:
-        return False
-    if defense is None or defense.starts is not Unit.CLIENT:
-        return defense is None
-    alone, together = defense.sides
-    probe = channel.task.parameters.detach()[None]
-    return together.imitate(alone.imitate(probe)) is probe
+    task, defense, count = channel.task, channel.defense, len(directions)
+    inputs, labels = batch.inputs, batch.labels
+    if defense is not None and defense.starts is Unit.EXAMPLE:
+        rows = example_gradients(task, inputs, labels)
+        again = torch.arange(len(inputs)).repeat(count)
+        each = example_changes(task, inputs[again], labels[again], directions.flatten(0, 1))
+        changes = each.view(count, len(inputs), -1) * (1 if task.kept is None else task.kept)
+    elif task.plan.is_gradient and task.plan.batch_size is None:
+        rows, changes = (part.unsqueeze(-2) for part in moved(task, inputs, labels, directions))
+    else:
+        of = partial(channel.expected, labels=labels)
+        return vmap(lambda way: cast(Tensor, jvp(of, (inputs,), (way,))[1]))(directions)
+    if defense is not None:
+        alone, together = defense.sides
+        sent = lambda own: together.imitate(alone.imitate(own))  # noqa: E731
+        changes = vmap(lambda way: cast(Tensor, jvp(sent, (rows,), (way,))[1]))(changes)
+    return channel._seen(changes)
 
 
 def _chunk(width: int, like: Tensor) -> int:

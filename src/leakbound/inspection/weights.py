@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from leakbound.types import Task
@@ -204,7 +204,7 @@ def balanced_signs(layer: LayerRows) -> LayerFinding:
         gap = (rows > 0).sum(1) - (rows < 0).sum(1)
         hits = int((gap.abs() <= BALANCED * count.double().sqrt()).sum())
         chance = _chance_of_balance(count)
-        strength = -float(stats.binom.logsf(hits - 1, len(count), chance)) / math.log(10)
+        strength = -float(scipy.stats.binom.logsf(hits - 1, len(count), chance)) / math.log(10)
     words = (
         f"{hits} of {len(count)} units of {layer.name!r} have as many negative as positive "
         f"weights; chance gives so many with probability 1e-{max(0.0, strength):.0f}"
@@ -218,7 +218,7 @@ def _chance_of_balance(count: Tensor) -> float:
     n = sizes.double().numpy()
     reach = BALANCED * n**0.5
     most, least = (n + reach) // 2, -((reach - n) // 2)
-    inside = stats.binom.cdf(most, n, 0.5) - stats.binom.cdf(least - 1, n, 0.5)
+    inside = scipy.stats.binom.cdf(most, n, 0.5) - scipy.stats.binom.cdf(least - 1, n, 0.5)
     return float((inside * often.numpy()).sum() / often.sum())
 
 

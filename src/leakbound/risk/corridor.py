@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from leakbound import check
 from leakbound._util import pictures
@@ -325,7 +325,7 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
     noise, steps, q = setting.noise_multiplier, setting.steps, setting.sampling_rate
     if setting.participation == "hidden" or q == 1:
         return float(conversions.epsilon(noise, delta=most, steps=steps, sampling_rate=q))
-    hits, cut = stats.binom(steps, q), most * CUT
+    hits, cut = scipy.stats.binom(steps, q), most * CUT
     k = np.arange(max(0.0, hits.ppf(cut)), min(steps, hits.isf(cut)) + 1)
     mass, gain = hits.pmf(k), np.asarray(conversions.mu(noise, steps=np.maximum(k, 1)))
     gain = np.where(k == 0, 0.0, gain)

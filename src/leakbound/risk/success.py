@@ -11,6 +11,7 @@ import torch
 from scipy import special
 
 from leakbound import check
+from leakbound._util.cache import RecentCache
 from leakbound._util.rounding import of_log
 from leakbound.assess.record import DELTA, Attained, Bound, short
 from leakbound.bounds import conversions, counting, identification
@@ -29,6 +30,7 @@ from leakbound.types import Batch, Guarantee, NotApplicable, Server, Task, Unit
 
 MOST_KNOWN, MOST_PRODUCTS = 2500, 2e11
 """Maximum number of public examples whose gradients are compared, and of products; some seconds."""
+_LATEST: RecentCache[KnownModel] = RecentCache(0)  # the latest two: each holds a large matrix
 LEAST = 1e-300
 """Smaller probabilities are given as this value."""
 DOUBT = 0.01
@@ -217,7 +219,7 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
         raise NotApplicable(f"no bound for this model alone: {why}")
     noise, eta = found[0], released.criterion.error
 
-    def make() -> tuple[float, str, float, int]:  # the matrix of all gradients is not kept
+    def make() -> tuple[float, str, float, int]:
         own = _known_model(released)
         return own.success_bound(noise, eta), own.name, own.confidence, own.n
 
@@ -294,23 +296,17 @@ def _why_not_known(released: Released) -> str | None:
 
 
 def _known_model(released: Released) -> KnownModel:
-    clip = released.defense.links[0]
+    clip, sample = released.defense.links[0], known_sample(released)
     assert isinstance(clip, ClipExamples)
     assert released.public is not None
-    return known_model(
-        released.task,
-        released.public,
-        clip_norm=clip.clip_norm,
-        sample=known_sample(released),
-        guesses=released.examples,
-        labels_known=released.threat.labels_known,
-    )
+    given = released.task, released.public, clip.clip_norm, sample
+    more = released.examples, released.threat.labels_known
+    return _LATEST.get((given, more), lambda: known_model(*given, *more))
 
 
 def known_model(
     task: Task,
     public: Batch,
-    *,
     clip_norm: float,
     sample: counting.PublicSample | None = None,
     guesses: int = 1,
@@ -350,9 +346,10 @@ def known_model(
         places = np.sort(np.random.default_rng(0).permutation(places)[:most])
     at = torch.from_numpy(places)
     batch = Batch(public.inputs[at], public.labels[at])
+    classes = labels_known and not batch.labels.is_floating_point()
     return KnownModel(
         batch.inputs.flatten(1).double().cpu().numpy(),
-        clipped_gram(task, batch, clip_norm),
+        clipped_gram(task, batch, clip_norm, within_labels=classes),
         labels=batch.labels.cpu().numpy() if labels_known else None,
         guesses=guesses,
         density=1.0 if sample is None else sample.density,

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 
 from leakbound.attacks import Attack
@@ -224,7 +224,7 @@ def _check_chance(attack: Attack, observation: Observation, batch: Batch, name: 
             errors += [_error(distractor(k, i), answer) for i in range(1, CANDIDATES)]
             asked, hits = asked + 1, hits + (errors[0] < min(errors[1:]))
         require(
-            stats.binom.sf(hits - 1, max(asked, 1), 1 / CANDIDATES) > UNLIKELY,
+            scipy.stats.binom.sf(hits - 1, max(asked, 1), 1 / CANDIDATES) > UNLIKELY,
             f"{name} was shown noise, but its answer was closest to the truth {hits} of {asked} "
             f"times among {CANDIDATES} images: it knows the truth from another source",
         )

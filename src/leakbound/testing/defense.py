@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 
 from leakbound.client import example_gradients, local_update, simulate
@@ -393,14 +393,14 @@ def check_law(
     if residual.shape[1] == 0:
         return
     _check_spread(residual, seen, law, name, centered=center is None)
-    shape = stats.norm if isinstance(law, Gaussian) else stats.laplace(scale=0.5**0.5)
-    found = stats.kstest(residual[seen].numpy(), shape.cdf)
+    shape = scipy.stats.norm if isinstance(law, Gaussian) else scipy.stats.laplace(scale=0.5**0.5)
+    found = scipy.stats.kstest(residual[seen].numpy(), shape.cdf)
     word = type(law).__name__
     require(found.pvalue > CHANCE, f"{name} declares {word} noise, but its shape is another")
     _check_independence(residual, name)
     if center is not None:
         shift = (residual.sum(0) / seen.sum(0).double().sqrt()).square().sum()
-        chance = stats.chi2.sf(float(shift), residual.shape[1])
+        chance = scipy.stats.chi2.sf(float(shift), residual.shape[1])
         require(chance > CHANCE, f"{name} releases rows whose mean is not what `imitate` gives")
 
 
@@ -474,12 +474,12 @@ def _check_spread(
     total, number = float(each.sum()), float(count.sum())
     surprise = abs(total - number) / ((kurtosis - 1) * number) ** 0.5
     require(
-        2 * stats.norm.sf(surprise) > CHANCE,
+        2 * scipy.stats.norm.sf(surprise) > CHANCE,
         f"{name} declares {type(law).__name__} noise, but its variance is {total / number:.3f} "
         "times the declared one",
     )
     if isinstance(law, Gaussian):
-        low = stats.chi2.cdf(each.numpy(), count.numpy())
+        low = scipy.stats.chi2.cdf(each.numpy(), count.numpy())
         worst = float(min(low.min(), (1 - low).min()))
         require(
             worst * 2 * len(each) > CHANCE,
@@ -495,7 +495,7 @@ def _check_independence(residual: Tensor, name: str) -> None:
     unit = residual / residual.norm(dim=0).clamp_min(1e-300)
     upper = torch.triu(unit.T @ unit, 1)
     pairs = width * (width - 1) / 2
-    limit = stats.norm.isf(CHANCE / 2 / pairs) / draws**0.5
+    limit = scipy.stats.norm.isf(CHANCE / 2 / pairs) / draws**0.5
     require(
         float(upper.abs().max()) < min(0.95, 1.2 * limit),
         f"{name} gives two coordinates correlated noise; draw it separately for each",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 
 from leakbound import check
@@ -166,7 +166,7 @@ def _touched(
             else:
                 scaled = values.square() / own.of(spread).clamp_min(1e-300)
                 levels = update[own.weight].shape[int(own.across)]
-                limit = stats.chi2.isf(CHANCE / levels, values.shape[1])
+                limit = scipy.stats.chi2.isf(CHANCE / levels, values.shape[1])
                 touched = scaled.sum(1) > float(limit)
             if own.padding is not None:
                 touched = touched | (own.index == own.padding)

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import permutations
 
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -359,7 +359,7 @@ class Spanned:
         share = (limit / size.clamp_min(1e-300)).square().clamp_max(1)
         if room <= 0:
             return fits, float(len(seen))
-        return fits, float(stats.beta.cdf(share.numpy(), room / 2, rank / 2).sum())
+        return fits, float(scipy.stats.beta.cdf(share.numpy(), room / 2, rank / 2).sum())
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 
 CHANCE = 1e-3
@@ -241,7 +241,7 @@ def _by_chance(atoms: int, free: int, share: float) -> float:
     for size in (2, 3):
         if free <= size:
             return math.inf
-        odds = float(stats.beta.logcdf(share, (free - size) / 2, size / 2))
+        odds = float(scipy.stats.beta.logcdf(share, (free - size) / 2, size / 2))
         total += math.exp(min(700.0, size * math.log(atoms) - math.lgamma(size + 1) + odds))
     return total
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 
 from leakbound.attacks.base import Answer, Attack, each_row, seen_task
@@ -223,10 +223,10 @@ def _above(observation: Observation, values: Tensor, spread: Tensor) -> Tensor:
     free, tiny = sent.sum(1).double().clamp_min(1), 1e-300
     if isinstance(observation.update.law, Laplace):
         size = (values.abs() / (spread / 2).sqrt().clamp_min(tiny) * sent).sum(1)
-        limit = stats.gamma.isf(level, free.numpy())
+        limit = scipy.stats.gamma.isf(level, free.numpy())
     else:
         size = (values.square() / spread.clamp_min(tiny) * sent).sum(1)
-        limit = stats.chi2.isf(level, free.numpy())
+        limit = scipy.stats.chi2.isf(level, free.numpy())
     bare = (values * ~sent).any(1)  # a gradient where no noise is
     return (size > torch.from_numpy(limit)) | bare
 
@@ -258,7 +258,7 @@ def _untied(observation: Observation, values: Tensor, spread: Tensor | None, mos
     away = rest.square().sum(1)
     if known:
         part = (values @ v[:rank].T / s[:rank]).square().sum(1)
-        limit = float(stats.chi2.isf(CHANCE / count, width - rank))
+        limit = float(scipy.stats.chi2.isf(CHANCE / count, width - rank))
         return _Rows(rest, away > known**2 * (1 + part) * limit, v[rank:].T, known)
     seen = _apart(away.sqrt(), most)
     return _Rows(rest, seen, v[rank:].T, 0.0)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor
 
 from leakbound import check
@@ -198,7 +198,7 @@ class Span:
         square = points.double().square().sum(-1).clamp_min(1e-300)
         away = (1 - inside.square().sum(-1) / square).clamp_min(0).sqrt()
         weights = (inside / self.sizes).square().sum(-1) / square
-        limit = float(stats.chi2.isf(CHANCE, self.free)) if self.free else 0.0
+        limit = float(scipy.stats.chi2.isf(CHANCE, self.free)) if self.free else 0.0
         allowed = (self.noise * (weights * limit).sqrt()).clamp(LEAST, MOST)
         return away, away / allowed
 
@@ -210,13 +210,13 @@ class Span:
         if self.free < 2:
             return float(tests)
         worst = LEAST if self.noise == 0 else self._typical()
-        chance = stats.beta.cdf(worst**2, (self.free - 1) / 2, max(self.rank, 1) / 2)
+        chance = scipy.stats.beta.cdf(worst**2, (self.free - 1) / 2, max(self.rank, 1) / 2)
         return float(tests * chance)
 
     def _typical(self) -> float:
         """The allowed distance of a point with equal weights in all directions."""
         weights = float(self.sizes.pow(-2).mean()) if self.rank else 0.0
-        limit = float(stats.chi2.isf(CHANCE, self.free))
+        limit = float(scipy.stats.chi2.isf(CHANCE, self.free))
         allowed: float = self.noise * (weights * limit) ** 0.5
         return min(MOST, max(LEAST, allowed))
 
