@@ -66,23 +66,27 @@ def run(
         yield from _run_many(units, context, workers, pictures, started)
         return
     for bundle in bundles(units, context):
-        for unit in bundle:
-            started(unit)
-        yield from _run_bundle(bundle, context, pictures)
+        yield from _run_bundle(bundle, context, pictures, started)
 
 
 def _run_bundle(
-    bundle: tuple[Unit, ...], context: PlanContext, pictures: bool
+    bundle: tuple[Unit, ...],
+    context: PlanContext,
+    pictures: bool,
+    started: Callable[[Unit], None] = lambda unit: None,
 ) -> Generator[Result, None, None]:
     """Run its trainings, and its experiments with one attack together if the attack can."""
     groups: dict[object, list[Experiment]] = {}
     for unit in bundle:
         if isinstance(unit, TrainingUnit):
+            started(unit)
             yield run_training(unit, context)
         else:
             many = plans.build_attack(unit.attack).at_once > 1
             groups.setdefault(unit.attack if many else unit.id, []).append(unit)
     for group in groups.values():
+        for unit in group:
+            started(unit)
         yield from run_experiments(group, context, pictures=pictures)
 
 
