@@ -90,7 +90,7 @@ VERBS = {
     "audit": (("audit", "plan.toml", "--workers", "1", "--out"), (*RUN, "utility.jsonl")),
     "train": (
         ("train", "plan.toml", "--workers", "1", "--out"),
-        (*RUN[:1], *RUN[2:3], *RUN[4:], "utility.jsonl", "training.html"),
+        (*RUN[:1], *RUN[2:3], *RUN[4:], "utility.jsonl"),
     ),
     "attack": (
         ("attack", "--data", "digits", "--model", MODEL, "--attack", "linear_inversion", "--out"),
@@ -99,7 +99,7 @@ VERBS = {
     "update": ((*UPDATE, "--out"), RUN[:2] + RUN[3:]),
     "bound": (
         ("bound", "--noise-multiplier", "1", *KNOWN, "--out"),
-        ("bound.json", "corridor.png", "surface.png"),
+        ("bound.json", "corridor.png"),
     ),
     "evidence": (
         ("evidence", "run", "--out"),
@@ -291,7 +291,6 @@ def test_in_the_place_of_the_folder(verb, make, place, capsys):
         (("compare", "other", "run", "--out", "run/records.jsonl"), "run/records.jsonl"),
         (("evidence", "run", "--out", "own.html"), "own.html"),
         (("evidence", "run", "--out", "own.html"), "report.json"),
-        (("evidence", "--training", *NOISE, "--out", "own.html"), "report.json"),
     ],
     ids=lambda value: "-".join(map(str, value[:1])) if isinstance(value, tuple) else None,
 )

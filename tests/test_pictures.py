@@ -144,10 +144,6 @@ def test_text_is_escaped_and_short():
     safe(pictures.table([HOSTILE], [[HOSTILE, HOSTILE]]))
     safe(pictures.block(HOSTILE, pictures.note(HOSTILE), pictures.facts([(HOSTILE, HOSTILE)])))
     safe(pictures.images(torch.zeros(1, 1, 4, 4), [HOSTILE], name=HOSTILE))
-    curve = pictures.curves([1, 2], [(HOSTILE, [1, 2])], x_name=HOSTILE, y_name=HOSTILE)
-    for svg in decoded(safe(curve), "image/svg+xml"):
-        assert b"<script" not in svg
-        assert b"<img" not in svg
 
 
 def test_long_tables_are_cut_and_say_so():
@@ -161,35 +157,6 @@ def test_a_finished_picture_is_checked():
     assert "<img" not in pictures.picture(b"<svg onload=alert(1)>", "x")
     huge = b"\x89PNG\r\n\x1a\n" + bytes(pictures.MOST_BYTES)
     assert "<img" not in pictures.picture(huge, "x")
-
-
-def points(svg):
-    lines = re.findall(r"points='([^']+)'", svg)
-    return [[tuple(map(float, p.split(","))) for p in line.split()] for line in lines]
-
-
-def test_a_curve_goes_through_its_points():
-    page = pictures.curves([4, 1, 2], [("a", [0.1, 0.4, 0.2])], x_name="x", y_name="y")
-    ((first, second, third),) = points(decoded(page, "image/svg+xml")[0].decode())
-    assert first[0] == 48
-    assert third[0] == 348
-    assert second[0] == pytest.approx(48 + 300 / 3, abs=0.1)
-    heights = [148 - y for _, y in (first, second, third)]
-    assert heights == pytest.approx([136 * v / 0.5 for v in (0.4, 0.2, 0.1)], abs=0.1)
-
-
-def test_a_wide_curve_is_logarithmic_and_says_so():
-    page = pictures.curves([0.01, 0.1, 1], [("a", [0, 0.5, 1])], x_name="x", y_name="y")
-    svg = decoded(page, "image/svg+xml")[0].decode()
-    assert points(svg)[0][1][0] == pytest.approx(198, abs=0.1)
-    assert "x (logarithmic)" in svg
-
-
-def test_a_curve_leaves_out_what_is_not_finite():
-    nan = float("nan")
-    page = pictures.curves([1, 2, 3], [("a", [0.1, nan, 0.3])], x_name="x", y_name="y")
-    assert len(points(decoded(page, "image/svg+xml")[0].decode())[0]) == 2
-    assert "too few" in pictures.curves([1, 2], [("a", [0.1, nan])], x_name="x", y_name="y")
 
 
 def test_a_reconstruction_shows_its_pictures_and_labels():
@@ -260,18 +227,14 @@ def test_an_outcome_counts_its_verdicts():
 def test_a_corridor_shows_both_edges_and_whom_they_cover():
     edges = corridor(TrainingSetting(0.5, dim=16), np.linspace(0.1, 0.9, 40) / 16)
     page = safe(edges._repr_html_())
-    svg = decoded(page, "image/svg+xml")[0].decode()
-    assert [len(line) for line in points(svg)] == [40, 40]
+    assert "mean squared error, at most" in page
     for scope in (edges.attained_scope, edges.bound_scope):
         assert pictures.text(scope.attackers) in page
         assert pictures.text(scope.not_said) in page
-    lower, upper = points(svg)
-    assert all(low[1] >= high[1] for low, high in zip(lower, upper, strict=True))
 
 
 def test_a_corridor_at_one_threshold_is_a_table():
     page = corridor(TrainingSetting(0.5, dim=16), [0.5 / 16])._repr_html_()
-    assert not decoded(page, "image/svg+xml")
     assert "0.0683" in page
     assert "0.12" in page
 

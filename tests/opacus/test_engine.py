@@ -17,19 +17,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from leakbound import data
 from leakbound.bounds import composition, conversions, identification
-from leakbound.defenses.whitening import Whiten
 from leakbound.opacus import (
     RiskEngine,
     SecureDPOptimizer,
     SecureGhostOptimizer,
-    WhitenedDPOptimizer,
     risk,
 )
 from leakbound.opacus.batches import SecureSampler
 from leakbound.opacus.engine import refuse_misfit
 from leakbound.random import stream
 from leakbound.risk import Target, TrainingSetting, calibrate_setting
-from leakbound.types import Batch, NotApplicable
+from leakbound.types import NotApplicable
 
 from ..bounds.prior_attacks import KnownNorm
 from .conftest import net
@@ -138,9 +136,8 @@ def test_histories_of_several_settings_are_told():
     assert ends[0] < found.bound < ends[1]
 
 
-def test_whitened_training_on_real_digits_with_a_memory_manager():
+def test_a_training_on_real_digits_with_a_memory_manager():
     digits = data.load("mnist5k")
-    public = Batch(digits.inputs[:64], digits.labels[:64])
     rows = TensorDataset(digits.inputs[100:400], digits.labels[100:400])
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 4, 5, 4), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)
@@ -152,10 +149,8 @@ def test_whitened_training_on_real_digits_with_a_memory_manager():
         data_loader=DataLoader(rows, batch_size=50),
         noise_multiplier=0.5,
         max_grad_norm=0.5,
-        whiten=Whiten(refresh=6),
-        public=public,
     )
-    assert isinstance(optimizer, WhitenedDPOptimizer)
+    assert isinstance(optimizer, SecureDPOptimizer)
     loss = torch.no_grad()(lambda: nn.functional.cross_entropy(model(rows[:][0]), rows[:][1]))
     first = float(loss())
     with BatchMemoryManager(
@@ -166,7 +161,6 @@ def test_whitened_training_on_real_digits_with_a_memory_manager():
     assert last < 0.9 * first
     found = engine.risk(dim=784, norm=5.0, psnr=20)
     assert found.steps == 36  # of logical batches, however they were split
-    assert "public shape" in found.attained_scope.not_said
     assert engine.accountant.get_epsilon(1e-5) > found.epsilon  # RDP is looser
 
 
@@ -252,22 +246,16 @@ def test_no_warning_is_left_of_opacus_own_noise():
         RiskEngine(accountant="gdp")
 
 
-PUBLIC = Batch(torch.rand(8, 1, 3, 4, dtype=torch.float64), torch.arange(8) % 3)
-
-
 @pytest.mark.parametrize(
     ("more", "word"),
     [
         ({"clipping": "per_layer"}, "clipping"),
         ({"clipping": "adaptive"}, "clipping"),
         ({"max_grad_norm": [1.0, 2.0]}, "max_grad_norm is a list"),
-        ({"grad_sample_mode": "ghost", "public": PUBLIC, "whiten": Whiten()}, "ghost"),
         ({"grad_sample_mode": "no_op"}, "no_op"),
-        ({"whiten": Whiten()}, "give both"),
-        ({"public": PUBLIC}, "give both"),
         ({"rand_on_empty": True}, "rand_on_empty"),
     ],
-    ids=["per_layer", "adaptive", "list", "ghost", "no_op", "whiten", "public", "rand_on_empty"],
+    ids=["per_layer", "adaptive", "list", "no_op", "rand_on_empty"],
 )
 def test_what_cannot_be_true_is_refused(more, word):
     engine = RiskEngine()
@@ -436,8 +424,6 @@ def test_a_checkpoint_keeps_what_its_training_was(tmp_path):
     for shown in (seeded, seeded.risk(**ask)):
         assert shown.experiment_only
         assert "EXPERIMENT ONLY" in f"{shown!r}{shown}"
-    shaped = loaded(saved(tmp_path, RiskEngine(), public=PUBLIC, whiten=Whiten()))
-    assert "public shape" in shaped.risk(**ask).attained_scope.not_said
     shuffled = RiskEngine()
     with saved(tmp_path, shuffled, poisson_sampling=False).open("rb") as file:
         mixed = loaded(file)

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from leakbound.report import evidence, write
 from leakbound.report.compare import write_comparison
-from leakbound.report.evidence.parts import CorridorCurve, Epsilons
-from leakbound.report.evidence.subjects import ThresholdBounds, TrainingBounds
+from leakbound.report.evidence.parts import Epsilons
 from leakbound.report.folder import read
 from leakbound_reproductions import pages
 from leakbound_reproductions.claim import Claim, Finding
@@ -73,28 +72,6 @@ MOVING = """
 
 SORTED = ["grid", "rows", "bounds", "compare"]
 """Pages with scripts: their tables are sorted, their cards filtered."""
-SCOPE = {"attackers": "all", "prior": "p", "equation": "e", "known": "all", "not_said": "n"}
-TRAINING = TrainingBounds(
-    given={
-        "noise_multiplier": 1.0,
-        "sampling_rate": 1.0,
-        "steps": 2,
-        "clip_norm": None,
-        "participation": "visible",
-    },
-    stated=["steps"],
-    epsilons=Epsilons(1e-5, 8.0, None),
-    accepted=0.001,
-    prior="p",
-    notices=(),
-    thresholds=(ThresholdBounds(20.0, 0.1, 0.2, None, "undecided"),),
-    bound_scope=SCOPE,
-    attained_scope=SCOPE | {"attackers": "one"},
-    examples={"dim": 784},
-    curve=CorridorCurve((10.0, 20.0), (0.2, 0.1), (0.3, 0.2), 0.001),
-    versions={"python": "3"},
-    command="leakbound evidence --training steps=2",
-)
 
 
 @pytest.fixture
@@ -124,7 +101,6 @@ def make_page(
         runs = [read(folder) for folder in folders]
         known = Epsilons(1e-5, 1.0, 2.0)
         subjects = [evidence.of_run(one, {}, lambda noise: known, images=True) for one in runs]
-        subjects.append(evidence.of_training(TRAINING, {"bias": "not compared"}))
         path = tmp_path / "evidence.html"
         path.write_text(draw(evidence.document(subjects, images=True), runs), "utf-8")
         return path

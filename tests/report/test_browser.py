@@ -35,17 +35,8 @@ def test_every_picture_loads(show, report):
     assert page.evaluate("[...document.images].every((i) => i.naturalWidth > 0 && i.alt)")
 
 
-def test_every_plot_is_drawn(show, report):
+def test_every_setting_is_drawn(show, report):
     page = show(report)
-    plots = page.locator("figure.plot svg")
-    assert plots.count() == 1  # one model
-    for plot in plots.all():
-        box = plot.bounding_box()
-        assert box["width"] > 200
-        assert box["height"] > 100
-        assert plot.locator("path").count() > 10
-        inner = plot.evaluate("(svg) => { const b = svg.getBBox(); return b.width * b.height; }")
-        assert inner > 0
     dots = page.locator(".first .rail .dot")
     assert dots.count() == 11  # one a setting
     rail = page.locator(".first .rail").first.bounding_box()
@@ -60,7 +51,6 @@ def test_hostile_text_shows_as_text(show, report, hostile):
     assert page.locator("script").count() == 1
     assert hostile in page.locator("#failed-fold").inner_text()
     assert page.locator(".card h3", has_text=hostile).count() > 0
-    assert page.locator("figure.plot svg text", has_text="<img src=x").count() == 2
 
 
 def _column(page, number):
@@ -131,8 +121,6 @@ def test_text_can_be_read_in_light_and_dark(show, report):
         page = show(report, color_scheme=scheme)
         style = "(e) => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]"
         ink, ground = page.locator("body").evaluate(style)
-        label = page.locator("figure.plot svg text").first
-        assert label.evaluate("(e) => getComputedStyle(e).fill") == ink
         assert ink != ground
         grounds.append(ground)
     assert grounds[0] != grounds[1]

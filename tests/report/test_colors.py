@@ -12,7 +12,7 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from leakbound.report.charts import COLORS, MARKERS, figure, keys
+from leakbound.report.figures import COLORS
 
 CSS = resources.files("leakbound.report").joinpath("templates/report.css").read_text("utf-8")
 VARIABLES = {
@@ -100,27 +100,13 @@ def test_lines_are_told_apart_by_everyone(scheme, sight):
     assert nearest([VARIABLES[name][scheme] for name in LINES], sight) > 30
 
 
+def test_drawings_take_the_colors_of_the_page():
+    assert tuple(VARIABLES[name]["light"] for name in LINES) == COLORS
+
+
 def test_a_palette_of_red_and_green_would_fail():
     assert nearest(["#c03a00", "#5a7a00"], "normal") > 50
     assert nearest(["#c03a00", "#5a7a00"], "deuteranopia") < 30
-
-
-def test_drawings_take_the_colors_of_the_page():
-    assert len(LINES) == len(COLORS)
-    assert tuple(VARIABLES[name]["light"] for name in LINES) == COLORS
-    for index, (_, svg) in enumerate(keys(["one"] * len(COLORS), "k")):
-        assert f"var(--line-{index}, {COLORS[index]})" in svg
-    with figure("f") as (axes, output):
-        axes.plot([0, 1], [0, 1], color="#123456")
-    assert "#123456" in output[0]
-    assert "var(--line" not in output[0]
-
-
-def test_shape_tells_as_well_as_color():
-    """No two of the first lines share a marker, and color and marker repeat together only late."""
-    pairs = [(COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i in range(50)]
-    assert len(set(pairs)) == 50
-    assert len(set(MARKERS)) == len(MARKERS) > len(COLORS)
 
 
 def test_every_color_of_the_page_is_one_of_these():

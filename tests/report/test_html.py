@@ -100,7 +100,6 @@ def test_nothing_but_failures_still_makes_a_page(tmp_path, make_assessment, make
     ]
     text = write(make_run(tmp_path / "run", own)).read_text()
     assert "1 undecided" in text
-    assert '<figure class="plot"' not in text
 
 
 def test_mixed_and_missing_strengths(tmp_path, make_assessment, make_defense, make_run):
@@ -117,25 +116,6 @@ def test_mixed_and_missing_strengths(tmp_path, make_assessment, make_defense, ma
     text = write(make_run(tmp_path / "run", own)).read_text()
     for label in ("two a=1 b=0.5", "two a=2 b=0.7", "word mode=x", "zero std=0.1"):
         assert f"</span>{label}</th>" in text
-
-
-def test_values_beyond_sight_do_not_flatten_the_plots(
-    tmp_path, make_assessment, make_run, make_defense, make_training
-):
-    own = [
-        make_assessment(psnr=[150.0]),
-        make_assessment(psnr=[15.0], defense=make_defense("prune", rate=1)),
-    ]
-    own.append(make_assessment(psnr=[149.0], defense=make_defense("prune", rate=0.1)))
-    rates = [(make_defense("none"), 0.9), *((make_defense("prune", rate=r), 0.8) for r in (1, 0.1))]
-    trained = [make_training(given, seed, value) for given, value in rates for seed in (0, 1)]
-    text = write(make_run(tmp_path / "run", own, trained)).read_text()
-    assert "60 dB and more, as good as exact" in text
-    plot = re.search(r'<figure class="plot".*?</figure>', text, re.DOTALL).group()
-    assert ">≥ 60</text>" in plot
-    assert max(float(v) for v in re.findall(r">(\d+)</text>", plot)) == 50
-    for label in ("no defense", "prune rate=1", "prune rate=0.1"):
-        assert f"> {label}</text>" in plot
 
 
 def test_a_missing_picture_is_said(tmp_path, make_assessment, make_run, make_pictures):

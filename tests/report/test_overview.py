@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from scipy.stats import beta
 
 from leakbound.assess.record import Attained, CriterionInfo
-from leakbound.report import charts, overview, tables, write
+from leakbound.report import figures, overview, tables, write
 from leakbound.report.folder import read
 
 
@@ -57,11 +57,12 @@ def test_the_answer_counts_configurations_not_experiments(look, make_assessment,
     own += [make_assessment(seed=s, defense=noise, psnr=[9.0]) for s in (0, 1)]
     found = look(own)
     assert found.answer == (
-        "An honest-but-curious server reconstructs images under 1 of 2 configurations."
+        "An attacker who sees one client’s update reconstructed images under 1 of 2 tested "
+        "configurations."
     )
     assert found.best == (
-        "Strongest defense tested: gaussian_noise noise_std=0.1 (undecided). "
-        "Its cost in accuracy was not measured."
+        "The defense tested is not enough for every model and batch size tested. The strongest is "
+        "gaussian_noise noise_std=0.1 (undecided). Its cost in accuracy was not measured."
     )
 
 
@@ -70,8 +71,8 @@ def test_without_an_exposure_it_claims_no_safety(look, make_assessment, make_def
            for v in ("undecided", "protected", "protected")]  # fmt: skip
     own[2] = replace(own[2], batch_size=3, experiment="ab" * 8)
     assert look(own).answer == (
-        "No attack here reconstructs one image in 3 configurations: 1 undecided and 2 protected. "
-        "Undecided is no evidence of safety."
+        "No attack reconstructed an image in 3 tested configurations. 1 of 3 remain open "
+        "(1 undecided): this is no evidence of safety."
     )
     assert "no evidence" not in look(own[1:]).answer
 
@@ -84,53 +85,8 @@ def test_a_malicious_server_and_table_rows_are_named(look, make_assessment):
         data=replace(own.data, domain="table", shape=(30,)),
     )
     found = look([own])
-    assert (
-        found.answer
-        == "A malicious server reconstructs rows of a table under 1 of 1 configuration."
-    )
+    assert "reconstructed rows of a table under 1 of 1 tested configuration." in found.answer
     assert found.threat.startswith("labels not known · defense known · malicious server · ")
-
-
-@pytest.mark.parametrize(
-    ("lost", "words"),
-    [
-        (0.02, "accuracy: noise b=2 (undecided, costs 2.0"),
-        (
-            0.2,
-            "accuracy: none. The strongest at any cost, noise b=2 (undecided), costs 20.0 points",
-        ),
-    ],
-)
-def test_the_best_defense_is_affordable_and_not_exposed(
-    look, make_assessment, make_defense, trained, lost, words
-):
-    none, weak, strong = (
-        make_defense("none"),
-        make_defense("noise", b=1),
-        make_defense("noise", b=2),
-    )
-    own = [make_assessment(defense=d) for d in (none, weak)]
-    own.append(make_assessment(defense=strong, psnr=[9.0]))
-    units = [*trained(none, 0.9), *trained(weak, 0.9), *trained(strong, 0.9 - lost)]
-    assert words in look(own, units).best
-
-
-def test_a_defense_that_costs_one_model_too_much_is_not_affordable(
-    look, make_assessment, make_defense, make_training
-):
-    none, noise = make_defense("none"), make_defense("noise", b=2)
-    model = make_assessment().model
-    other = replace(model, name="other")
-    own = [make_assessment(defense=noise, psnr=[9.0], model=m) for m in (model, other)]
-    units = [
-        make_training(d, 0, accuracy, model=m)
-        for m, after in ((model, 0.9), (other, 0.5))
-        for d, accuracy in ((none, 0.9), (noise, after))
-    ]
-    assert (
-        "none. The strongest at any cost, noise b=2 (undecided), costs 40.0"
-        in look(own, units).best
-    )
 
 
 def test_lines_go_from_risk_to_safety_and_hold_what_is_known(
@@ -203,7 +159,7 @@ def test_what_is_left_out_is_said(tmp_path, make_assessment, make_defense, make_
 
 
 def test_families_have_the_colors_of_the_charts():
-    assert len(charts.COLORS) == overview._NUMBERED
+    assert len(figures.COLORS) == overview._NUMBERED
 
 
 def test_the_share_is_of_the_best_attack_and_its_interval_allows_for_the_choice():
@@ -265,6 +221,6 @@ def test_the_next_command_is_for_this_data(plan, command):
 def test_a_captured_update_without_its_truth_measures_nothing(make_captured, tmp_path):
     text = write(make_captured(tmp_path / "run")).read_text()
     first = text[text.index('<section class="first"') : text.index("</section>")]
-    assert "1 of 1 captured update reveals its input exactly: the update itself proves it." in first
+    assert "1 of 1 tested configuration. The update itself proves it." in first
     assert "<table" not in first
     assert "Next step." in first

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leakbound.report import tables, template, write
-from leakbound.report.charts import corridor_png, surface_png
+from leakbound.report import figures, tables, template, write
 
 BAD = "<img src=x onerror=alert(1)>"
 
@@ -170,21 +169,16 @@ def test_words_are_never_below_the_probability():
         assert value <= float(text) <= value * 1.11
 
 
-def _pixels(content):
-    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+def corridor_png(*given):
+    return figures.png(figures.corridor(*given))
 
 
 def test_the_plots_are_pictures_and_differ_with_their_numbers():
-    psnr, noises = np.linspace(10, 30, 21).tolist(), np.logspace(-2, 0, 9).tolist()
+    psnr = np.linspace(10, 30, 21).tolist()
     upper = 10 ** -np.linspace(0, 12, 21)
     lower = upper / 10
     line = corridor_png(psnr, lower, upper, 0.001)
     assert line == corridor_png(psnr, lower, upper, 0.001)
     assert line != corridor_png(psnr, lower, upper, 0.01)
-    assert _pixels(line).shape[0] > 300
-    grid = upper[:, None] ** np.linspace(0.5, 2, 9)
-    shown = [surface_png(noises, psnr, grid, grid / 10, a) for a in (0.001, 0.5)]
-    assert shown[0] != shown[1]
-    flat = surface_png(noises, psnr, 0 * grid, 0 * grid, 0.001)  # no line, no crash
-    assert _pixels(flat).std() > 1
+    assert Image.open(io.BytesIO(line)).height > 300
     corridor_png(psnr, 0 * lower, np.ones(21), 1e-12)

@@ -7,7 +7,6 @@ from leakbound.assess.measure import strip
 from leakbound.assess.record import Threat
 from leakbound.assess.verdict import together
 from leakbound.report import tables, template
-from leakbound.report.charts import span
 from leakbound.report.compare import difference, signed, threat_words
 from leakbound.report.evidence import fact
 from leakbound.report.evidence.parts import clean
@@ -32,7 +31,6 @@ name = "none"
 
 
 def test_counts_and_lists():
-    assert span([2, 3], "batch") == "2 to 3 batches"
     assert template.listing([1, 4, 8]) == "1, 4 and 8"
     assert (template.plural(1, "batch", "batches"), template.plural(0, "experiment")) == (
         "1 batch",
@@ -91,8 +89,6 @@ def test_html():
     assert pictures.images(torch.zeros(2, 10)) == (
         "<small>2 x 10 numbers: no images to show</small>"
     )
-    plot = pictures.curves([1, 2], [("a", [0.1, 0.2])], x_name="error", y_name="chance")
-    assert plot.startswith("<img alt='chance over error'")
     name, content = strip(torch.zeros(2, 1, 8, 8), (0.0, 1.0))
     assert name.endswith(".png")
     assert content[:4] == b"\x89PNG"

@@ -1,7 +1,6 @@
-"""Small HTML for notebooks: inline pictures, tables and curves, bounded in size, text escaped.
+"""Small HTML for notebooks: inline pictures and tables, bounded in size, text escaped.
 
-Pictures are data URIs: they load nothing and run nothing. Text takes the page's color; lines are
-legible on light and dark backgrounds.
+Pictures are data URIs: they load nothing and run nothing. Text takes the page's color.
 """
 
 from __future__ import annotations
@@ -25,9 +24,6 @@ ROWS = 12
 """Maximum rows of a table."""
 MOST_BYTES = 1 << 20
 """Maximum size of a finished picture."""
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-DASHES = ("", "6 3", "2 3", "8 3 2 3")
-GRAY = "#808080"
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -158,82 +154,6 @@ def _figure(content: bytes, name: str, size: Sequence[int], caption: str) -> str
     )
 
 
-def _image(name: str, style: str, content: bytes, kind: str = "png") -> str:
+def _image(name: str, style: str, content: bytes) -> str:
     code = base64.b64encode(content).decode("ascii")
-    styled = f" style='{style}'" if style else ""
-    return f"<img alt='{text(name)}'{styled} src='data:image/{kind};base64,{code}'>"
-
-
-def curves(
-    xs: Sequence[float],
-    lines: Sequence[tuple[str, Sequence[float]]],
-    *,
-    x_name: str,
-    y_name: str,
-) -> str:
-    """Lines over one axis as an inline picture; x is logarithmic if it spans a factor of 20.
-
-    Values that are not finite are left out; text if fewer than two places remain. At most four
-    lines (names and values) are shown.
-    """
-    lines = lines[: len(COLORS)]
-    kept = [
-        (float(x), [float(values[i]) for _, values in lines])
-        for i, x in enumerate(xs)
-        if math.isfinite(x) and all(math.isfinite(values[i]) for _, values in lines)
-    ]
-    kept.sort()
-    if len(kept) < 2 or kept[0][0] == kept[-1][0]:
-        return note("too few points for a curve")
-    svg = _drawn(kept, x_name, y_name).encode()
-    plot = _image(f"{y_name} over {x_name}", "width:360px;max-width:100%", svg, "svg+xml")
-    return f"{plot}<div>{' '.join(_key(i, name) for i, (name, _) in enumerate(lines))}</div>"
-
-
-def _drawn(points: list[tuple[float, list[float]]], x_name: str, y_name: str) -> str:
-    left, right, top, bottom = 48.0, 348.0, 12.0, 148.0
-    low, high = points[0][0], points[-1][0]
-    bend = math.log if low > 0 and high / low > 20 else float
-    most = max(max(values) for _, values in points)
-    unit = 10.0 ** math.floor(math.log10(most)) if most > 0 else 1.0
-    # the next number of the form 1, 2 or 5 times a power of ten
-    ceiling = next(m * unit for m in (1, 2, 5, 10) if m * unit >= most * (1 - 1e-9))
-
-    def place(x: float, y: float) -> str:
-        share = (bend(x) - bend(low)) / (bend(high) - bend(low))
-        rise = min(1.0, max(0.0, y / ceiling))
-        return f"{left + share * (right - left):.1f},{bottom - rise * (bottom - top):.1f}"
-
-    paths = "".join(
-        f"<polyline points='{' '.join(place(x, values[i]) for x, values in points)}' "
-        f"stroke='{COLORS[i]}' stroke-dasharray='{DASHES[i]}' fill='none' stroke-width='2'/>"
-        for i in range(len(points[0][1]))
-    )
-    frame = f"M{left},{top} V{bottom} H{right}"
-    middle = (left + right) / 2
-    words = (
-        (left, bottom + 14, "start", number(low)),
-        (right, bottom + 14, "end", number(high)),
-        (middle, bottom + 28, "middle", x_name + (" (logarithmic)" if bend is math.log else "")),
-        (left - 4, bottom, "end", "0"),
-        (left - 4, top + 8, "end", number(ceiling)),
-        (left + 6, top + 4, "start", y_name),
-    )
-    labels = "".join(
-        f"<text x='{x:.0f}' y='{y:.0f}' text-anchor='{side}' fill='{GRAY}'>{text(word)}</text>"
-        for x, y, side, word in words
-    )
-    return (
-        "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 360 184' width='360' height='184' "
-        f"font-family='sans-serif' font-size='11'><path d='{frame}' fill='none' stroke='{GRAY}'/>"
-        f"{paths}{labels}</svg>"
-    )
-
-
-def _key(index: int, name: str) -> str:
-    line = (
-        "<svg xmlns='http://www.w3.org/2000/svg' width='28' height='8'><path d='M0,4 H28' "
-        f"stroke='{COLORS[index]}' stroke-dasharray='{DASHES[index]}' stroke-width='2'/></svg>"
-    )
-    image = _image("", "", line.encode(), "svg+xml")
-    return f"<span style='margin-right:12px'>{image} <small>{text(name)}</small></span>"
+    return f"<img alt='{text(name)}' style='{style}' src='data:image/png;base64,{code}'>"

@@ -23,7 +23,7 @@ from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.attacks.pace import noted
 from leakbound.audit import plan as plans
 from leakbound.audit.context import PlanContext, one_line, one_thread, random_weights
-from leakbound.audit.utility import Clients, train
+from leakbound.audit.utility import train
 from leakbound.client import clients_layer_inputs
 from leakbound.defenses import Chain
 from leakbound.losses import named
@@ -125,16 +125,12 @@ def assessed(
     return Result(record, files, time.perf_counter() - began)
 
 
-def run_training(
-    unit: plans.TrainingUnit, context: PlanContext, *, clients: Clients | None = None
-) -> Result:
-    """Run one short training; a crash becomes a failed record. With `clients` None, the clients run
-    in this process.
-    """
+def run_training(unit: plans.TrainingUnit, context: PlanContext) -> Result:
+    """Run one short training; a crash becomes a failed record."""
     began = time.perf_counter()
     try:
         with one_thread():
-            measured = train(unit, context, clients)
+            measured = train(unit, context)
         curve = tuple((number, records.short(loss)) for number, loss in measured.pop("curve"))
         found = {name: records.short(value) for name, value in measured.items()}
         record = _training(unit, context, curve=curve, **found)

@@ -60,7 +60,7 @@ def clipped_gram(
         )
     found = torch.zeros(n, n, dtype=torch.float64)
     labels = batch.labels.cpu().reshape(n, -1) if within_labels else torch.zeros(n, 1)
-    group = labels.unique(dim=0, return_inverse=True)[1]
+    group = torch.unique(labels, dim=0, return_inverse=True)[1]
     for place in [(group == k).nonzero()[:, 0] for k in range(int(group.max()) + 1)]:
         sent = _clipped(task, Batch(batch.inputs[place], batch.labels[place]), clip_norm)
         own = torch.zeros(len(place), len(place), dtype=torch.float64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -127,8 +126,6 @@ def _engine(command: options.Audit) -> tuple[Runner, int]:
 if TYPE_CHECKING:
     from leakbound.report.tables import MeanInterval
 
-PAGE = "training.html"
-
 
 @dataclass(frozen=True)
 class TrainingRow:
@@ -143,9 +140,6 @@ class TrainingRow:
 
 
 def train(command: options.Train) -> int:
-    from leakbound import report as reports
-
-    reports.check_installed()
     plan = audits.load(command.plan)
     if not plan.trainings():
         raise ValueError(
@@ -154,9 +148,8 @@ def train(command: options.Train) -> int:
         )
     name = re.sub(r"[^A-Za-z0-9_]+", "-", plan.name)[:60].strip("-") or "plan"
     out = command.out or Path("runs") / f"{name}-training"
-    shared.check_files(out, [PAGE])
+    shared.check_files(out, [])
     workers = shared.workers_of(command.workers)
-    run = _runner(command.engine)
     screen = errors if command.json else console
     many = shared.plural(len(plan.trainings()), "training")
     screen.say(
@@ -167,22 +160,9 @@ def train(command: options.Train) -> int:
     shared.announce_code(plan)
     with shared.Bar(console) as bar:
         outcome = audits.audit(
-            plan, out, workers=workers, watch=shared.showing(bar), run=run, trainings_only=True
+            plan, out, workers=workers, watch=shared.showing(bar), trainings_only=True
         )
     return _tell(plan, out, outcome.failed, command.json)
-
-
-def _runner(engine: str) -> Runner:
-    if engine == "local":
-        return audits.run
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is imported
-    try:
-        from leakbound.flower import training
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"engine is 'flower', which needs {error.name!r}; pip install 'leakbound[flower,ray]'"
-        ) from None
-    return training.run
 
 
 def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
@@ -190,13 +170,10 @@ def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
         records = {unit.key: unit for unit in (decode(line, Training) for line in stream)}
     units = [records[unit.id] for unit in plan.trainings()]
     rows = table(units)
-    page = out / PAGE
-    shared.write_files(out, {PAGE: _page(plan, units, rows).encode()})
     if as_json:
         print(json.dumps([msgspec.to_builtins(row) for row in rows], indent=1, allow_nan=False))
     else:
         _show(rows)
-        console.say(f"curves: {brief(page)}")
     if failed:
         reason = next(unit.reason or "" for unit in units if unit.status == "failed")
         errors.print(f"leakbound: {failed} trainings failed; the first: {brief(reason)}")
@@ -248,20 +225,3 @@ def _number(value: MeanInterval | None) -> str:
     mean, low, high = value.mean, value.low, value.high
     between = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
     return f"{mean:.3f}{between}"
-
-
-def _page(plan: Plan, units: Sequence[Training], rows: Sequence[TrainingRow]) -> str:
-    from leakbound.report import charts, tables
-    from leakbound.report.template import rendered
-
-    names = tables.Names([], units)
-    progress = charts.loss_curves(units, names)
-    labels = charts.drawn_losses(progress, names)
-    context = {
-        "name": plan.name,
-        "utility": plan.utility,
-        "rows": [(row, _words(row)) for row in rows],
-        "panels": charts.loss_panels(progress, labels),
-        "keys": charts.keys(labels, "kl"),
-    }
-    return rendered("training.html.j2", context)

@@ -203,15 +203,13 @@ class Train:
     """
 
     RESUMES: ClassVar = True
-    GROUPS: ClassVar = {"What to run": "plan", "Output": "out json", "Machine": "workers engine"}
+    GROUPS: ClassVar = {"What to run": "plan", "Output": "out json", "Machine": "workers"}
 
     plan: Annotated[Path, Option("PLAN", positional=True)]
     """A plan in TOML with a [utility] table. It can name Python code to import."""
     out: Directory = None
     """Folder for the results; by default runs/NAME-training. A later audit of the plan can continue
     in it."""
-    engine: Literal["local", "flower"] = "local"
-    """Train in local processes, or in Flower's simulation. The numbers are the same."""
     workers: int = 0
     """Processes; 0 uses one per core."""
     json: bool = False
@@ -244,7 +242,7 @@ class TrainPrior:
     """Resize images to this many pixels per side."""
     channels: int | None = None
     """1 for gray, 3 for color."""
-    steps: int = 800
+    steps: int = 2400
     """Training steps."""
     width: int = 0
     """Channels for images, units for others; by default 32 and 128."""
@@ -290,14 +288,12 @@ class Evidence:
     """
 
     GROUPS: ClassVar = {
-        "What to cover": "runs training declare delta",
+        "What to cover": "runs declare delta",
         "Output": "out no_examples",
     }
 
     runs: Annotated[tuple[Path, ...], Option("RUN ...", positional=True)] = ()
     """Output folders of runs."""
-    training: Annotated[tuple[str, ...], Option("NAME=VALUE ...")] = ()
-    """A training configuration to bound. Example: noise_multiplier=1.1 data=mnist5k"""
     declare: Annotated[tuple[str, ...], Option("NAME=TEXT ...")] = ()
     """Statements of yours that leakbound cannot check. For the names see docs/evidence.md."""
     out: Annotated[Path | None, Option("PATH")] = None
@@ -429,7 +425,7 @@ class BoundOptions(TrainingOptions):
     accept: float = 0.001
     """The probability that you accept."""
     out: Directory = None
-    """Write bound.json and plots to this folder."""
+    """Write bound.json and a plot to this folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 from rich.markup import escape
-from rich.progress import track
 from rich.table import Table
 
 from leakbound import data
@@ -43,7 +41,7 @@ from leakbound.risk.success import known_model
 from leakbound.risk.target import Target
 from leakbound.types import Task
 
-FILES = ("bound.json", "corridor.png", "surface.png")
+FILES = ("bound.json", "corridor.png")
 COLUMNS = ("baseline", "attained", "bound", "matched", "verdict")
 
 
@@ -71,8 +69,7 @@ def bound(command: options.BoundOptions) -> int:
         _show_bound(found, edges, examples, explain=command.explain)
     if command.out is not None:
         content = json.dumps(found, indent=1, sort_keys=True, allow_nan=False).encode()
-        plots = _plots(found, edges, command)
-        files = dict(zip(FILES, (content, *plots), strict=False))
+        files = dict(zip(FILES, (content, _plot(edges, command)), strict=True))
         write_files(command.out, files)
         out = errors if command.json else console
         out.print(f"written: {', '.join(files)} into {safe(command.out)}")
@@ -397,26 +394,12 @@ def _setting_line(edges: Corridor, epsilon: float | None, delta: float, source: 
     )
 
 
-def _plots(found: dict[str, Any], edges: Corridor, command: options.BoundOptions) -> list[bytes]:
-    from leakbound.report.charts import corridor_png, surface_png
+def _plot(edges: Corridor, command: options.BoundOptions) -> bytes:
+    from leakbound.report import figures
 
-    setting, width = edges.setting, width_of(command.input_range)
-    places, eta, name = around(edges.prior, edges.eta, width, 61)
+    places, eta, name = around(edges.prior, edges.eta, width_of(command.input_range), 61)
     edges = edges.at(eta)
-    corridor = corridor_png(places, edges.attained, edges.bound, command.accept, name)
-    if setting.noise_multiplier == 0:
-        return [corridor]
-    noises: list[float] = (setting.noise_multiplier * np.logspace(-1, 1, 25)).tolist()
-    few = max(1, len(places) // 30)
-    grid = [
-        edges.at(eta[::few], replace(setting, noise_multiplier=noise))
-        for noise in track(noises, "risk surface", console=errors, transient=True)
-    ]
-    upper, lower = (
-        np.stack(e, 1) for e in zip(*((g.bound, g.attained) for g in grid), strict=True)
-    )
-    surface = surface_png(noises, places[::few], upper, lower, command.accept, name)
-    return [corridor, surface]
+    return figures.png(figures.corridor(places, edges.attained, edges.bound, command.accept, name))
 
 
 def _finite(value: float) -> float | None:

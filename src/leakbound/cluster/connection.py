@@ -33,10 +33,10 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "
 
 
 @contextmanager
-def connected(address: str | None, workers: int, *, shared: bool = True) -> Iterator[int]:
+def connected(address: str | None, workers: int) -> Iterator[int]:
     """A connection to Ray, and how many workers to start: 0 means one per CPU.
 
-    Without an address, it starts a Ray here; `shared`: an existing one of this process is used.
+    Without an address, it uses the Ray of this process, or starts one here.
     """
     try:
         with environment(QUIET):
@@ -50,8 +50,6 @@ def connected(address: str | None, workers: int, *, shared: bool = True) -> Iter
         return workers or max(1, int(library.cluster_resources().get("CPU", 1)))
 
     if ray.is_initialized():
-        if not shared:
-            raise ValueError("this process is connected to a Ray; call ray.shutdown() first")
         yield count()
         return
     with _signals_kept(), environment(QUIET), _temporary_folder() as folder:

@@ -1,4 +1,4 @@
-"""Opacus: secure noise, noise of a public shape, calibration to a risk, statements of risk.
+"""Opacus: secure noise, calibration to a risk, statements of risk.
 
 Only this package imports Opacus.
 """
@@ -10,21 +10,14 @@ except ImportError as _error:
 
 from leakbound.opacus.engine import RiskEngine
 from leakbound.opacus.facts import describe
-from leakbound.opacus.optimizer import (
-    PublicRoot,
-    SecureDPOptimizer,
-    SecureGhostOptimizer,
-    WhitenedDPOptimizer,
-)
+from leakbound.opacus.optimizer import SecureDPOptimizer, SecureGhostOptimizer
 from leakbound.opacus.statement import Statement, risk
 
 __all__ = [
-    "PublicRoot",
     "RiskEngine",
     "SecureDPOptimizer",
     "SecureGhostOptimizer",
     "Statement",
-    "WhitenedDPOptimizer",
     "describe",
     "risk",
 ]

@@ -20,15 +20,8 @@ from leakbound import check
 from leakbound._util import files
 from leakbound.bounds import conversions
 from leakbound.bounds.record_priors import Baseline
-from leakbound.defenses.whitening import Whiten
 from leakbound.opacus.batches import KINDS, counted, draws_once, resampled, wrapped
-from leakbound.opacus.optimizer import (
-    EXPERIMENT,
-    PublicRoot,
-    SecureDPOptimizer,
-    SecureGhostOptimizer,
-    WhitenedDPOptimizer,
-)
+from leakbound.opacus.optimizer import EXPERIMENT, SecureDPOptimizer, SecureGhostOptimizer
 from leakbound.opacus.statement import Statement, risk
 from leakbound.risk import (
     BaselineMatches,
@@ -37,10 +30,10 @@ from leakbound.risk import (
     calibrate_setting,
 )
 from leakbound.risk.corridor import Participation
-from leakbound.types import Batch, Loss, NotApplicable
+from leakbound.types import NotApplicable
 
 MODES = (*KINDS, "ghost")
-FLAGS = ("experiment_only", "poisson_sampling", "shaped")
+FLAGS = ("experiment_only", "poisson_sampling")
 UNSAMPLED = (
     "poisson_sampling is False, and how often an example takes part is not known: the loader has "
     "its own sampler, a step did not have exactly one new batch of it, or the engine also trained "
@@ -50,7 +43,7 @@ UNSAMPLED = (
 
 
 class RiskEngine(PrivacyEngine):  # type: ignore[misc]
-    """Opacus' `PrivacyEngine` with secure noise and sampling, public noise shapes and risks.
+    """Opacus' `PrivacyEngine` with secure noise and sampling, and risks.
 
     Noise and batches come from the operating system's entropy. With `noise_generator` both can be
     replayed, and engine, optimizer and statements say *experiment only*.
@@ -74,7 +67,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         with warnings.catch_warnings():  # about Opacus' own noise, which is not used
             warnings.filterwarnings("ignore", message="Secure RNG turned off")
             super().__init__(accountant=accountant, secure_mode=False)
-        self._flags = {"experiment_only": False, "poisson_sampling": True, "shaped": False}
+        self._flags = {"experiment_only": False, "poisson_sampling": True}
         self._trains = False
         self._passes, self._batches = 0, 0  # over shuffled examples, and batches that they gave
         self._rate = 0.0  # the largest share of a batch; Opacus multiplies it where batches join
@@ -97,17 +90,12 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         data_loader: DataLoader[Any],
         noise_multiplier: float,
         max_grad_norm: float,
-        whiten: Whiten | None = None,
-        public: Batch | None = None,
-        public_loss: Loss = nn.functional.cross_entropy,
         poisson_sampling: bool = True,
         noise_generator: torch.Generator | None = None,
         **rest: Any,
     ) -> tuple[Any, ...]:
-        """As Opacus' `make_private`, also with noise of a public shape.
+        """As Opacus' `make_private`, with secure noise and batches.
 
-        `whiten` is the shape (None: isotropic), computed every `refresh` steps from `public`:
-        public images only, under `public_loss`. `max_grad_norm` bounds the whitened gradients.
         `module` is the plain model, before Opacus adds its hooks. Without `poisson_sampling`, each
         pass over the data counts as one full-batch step, if every step takes one new batch of the
         loader and its `collate_fn` repeats no example. A seeded `noise_generator` is for
@@ -121,12 +109,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             NotApplicable: the guarantee does not hold for this combination.
         """
         check.non_negative(noise_multiplier=noise_multiplier)
-        _refuse(max_grad_norm, whiten, public, rest)
-        shape = None
-        if whiten is not None and public is not None:
-            size = _expected_size(data_loader)
-            shape = PublicRoot.of(module, public, whiten, examples=size, loss=public_loss)
-        self._note(noise_generator is not None, poisson_sampling, shape is not None)
+        _refuse(max_grad_norm, rest)
+        self._note(noise_generator is not None, poisson_sampling)
         self._generator = noise_generator
         private = super().make_private(
             module=module,
@@ -136,7 +120,6 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             max_grad_norm=max_grad_norm,
             poisson_sampling=poisson_sampling,
             noise_generator=noise_generator,
-            shape=shape,
             **rest,
         )
         self._trains = True
@@ -237,8 +220,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             asked = {**self._asked["whom"], **goal, **asked}
         if "dim" not in asked:
             raise ValueError("dim is missing; give dim, norm and psnr or eta")
-        flags = {name: self._flags[name] for name in ("experiment_only", "shaped")}
-        return risk(self._history, delta=delta, **{**flags, **asked})
+        asked = {"experiment_only": self.experiment_only, **asked}
+        return risk(self._history, delta=delta, **asked)
 
     @property
     def _history(self) -> Any:
@@ -307,11 +290,10 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             self._asked = {part: kept["asked"][part] for part in ("whom", "goal")}
         return dict(loaded)
 
-    def _note(self, seeded: bool, poisson: bool, shaped: bool) -> None:
+    def _note(self, seeded: bool, poisson: bool) -> None:
         self._flags["experiment_only"] |= seeded
         self._flags["poisson_sampling"] &= poisson
         self._sampled.add(poisson)
-        self._flags["shaped"] |= shaped
 
     def _prepare_model(
         self, module: nn.Module, *, grad_sample_mode: str = "hooks", **settings: Any
@@ -330,7 +312,6 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         clipping: str = "flat",
         noise_generator: torch.Generator | None = None,
         grad_sample_mode: str = "hooks",
-        shape: PublicRoot | None = None,
         **settings: Any,
     ) -> DPOptimizer:
         if distributed:
@@ -338,8 +319,6 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         if isinstance(optimizer, DPOptimizer):
             optimizer = optimizer.original_optimizer
         settings |= {"generator": noise_generator, "expected_batch_size": self._divisor}
-        if shape is not None:
-            return WhitenedDPOptimizer(optimizer, shape=shape, **settings)
         kind = SecureGhostOptimizer if grad_sample_mode == "ghost" else SecureDPOptimizer
         return kind(optimizer, **settings)
 
@@ -358,9 +337,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         return f"RiskEngine({self.accountant.mechanism()}, {steps} steps{note})"
 
 
-def _refuse(
-    max_grad_norm: Any, whiten: Whiten | None, public: Batch | None, rest: dict[str, Any]
-) -> None:
+def _refuse(max_grad_norm: Any, rest: dict[str, Any]) -> None:
     """Reject settings without secure noise, or without a valid guarantee."""
     if isinstance(max_grad_norm, list):
         raise NotApplicable(
@@ -372,15 +349,6 @@ def _refuse(
     mode = rest.get("grad_sample_mode", "hooks")
     if mode not in MODES:
         raise NotApplicable(f"grad_sample_mode is {mode!r}: only {', '.join(MODES)} are known")
-    if (whiten is None) != (public is None):
-        raise NotApplicable(
-            "a shape needs both whiten= and public images that determine it; give both or neither"
-        )
-    if public is not None and mode == "ghost":
-        raise NotApplicable(
-            "grad_sample_mode is 'ghost', which never has the gradient of one example, so it "
-            "cannot be whitened; use 'hooks' or 'functorch'"
-        )
     _refuse_loss(rest.get("criterion"), rest.get("loss_reduction", "mean"), mode)
     if rest.get("rand_on_empty"):
         raise NotApplicable(

@@ -1,112 +1,17 @@
-"""Opacus optimizers with noise that cannot be replayed, and with noise of a public shape."""
+"""Opacus optimizers with noise that cannot be replayed."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping  # type: ignore[import-untyped]
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed  # type: ignore[import-untyped]
-from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.covariance import Kronecker, LowRank, Structured
-from leakbound.defenses.whitening import FixedMap, Whiten
 from leakbound.random import Source, normal, on_grid, secure
-from leakbound.task import trained
-from leakbound.types import Batch, Loss, NotApplicable, Task
+from leakbound.types import NotApplicable
 
-Spans = Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True, eq=False)
-class PublicRoot:
-    """The factor S from `Whiten` for a model at its current weights, without private data.
-
-    The weights in training are already a private release, and the images are public. Computing S
-    again from both is post-processing, and the next step composes with it.
-
-    Attributes:
-        settings: rule, correlation, rank, images, and for how many steps one S is kept (`refresh`).
-        task: the architecture, with the public data.
-        examples: the expected size of a batch.
-        parameters: the trained ones of the live model, in the order of its `named_parameters()`;
-            those that were frozen when this was made are constants.
-    """
-
-    settings: Whiten
-    task: Task
-    examples: int
-    parameters: tuple[nn.Parameter, ...]
-
-    @staticmethod
-    def of(
-        module: nn.Module,
-        public: Batch,
-        settings: Whiten | None = None,
-        *,
-        examples: int,
-        loss: Loss = nn.functional.cross_entropy,
-    ) -> PublicRoot:
-        """For a plain module, before Opacus wraps it. The guarantee does not depend on `loss`."""
-        check.count(examples=examples)
-        if any(hasattr(part, "autograd_grad_sample_hooks") for part in module.modules()):
-            raise NotApplicable(
-                "the module has Opacus' hooks, which the public gradients would trigger; "
-                "give the plain module"
-            )
-        bare = copy.deepcopy(module).eval()
-        for held in bare.parameters():
-            held.grad = None
-        task = Task.of(bare, loss=loss, public=public)
-        own = tuple(trained(module).values())
-        return PublicRoot(settings or Whiten(), task, examples, own)
-
-    def now(self, which: Sequence[bool]) -> Structured:
-        """S of mean variance 1 at the current weights, over the `parameters` that `which` marks."""
-        weights = torch.cat([p.detach().reshape(-1) for p in self.parameters])
-        task = self.task.with_parameters(weights)
-        fixed = self.settings.resolve(task, self.examples)
-        assert isinstance(fixed, FixedMap)
-        layout = zip(which, self.task.layout, strict=True)
-        return restricted(fixed.root, [(a, b) for keep, (_, _, a, b) in layout if keep])
-
-
-def restricted(root: Structured, spans: Spans) -> Structured:
-    """The covariance of some spans of coordinates, scaled to mean variance 1; of all, unchanged."""
-    if not spans:
-        raise ValueError("spans is empty: no parameter is trained; leave some of them unfrozen")
-    kept = torch.cat([torch.arange(a, b) for a, b in spans])
-    if len(kept) == len(root.scale):
-        return root
-    blocks: list[LowRank | Kronecker] = []
-    for block in root.blocks:
-        where = torch.nonzero((kept >= block.start) & (kept < block.stop)).reshape(-1)
-        if len(where):
-            blocks.append(_part(block, kept[where] - block.start, int(where[0])))
-    part = Structured(root.scale[kept.to(root.scale.device)], tuple(blocks))
-    return part * float(1 / part.diagonal.mean())
-
-
-def _part(block: LowRank | Kronecker, inside: Tensor, start: int) -> LowRank | Kronecker:
-    """The part of a block on the coordinates `inside`, which begin at `start` among those kept."""
-    if len(inside) == block.stop - block.start:
-        return replace(block, start=start, stop=start + len(inside))
-    if isinstance(block, Kronecker):
-        raise ValueError(
-            f"spans cut the Kronecker block {block.start}..{block.stop}; keep it or leave it out"
-        )
-    basis = block.basis[inside.to(block.basis.device)]
-    factor = basis * ((1 + block.gain).square() - 1).sqrt()
-    covered = Structured.of(torch.ones_like(factor[:, 0]), [(0, len(inside), factor)]).blocks[0]
-    return replace(covered, start=start, stop=start + len(inside))
-
-
-CHUNK = 2**24
-"""Most numbers that are held flat and whitened at a time: 64 MiB in float32."""
 EXPERIMENT = "EXPERIMENT ONLY: seeded noise, which anyone with the seed can subtract"
 
 
@@ -169,13 +74,10 @@ class SecureNoise:
         return self.generator is not None
 
     def add_noise(self) -> None:
-        self._noised(self.params, None)
-
-    def _noised(self, params: Sequence[Any], root: Structured | None) -> None:
-        """p.grad = S (p.summed_grad + noise) over all parameters as one vector; None: S = I."""
-        for p in params:
+        """p.grad = p.summed_grad + noise over all parameters as one vector."""
+        for p in self.params:
             _check_processed_flag(p.summed_grad)
-        total = torch.cat([p.summed_grad.reshape(-1).double() for p in params])
+        total = torch.cat([p.summed_grad.reshape(-1).double() for p in self.params])
         used = getattr(self, "_adjusted_noise_multiplier", self.noise_multiplier)
         std = float(used) * float(self.max_grad_norm)  # of the sum of clipped gradients
         if std > 0:
@@ -184,10 +86,8 @@ class SecureNoise:
             total += normal((1, len(total)), source, like=total)[0] * std
         if std > 0 and not self.experiment_only:
             total = on_grid(total, std)
-        if root is not None:
-            total = root.color(total[None])[0]
-        parts = torch.split(total, [p.numel() for p in params])
-        for p, part in zip(params, parts, strict=True):
+        parts = torch.split(total, [p.numel() for p in self.params])
+        for p, part in zip(self.params, parts, strict=True):
             p.grad = part.to(p.dtype).view_as(p)
             _mark_as_processed(p.summed_grad)
 
@@ -248,81 +148,3 @@ class SecureGhostOptimizer(SecureNoise, DPOptimizerFastGradientClipping):  # typ
                 "out; use grad_sample_mode 'hooks', where it adds nothing, or fix the example"
             )
         super().accumulate()
-
-
-class WhitenedDPOptimizer(SecureDPOptimizer):
-    """DP-SGD whose noise has a public covariance S Sᵀ: whiten, clip, sum, add noise, color.
-
-    Every example's gradient g becomes S⁻¹ g over the flat vector of trained parameters and is
-    clipped in that norm. White noise is added to the sum, and then S is applied. `p.summed_grad`
-    holds the sum in whitened coordinates.
-
-    Args:
-        shape: the source of S, and the model's parameters in order. S is computed again every
-            `shape.settings.refresh` steps, never inside a batch that is split in parts.
-        settings: as of `SecureDPOptimizer`; `max_grad_norm` bounds the whitened norm.
-
-    Guarantees: one step is the Gaussian mechanism with that multiplier for adding or removing one
-    example, as in `DPOptimizer`: an accountant needs no change (docs/whitened_dp.md).
-
-    Source: docs/whitened_dp.md; Chen, Gursoy and Lei, theorem 3.5.
-    """
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, *, shape: PublicRoot, **settings: Any
-    ) -> None:
-        super().__init__(optimizer, **settings)
-        self.shape = shape
-        self._age = 0
-        known = {id(p) for p in shape.parameters}
-        if any(id(p) not in known for p in self.params):
-            raise NotApplicable(
-                "the optimizer trains parameters for which the shape was not made; give "
-                "PublicRoot.of the module whose parameters the optimizer has"
-            )
-        self._trained = self._which()
-        pairs = zip(shape.parameters, self._trained, strict=True)
-        self._ordered: list[Any] = [p for p, is_trained in pairs if is_trained]
-        self.root = shape.now(self._trained)
-
-    def _which(self) -> list[bool]:
-        own = {id(p) for p in self.params}
-        return [id(p) in own for p in self.shape.parameters]
-
-    def clip_and_accumulate(self) -> None:
-        if self._which() != self._trained:
-            raise NotApplicable(
-                "the set of trained parameters has changed since the optimizer was made; make it "
-                "again after freezing or unfreezing"
-            )
-        params = self._ordered
-        for p in params:
-            _check_processed_flag(p.grad_sample)
-        if params[0].summed_grad is None:  # the first part of a batch
-            if self._age >= self.shape.settings.refresh:
-                self.root, self._age = self.shape.now(self._trained), 0
-            self._age += 1
-        samples = [self._get_flat_grad_sample(p) for p in params]
-        parts = torch.split(self._clipped_sum(samples), [p.numel() for p in params])
-        for p, part in zip(params, parts, strict=True):
-            fresh = part.view_as(p)
-            p.summed_grad = fresh if p.summed_grad is None else p.summed_grad + fresh
-            _mark_as_processed(p.grad_sample)
-
-    def add_noise(self) -> None:
-        self._noised(self._ordered, self.root)
-
-    def _clipped_sum(self, samples: list[Tensor]) -> Tensor:
-        """(P,) sum of the whitened, clipped gradients of all examples, some at a time."""
-        like = self._ordered[0]
-        width = sum(p.numel() for p in self._ordered)
-        total = torch.zeros(width, dtype=like.dtype, device=like.device)
-        few = max(1, CHUNK // width)
-        for at in range(0, len(samples[0]), few):
-            flat = [s[at : at + few].to(total).flatten(1) for s in samples]
-            white = self.root.whiten(torch.cat(flat, 1))
-            norms = white.norm(dim=1)
-            fine = norms.isfinite()
-            factors = torch.where(fine, self.max_grad_norm / (norms + self.slack), 0.0)
-            total += factors.clamp(max=1.0) @ torch.where(fine[:, None], white, 0.0)
-        return total

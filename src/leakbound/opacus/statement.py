@@ -40,7 +40,6 @@ SEEDED = (
 )
 RISES = (0.01, 0.001, 0.0001)
 """Prior-only success probabilities for which a statement without a prior answers."""
-SHAPED = "; with noise of a public shape, that the same attack attains as much"
 
 
 class Accountant(Protocol):
@@ -172,7 +171,6 @@ def risk(
     prior: Baseline | None = None,
     delta: float = 1e-5,
     experiment_only: bool = False,
-    shaped: bool = False,
     divisor: Divisor = "constant",
 ) -> Statement:
     """The risk that an example is reconstructed, after the steps of an accountant.
@@ -194,7 +192,6 @@ def risk(
             one the statement says only what the training adds to an attacker's success.
         delta: the delta at which epsilon is stated.
         experiment_only: the noise was seeded; the statement then says so.
-        shaped: the noise had a public shape: whether the attack attains as much is unknown.
         divisor: the divisor of each noisy sum of gradients. "constant": a number that does not
             depend on the batch, as Opacus' `expected_batch_size`, or none. "batch size": the number
             of examples that were drawn, in the optimizer, the loss or the learning rate.
@@ -254,7 +251,7 @@ def risk(
         epsilon=privacy,
         delta=delta,
         prior=None if prior is None else prior.name,
-        attained_scope=replace(scope, not_said=scope.not_said + SHAPED) if shaped else scope,
+        attained_scope=scope,
         bound_scope=edges.bound_scope,
         experiment_only=experiment_only,
         divisor=divisor,

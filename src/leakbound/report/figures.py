@@ -1,22 +1,45 @@
-"""Figures of single results, as the five verbs return them: `.plot()`."""
+"""Figures of single results, as the five verbs return them (`.plot()`) and `bound` writes them."""
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import AbstractPathEffect, withStroke
 from numpy.typing import NDArray
 from torch import Tensor
 
 from leakbound._util import pictures
 from leakbound.assess.record import Assessment
-from leakbound.report import charts
 
+COLORS = ("#1e78b4", "#ff4b0f", "#4b1e3c", "#c37878", "#9600ff", "#780f00", "#2d0f87")
+"""Of lines on a light ground, as in report.css."""
+GRAY = "#808080"
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.edgecolor": GRAY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRAY,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "xtick.color": GRAY,
+    "ytick.color": GRAY,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5.5,
+}
+FAINTEST = 1e-9
+"""Probabilities below this are drawn at it."""
+LEAST_DRAWN = 1e-4
+"""Where the axis of probabilities starts, unless what is accepted is near it."""
 MOST_EXAMPLES = 8
 MOST_ROWS = 40
 
@@ -61,11 +84,11 @@ def assessments(own: Sequence[Assessment]) -> Figure:
 
     def draw(axes: Axes) -> None:
         for place, values in enumerate(kept.values()):
-            axes.plot(values, [place] * len(values), "o", color=charts.COLORS[0], alpha=0.6)
+            axes.plot(values, [place] * len(values), "o", color=COLORS[0], alpha=0.6)
         axes.set_yticks(range(len(kept)), [*kept])
         if measured:
             for limit in sorted({one.criterion.value for one in ran}):
-                axes.axvline(limit, color=charts.GRAY, ls=":")
+                axes.axvline(limit, color=GRAY, ls=":")
             score = ran[0].criterion
             axes.set_xlabel(f"{score.axis} in {score.unit} (dotted: criterion)")
             if score.of is not None:
@@ -81,10 +104,38 @@ def corridor(
     attained: NDArray[Any],
     bound: NDArray[Any],
     accepted: float,
-    label: str = charts.THRESHOLD,
+    label: str = "PSNR threshold (dB)",
 ) -> Figure:
-    draw = partial(charts.draw_corridor, thresholds, attained, bound, accepted, label)
-    return _drawn(draw, charts.CORRIDOR)
+    """Attained success and upper bound over rising thresholds, with the accepted probability."""
+
+    def draw(axes: Axes) -> None:
+        least = min(LEAST_DRAWN, 10.0 ** math.floor(math.log10(max(accepted, FAINTEST)) - 1))
+        low, high = np.maximum(attained, least), np.maximum(bound, least)
+        axes.fill_between(thresholds, low, high, color=COLORS[4], alpha=0.35, lw=0)
+        axes.plot(thresholds, high, color=COLORS[0])
+        axes.plot(thresholds, low, color=COLORS[1], ls="--")
+        axes.axhline(accepted, color=GRAY, ls=":")
+        axes.set(yscale="log", ylim=(least, 2), xlabel=label, ylabel="probability")
+        halo: list[AbstractPathEffect] = [withStroke(linewidth=2.5, foreground="w")]
+        words: dict[str, Any] = {"fontsize": 8, "path_effects": halo}
+        at = len(thresholds) // 3
+        for values, text, side, shade in (
+            (high, "no attacker exceeds this", 6, COLORS[0]),
+            (low, "an attack attains this", -12, COLORS[1]),
+        ):
+            place = (thresholds[at], float(values[at]))
+            axes.annotate(text, place, (2, side), textcoords="offset points", color=shade, **words)
+        end = (thresholds[-1], accepted)
+        text = f"accepted: {accepted:g}"
+        axes.annotate(text, end, (0, 3), textcoords="offset points", ha="right", **words)
+
+    return _drawn(draw, (5.4, 3.6))
+
+
+def png(drawn: Figure) -> bytes:
+    buffer = io.BytesIO()
+    drawn.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def leak_map(known: Tensor) -> Figure:
@@ -97,7 +148,7 @@ def leak_map(known: Tensor) -> Figure:
             axes.set(xticks=[], yticks=[])
             axes.figure.colorbar(mesh, ax=axes, label="share of uncertainty taken away")
         else:
-            axes.bar(range(first.numel()), first.flatten().numpy(), color=charts.COLORS[0])
+            axes.bar(range(first.numel()), first.flatten().numpy(), color=COLORS[0])
             axes.set(ylim=(0, 1), xlabel="value", ylabel="share of uncertainty taken away")
         axes.grid(False)
 
@@ -110,5 +161,10 @@ def _explained(own: Assessment) -> list[float]:
 
 
 def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> Figure:
+    """A figure in the house style, on whose axes `draw` draws."""
     with matplotlib.rc_context():
-        return charts.drawing(draw, size)
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        drawn = Figure(figsize=size, layout="constrained")
+        draw(drawn.add_subplot())
+        return drawn

@@ -14,7 +14,6 @@ from typing import Any
 
 from leakbound.assess.record import (
     EXPOSURES,
-    UNSETTLED,
     VERDICTS,
     Assessment,
     CriterionInfo,
@@ -24,7 +23,7 @@ from leakbound.assess.record import (
 from leakbound.assess.verdict import together
 from leakbound.report.columns import RowTable, row_of
 from leakbound.report.folder import Run, Strip
-from leakbound.report.settings import Limit, SettingRow, by_setting, limits, safety, telling
+from leakbound.report.settings import Limit, advice, answer, by_setting, limits, telling
 from leakbound.report.tables import (
     NO_DEFENSE,
     Accuracy,
@@ -35,10 +34,8 @@ from leakbound.report.tables import (
     grouped,
     title,
 )
-from leakbound.report.template import decimal, listing, percent, plural
+from leakbound.report.template import listing, percent
 
-AFFORDABLE = 0.05
-"""The loss of test accuracy up to which a defense counts as affordable."""
 VIEWS = 12
 """Of how many models and batch sizes the first screen shows a chart."""
 LINES = 16
@@ -164,8 +161,8 @@ def overview(
     every = [*_shots(run, names, rows, best, images=images, inline=inline)]
     settings = by_setting(run.assessments, names, rows, accuracies)
     return Overview(
-        answer=answer(run.assessments, rows),
-        best=best_defense(settings),
+        answer=answer(rows, *nouns(run.assessments)),
+        best=advice(settings, len({(row.model, row.batch_size) for row in rows})),
         threat=threat_line(run, names),
         shots=tuple(every[:FAMILIES]),
         more_shots=max(0, len(every) - FAMILIES),
@@ -183,69 +180,6 @@ def families(names: Names) -> dict[str, int | None]:
     defended = [name for name in own if name != NO_DEFENSE]
     colors: dict[str, int | None] = {name: i % _NUMBERED for i, name in enumerate(defended)}
     return {name: colors.get(name) for name in own}
-
-
-def answer(own: Sequence[Assessment], rows: Sequence[Configuration]) -> str:
-    """What is exposed and to whom, in one or two sentences."""
-    one, many = nouns(own)
-    if not any(a.truth_known for a in own):
-        return _captured(own)
-    exposed = [row for row in rows if row.verdict in EXPOSURES]
-    place = plural(len(rows), "configuration")
-    who = _server({a.threat for a in own})
-    if exposed:
-        what = f"reconstructs {many} under {len(exposed)} of {place}"
-        return f"{who} {what}."
-    others = grouped((row.verdict, row) for row in rows)
-    counts = [f"{len(others[word])} {word}" for word in VERDICTS if word in others]
-    settled = not any(row.verdict in UNSETTLED for row in rows)
-    more = "" if settled else " Undecided is no evidence of safety."
-    return f"No attack here reconstructs one {one} in {place}: {listing(counts)}.{more}"
-
-
-def _captured(own: Sequence[Assessment]) -> str:
-    updates = {(a.seed, a.capture.digest) for a in own if a.capture}
-    proved = {(a.seed, a.capture.digest) for a in own if a.capture and a.certificate}
-    place = plural(len(updates), "captured update")
-    if proved:
-        what = "reveals its input" if len(proved) == 1 else "reveal their inputs"
-        return f"{len(proved)} of {place} {what} exactly: the update itself proves it."
-    return f"No attack here proves an input from {place}. Undecided is no evidence of safety."
-
-
-def best_defense(settings: Sequence[SettingRow]) -> str:
-    """The strongest defense that is affordable, or what the strongest of all costs."""
-    tested = [one for one in settings if one.defense != title(NO_DEFENSE)]
-    if not tested:
-        return "No defense was tested."
-    strongest = max(tested, key=safety)
-    if all(one.cost is None for one in tested):
-        worst = f"{strongest.defense} ({strongest.verdict})"
-        return f"Strongest defense tested: {worst}. Its cost in accuracy was not measured."
-    points = f"{100 * AFFORDABLE:g} points"
-    cheap = [
-        one
-        for one in tested
-        if one.cost is not None and one.cost.mean <= AFFORDABLE and one.verdict not in EXPOSURES
-    ]
-    most = "Strongest defense that costs at most"
-    if cheap:
-        own = max(cheap, key=safety)
-        return f"{most} {points} of accuracy: {own.defense} ({own.verdict}, {lost(own.cost)})."
-    if strongest.verdict in EXPOSURES:
-        return f"{most} {points} of accuracy: none. Every defense tested is exposed somewhere."
-    found = f"The strongest at any cost, {strongest.defense} ({strongest.verdict}), "
-    return f"{most} {points} of accuracy: none. {found}{lost(strongest.cost, verb=True)}."
-
-
-def lost(cost: MeanInterval | None, *, verb: bool = False) -> str:
-    """A cost in points of test accuracy, with its interval."""
-    if cost is None:
-        return "was not trained" if verb else "cost not measured"
-    ends = ""
-    if cost.low is not None and cost.high is not None:
-        ends = f" [{decimal(100 * cost.low)} to {decimal(100 * cost.high)}]"
-    return f"costs {decimal(100 * cost.mean)}{' points' if verb else ''}{ends}"
 
 
 def threat_line(run: Run, names: Names) -> str:
@@ -309,12 +243,6 @@ def _reason(rows: Sequence[Configuration]) -> str:
 def _number(value: Any, default: float) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"{value if number else default:g}"
-
-
-def _server(threats: Iterable[Threat]) -> str:
-    kinds = {threat.server for threat in threats}
-    words = {"honest": "An honest-but-curious server", "malicious": "A malicious server"}
-    return words[kinds.pop()] if len(kinds) == 1 else "A server"
 
 
 def _either(threats: Sequence[Threat], name: str, yes: str, no: str) -> str:
@@ -420,47 +348,6 @@ def _shots(
             row=row and row.first(COLUMNS),
             link=best.get((*names.key(a), names.attack(a))),
         )
-
-
-@dataclass(frozen=True)
-class CostChart:
-    """Accuracy lost by every setting on one model; `low` to `high` is the axis, as shares."""
-
-    model: str
-    low: float
-    high: float
-    lines: tuple[tuple[str, int | None, float, Accuracy], ...]
-
-    def at(self, share: float) -> float:
-        """Where a loss stands on the axis, in percent of its length."""
-        return round(100 * (share - self.low) / (self.high - self.low), 2)
-
-    def clipped(self, share: float) -> float:
-        """The same for the end of an interval, which may lie beyond the axis."""
-        return self.at(min(max(share, self.low), self.high))
-
-
-def cost_charts(
-    over: Overview, accuracies: Mapping[tuple[str, str], Accuracy]
-) -> tuple[CostChart, ...]:
-    """All settings of every model, the cheapest first; without measured losses nothing."""
-    styles = {one.label: (one.family, one.shade) for view in over.views for one in view.lines}
-    found = grouped((model, (label, own)) for (model, label), own in accuracies.items() if own.lost)
-    made = []
-    for model, rows in found.items():
-        ends = [end for _, own in rows if own.lost for end in _ends(own.lost)]
-        low, high = min(0.0, *ends), max(0.01, *ends)
-        ordered = sorted(rows, key=lambda row: row[1].lost.mean if row[1].lost else 0.0)
-        lines = tuple((label, *styles.get(label, (None, 0.0)), own) for label, own in ordered)
-        made.append(CostChart(model, low, high, lines))
-    return tuple(made)
-
-
-def _ends(cost: MeanInterval) -> tuple[float, float]:
-    """Where a bar is drawn: an interval of few seeds can be wider than any loss, and is cut."""
-    low = cost.mean if cost.low is None else max(cost.low, -1.0)
-    high = cost.mean if cost.high is None else min(cost.high, 1.0)
-    return low, high
 
 
 def measured(line: Line) -> str:

@@ -20,7 +20,7 @@ from leakbound.assess.record import (
     CriterionInfo,
 )
 from leakbound.assess.verdict import DIAGNOSES, meanings
-from leakbound.report import best_attack, columns, tables
+from leakbound.report import best_attack, columns, heatmap, overview, tables, trainings
 from leakbound.report.folder import Run, read
 from leakbound.report.gallery import (
     BASELINE,
@@ -129,8 +129,6 @@ def _opening(
     run: Run, names: tables.Names, context: Mapping[str, Any], *, images: bool, inline: bool
 ) -> dict[str, Any]:
     """What the first page begins with, and its functions for single lines."""
-    from leakbound.report import overview
-
     rows, accuracies, best = context["verdicts"], context["accuracies"], context["best"]
     found = overview.overview(run, names, rows, accuracies, best, images=images, inline=inline)
     return {
@@ -141,7 +139,6 @@ def _opening(
         "measured": overview.measured,
         "limit": partial(overview.limit, chance=probability),
         "baselines": overview.BASELINES.get(run.assessments[0].data.domain, overview.MEAN),
-        "costs": overview.cost_charts(found, accuracies),
     }
 
 
@@ -242,8 +239,6 @@ def _scores(
     own: Sequence[Assessment], names: tables.Names, verdicts: Sequence[tables.Configuration]
 ) -> dict[str, Any]:
     """What scores are called and measure; of a table, its columns."""
-    from leakbound.report import overview
-
     criterion = own[0].criterion
     ordered = sorted(verdicts, key=lambda row: VERDICTS.index(row.verdict))
     found = columns.column_tables(own, names, ordered)
@@ -349,21 +344,18 @@ def _charts(
     summaries: Sequence[tables.AttackSummary],
     verdicts: Sequence[tables.Configuration],
 ) -> dict[str, Any]:
-    from leakbound.report import charts, heatmap, overview
-
     both = list(dict.fromkeys((row.model, row.batch_size) for row in summaries))
     attacks = list(names.attacks)[:LINES]
     drawn = set(both[:PANELS])
     rows = [r for r in summaries if (r.model, r.batch_size) in drawn and r.attack in attacks]
-    axis, limits = run.assessments[0].criterion, {a.criterion.value for a in run.assessments}
-    threshold = limits.pop() if len(limits) == 1 else None
-    accuracies = tables.accuracies(run.trainings, names)
-    families = overview.families(names)
+    strongest = tables.grouped(
+        ((row.model, row.defense), row.score.median) for row in summaries if row.score
+    )
     bounds = {row.key: row.error_bound for row in verdicts}
-    progress = charts.loss_curves(run.trainings, names)
+    progress = trainings.loss_curves(run.trainings, names)
     return {
-        "heatmaps": heatmap.heatmaps(rows, attacks, bounds, top_of(axis)),
-        "tradeoffs": charts.tradeoffs(rows, names.settings, accuracies, families, axis, threshold),
+        "heatmaps": heatmap.heatmaps(rows, attacks, bounds, top_of(run.assessments[0].criterion)),
+        "strongest": {key: max(medians) for key, medians in strongest.items()},
         "panels_left_out": max(0, len(both) - PANELS),
         "lines_left_out": len(names.attacks) - len(attacks),
         "progress": progress,

@@ -1,6 +1,7 @@
 """What a defense setting shows over all models and batch sizes: the worst of everything.
 
-The first screen of the report and the sign-off page both choose the strongest setting by it.
+The first screen of the report and the sign-off page both say the answer and choose the defense by
+it.
 """
 
 from __future__ import annotations
@@ -8,9 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from leakbound.assess.record import PROTECTS, VERDICTS, Assessment, Basis, Verdict
+from leakbound.assess.record import (
+    CERTIFIED,
+    EXPOSURES,
+    PROTECTS,
+    UNSETTLED,
+    VERDICTS,
+    Assessment,
+    Basis,
+    Verdict,
+)
 from leakbound.assess.verdict import together
 from leakbound.report.tables import (
+    NO_DEFENSE,
     Accuracy,
     Configuration,
     MeanInterval,
@@ -20,8 +31,14 @@ from leakbound.report.tables import (
     defined,
     grouped,
     largest_share,
+    title,
 )
+from leakbound.report.template import decimal, listing, plural
 
+ENOUGH: Final = tuple(word for word in PROTECTS.values() if word not in UNSETTLED)
+"""Verdicts that a defense may be recommended for: a theorem excludes the threshold."""
+LABEL = 80
+"""How many letters of a name a sentence or a cell shows."""
 CONDITIONS: Final[dict[Basis, str]] = {
     "sample": "",
     "examples": "for these very examples",
@@ -140,3 +157,53 @@ def safety(row: SettingRow) -> tuple[float, ...]:
     share = row.reconstructed.value if row.reconstructed else 0.0
     limit = min((one.probability for one in row.limits), default=1.0)
     return VERDICTS.index(row.verdict), -share, -limit, -(row.cost.mean if row.cost else 2.0)
+
+
+def answer(rows: Sequence[Configuration], one: str, many: str) -> str:
+    """Who reconstructs what, under how many of the configurations."""
+    exposed = [row for row in rows if row.verdict in EXPOSURES]
+    place = plural(len(rows), "tested configuration")
+    if exposed:
+        proof = " The update itself proves it." * all(r.verdict == CERTIFIED for r in exposed)
+        found = f"reconstructed {many} under {len(exposed)} of {place}"
+        return f"An attacker who sees one client’s update {found}.{proof}"
+    said = f"No attack reconstructed {'an' if one[0] in 'aeiou' else 'a'} {one} in {place}."
+    if all(row.reconstructed is None for row in rows):
+        said = f"No reconstruction could be checked in {place}: the true data are not known."
+    open_ = grouped((row.verdict, row) for row in rows if row.verdict not in ENOUGH)
+    if not open_:
+        return f"{said} Theorems keep every covered attacker to the accepted probability."
+    counts = listing([f"{len(open_[word])} {word}" for word in VERDICTS if word in open_])
+    number = sum(map(len, open_.values()))
+    return f"{said} {number} of {len(rows)} remain open ({counts}): this is no evidence of safety."
+
+
+def advice(settings: Sequence[SettingRow], pairs: int) -> str:
+    """The defense to take and its cost, or that none tested is enough."""
+    tested = [row for row in settings if row.defense != title(NO_DEFENSE)]
+    if not tested:
+        return "No defense was tested."
+    enough = [row for row in tested if row.verdict in ENOUGH and row.configurations == pairs]
+    if enough:
+        best = min(enough, key=lambda row: (row.cost.mean if row.cost else 2.0, safety(row)))
+        cheapest = "" if best.cost is None else " at the lowest cost"
+        name = f"{shortened(best.defense)} ({best.verdict})"
+        return f"Of the defenses tested, {name} is enough{cheapest}. {_price(best.cost)}"
+    best = max(tested, key=safety)
+    name = f"The strongest is {shortened(best.defense)} ({best.verdict})."
+    count = plural(len(tested), "defense setting")
+    none = f"None of the {count} tested is" if len(tested) > 1 else "The defense tested is not"
+    return f"{none} enough for every model and batch size tested. {name} {_price(best.cost)}"
+
+
+def shortened(name: str) -> str:
+    """A name for a sentence or a cell."""
+    return name if len(name) <= LABEL else f"{name[: LABEL - 1]}…"
+
+
+def _price(cost: MeanInterval | None) -> str:
+    if cost is None:
+        return "Its cost in accuracy was not measured."
+    if cost.mean <= 0:
+        return "In a short training it cost no accuracy."
+    return f"In a short training it cost up to {decimal(100 * cost.mean)} points of test accuracy."

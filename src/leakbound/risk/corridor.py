@@ -157,13 +157,8 @@ class Corridor:
         )
 
     def _repr_html_(self) -> str:
-        """Attained success and upper bound as curves and a table, with the attackers they cover."""
-        names = ("attained", "no attacker exceeds")
-        lines = ((names[0], self.attained.tolist()), (names[1], self.bound.tolist()))
-        curve = ""
-        if len(self.eta) > 1:
-            axes = (_distance(self.prior).axis, "probability")
-            curve = pictures.curves(self.eta.tolist(), lines, x_name=axes[0], y_name=axes[1])
+        """Attained success and upper bound as a table, with the attackers they cover."""
+        heads = (f"{_distance(self.prior).axis}, at most", "prior-only baseline")
         order = np.argsort(self.eta)
         last = len(order) - 1
         places = [order[round(last * i / (SHOWN - 1))] for i in range(SHOWN)]
@@ -180,8 +175,7 @@ class Corridor:
         return pictures.block(
             "Risk that an example is reconstructed",
             pictures.note(_training_words(self)),
-            curve,
-            pictures.table(("error at most", "prior-only baseline", *names), rows),
+            pictures.table((*heads, "attained", "no attacker exceeds"), rows),
             uninformed_note(self),
             scope_notes(self),
         )

@@ -17,7 +17,6 @@ from leakbound.assess.verdict import MEANINGS, meanings
 from leakbound.report.evidence.auxiliary import STATEMENTS
 from leakbound.report.evidence.parts import (
     NOT_STATED,
-    OF_RUNS,
     EvidenceReport,
     Item,
     Part,
@@ -25,7 +24,7 @@ from leakbound.report.evidence.parts import (
     Subject,
 )
 from leakbound.report.evidence.sign_off import chance, fitting
-from leakbound.report.evidence.subjects import digests, of_run, of_training
+from leakbound.report.evidence.subjects import digests, of_run
 from leakbound.report.folder import Run, Strip
 from leakbound.report.settings import telling
 from leakbound.report.tables import LONGEST
@@ -38,7 +37,7 @@ WARNED = 160
 PREFIX = 16
 """How many digits of a SHA-256 the sign-off page shows."""
 
-__all__ = ["STATEMENTS", "annex", "digests", "document", "of_run", "of_training", "page", "schema"]
+__all__ = ["STATEMENTS", "annex", "digests", "document", "of_run", "page", "schema"]
 
 
 def document(subjects: Sequence[Subject], *, images: bool) -> EvidenceReport:
@@ -61,7 +60,7 @@ def schema() -> str:
 
 
 def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> str:
-    """The sign-off page as text, an A4 page per subject; `files`: SHA-256 by name, per subject."""
+    """The sign-off page as text, an A4 page per run; `files`: SHA-256 by name, per subject."""
     sheets = []
     for place, one in enumerate(content.subjects):
         words = meanings(truth_known=not one.measured.captured)
@@ -94,14 +93,13 @@ def annex(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
         {
             "mean_error": charts.mean_errors(one.configurations, one.threshold),
             "probability": charts.probabilities(one.configurations),
-            "curve": None if one.curve is None else charts.curve(one.curve, f"curve{place}"),
             "claims": _claims(one.differential_privacy),
-            "numbers": _numbers(one),
         }
-        for place, one in enumerate(content.subjects)
+        for one in content.subjects
     ]
     context = {
         "content": content,
+        "numbers": {name: number for number, name in enumerate(get_args(Part), 1)},
         "figures": drawn,
         "pictures": [_pictures(*both) for both in zip(runs, content.subjects, strict=False)],
         "unstated": NOT_STATED,
@@ -144,12 +142,6 @@ def _warnings(subject: Subject) -> list[str]:
     ]
     said += subject.notices
     return [text if len(text) <= WARNED else f"{text[: WARNED - 1]}…" for text in said]
-
-
-def _numbers(subject: Subject) -> dict[str, int]:
-    """The number of each part of the annex."""
-    names = [name for name in get_args(Part) if subject.kind == "run" or name not in OF_RUNS]
-    return {name: number for number, name in enumerate(names, 1)}
 
 
 def _claims(found: Sequence[PrivacyClaim]) -> list[list[Item]]:

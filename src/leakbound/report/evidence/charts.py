@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leakbound.report.charts import COLORS, GRAY, figure
-from leakbound.report.evidence.parts import CorridorCurve
 from leakbound.report.tables import Configuration, defined
 
 WIDTH, HEIGHT = 480, 22
@@ -81,22 +79,6 @@ def probabilities(rows: Sequence[Configuration]) -> CorridorStrips | None:
             (row, _strip(reached, at(bound.probability), [(accepted, "accepted")], spread))
         )
     return CorridorStrips(_axis(ticks), tuple(strips))
-
-
-def curve(found: CorridorCurve, prefix: str) -> str:
-    with figure(prefix, (6.4, 3.2)) as (axes, output):
-        low = [max(value, FAINTEST) for value in found.attained]
-        high = [max(value, FAINTEST) for value in found.bound]
-        axes.fill_between(found.psnr, low, high, color=GRAY, alpha=0.18, lw=0)
-        axes.plot(found.psnr, high, color=COLORS[0])
-        axes.plot(found.psnr, low, color=COLORS[1], ls="--")
-        axes.axhline(found.accepted, color=GRAY, ls=":")
-        axes.set(yscale="log", ylim=(FAINTEST / 2, 2), xlabel="PSNR threshold in dB")
-        axes.set_ylabel("probability")
-        powers = range(0, -13, -3)
-        axes.set_yticks([10.0**p for p in powers], [f"1e−{-p}" if p else "1" for p in powers])
-        axes.set_yticks([], minor=True)
-    return output[0]
 
 
 def _strip(

@@ -42,8 +42,6 @@ Part = Literal[
     "rerun",
 ]
 """A part of the annex, in the order of its parts."""
-OF_RUNS: Final = ("pictures", "utility")
-"""Parts that a training does not have."""
 
 
 class Item(ReportPart, frozen=True):
@@ -137,14 +135,14 @@ class Ends(ReportPart, frozen=True):
 
 
 class MeasuredPart(ReportPart, frozen=True):
-    """What attacks did. `experiments` is null where no attack was run."""
+    """What attacks did."""
 
     says: str
-    experiments: Ends | None = None
-    attacks: tuple[AttackSummary, ...] = ()
-    best_attack: tuple[BestAttackLine, ...] = ()
-    captured: tuple[CapturedLine, ...] = ()
-    columns: tuple[ColumnTable, ...] = ()
+    experiments: Ends
+    attacks: tuple[AttackSummary, ...]
+    best_attack: tuple[BestAttackLine, ...]
+    captured: tuple[CapturedLine, ...]
+    columns: tuple[ColumnTable, ...]
 
 
 class BoundLine(ReportPart, frozen=True):
@@ -155,7 +153,7 @@ class BoundLine(ReportPart, frozen=True):
     """
 
     model: str
-    batch_size: int | None
+    batch_size: int
     defense: str
     name: str
     kind: str
@@ -168,9 +166,8 @@ class BoundLine(ReportPart, frozen=True):
     prior: str
     covers_all: bool
     theorem: int
-    experiments: int | None
-    of_experiments: int | None
-    verdict: Verdict | None
+    experiments: int
+    of_experiments: int
 
 
 class MissingBound(ReportPart, frozen=True):
@@ -194,15 +191,6 @@ class DeclaredPart(ReportPart, frozen=True):
 
     says: str
     items: tuple[Item, ...]
-
-
-class CorridorCurve(ReportPart, frozen=True):
-    """A training's attained success and its upper bound over the threshold in dB."""
-
-    psnr: tuple[float, ...]
-    attained: tuple[float, ...]
-    bound: tuple[float, ...]
-    accepted: float
 
 
 class StrongestLine(ReportPart, frozen=True):
@@ -321,28 +309,26 @@ class QuestionLine(ReportPart, frozen=True):
 
 
 class Subject(ReportPart, frozen=True, kw_only=True):
-    """A run or a training: measured, bounded and declared risk, kept apart.
+    """A run: measured, bounded and declared risk, kept apart.
 
-    `criterion`: of a run; `threshold`: its value, null where there are several.
+    `threshold`: the value of the criterion, null where there are several.
     """
 
-    kind: Literal["run", "training"]
     name: str
     sign_off: SignOff
     questions: tuple[QuestionLine, ...]
     notices: tuple[str, ...]
-    checks: tuple[Check, ...] = ()
-    configurations: tuple[Configuration, ...] = ()
+    checks: tuple[Check, ...]
+    configurations: tuple[Configuration, ...]
     measured: MeasuredPart
     bounded: BoundedPart
     declared: DeclaredPart
     attacker: AttackerPart
     thresholds: tuple[ThresholdLine, ...]
-    criterion: CriterionInfo | None = None
-    threshold: float | None = None
-    curve: CorridorCurve | None = None
-    strongest: tuple[StrongestLine, ...] = ()
-    utility: tuple[TrainingCost, ...] = ()
+    criterion: CriterionInfo
+    threshold: float | None
+    strongest: tuple[StrongestLine, ...]
+    utility: tuple[TrainingCost, ...]
     differential_privacy: tuple[PrivacyClaim, ...]
     provenance: Provenance
     rerun: RunAgain

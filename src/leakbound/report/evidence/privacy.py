@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -46,10 +45,6 @@ MEANING = (
     "factor of exp(epsilon) in its odds, but for a chance of delta; several releases add up"
 )
 NEIGHBORS = "one example added or removed; the batch size is public and stays the divisor"
-SAMPLED = (
-    "one example added or removed, its gradient counted as zero; the number of examples is public, "
-    "and sums are divided by a constant, never by the size of the batch that was drawn"
-)
 FLOATS = (
     "noise is drawn and added in floating point; the proof is for real numbers, and released "
     "digits can reveal more (docs/sharp_edges/floating_point_noise.md)"
@@ -112,36 +107,6 @@ def of_defense(
         chosen = "noise or mask depend on the private batch"
         answers.append(item("hyperparameters", chosen, "by construction", "the records"))
     return _claim(claim, epsilons, answers, statements)
-
-
-def of_training(
-    given: Mapping[str, Any], epsilons: Epsilons, sees: str, statements: Mapping[str, str]
-) -> PrivacyClaim:
-    """Every question for DP-SGD with stated settings; `sees` says which steps hold an example."""
-    noise, clip = given["noise_multiplier"], given["clip_norm"]
-    spread = f", standard deviation {noise * clip:g} on the sum" if clip else ""
-    accountant = (
-        "leakbound's own: the composed privacy loss of the subsampled Gaussian mechanism on a "
-        "grid, or the mean over numbers of sightings where they are visible"
-    )
-    answers = [
-        _covered("unit_of_privacy", "one example", statements),
-        item("parameters", _words(epsilons), "computed", accountant),
-        _covered("neighboring_relation", SAMPLED, statements),
-        item("mechanism", f"Gaussian noise of multiplier {noise:g} on the sum of clipped gradients"
-             f"{spread}", "declared", "--training"),
-        _sensitivity(clip, "--training clip_norm"),
-        item("composition", f"{given['steps']} steps, each on a new sample", "computed",
-             "--training steps"),
-        item("accountant", accountant, "computed", "rounded to the safe side"),
-        item("sampling", f"Poisson sampling at rate {given['sampling_rate']:g}; {sees}", "declared",
-             "--training sampling_rate, participation"),
-        _constructed("floating_point", FLOATS),
-        _constructed("beyond", "other releases from the same data, properties of the whole data "
-                     "set, several examples of one person, examples that take part other than by "
-                     "Poisson sampling"),
-    ]  # fmt: skip
-    return _claim("DP-SGD with these settings", epsilons, answers, statements)
 
 
 def _claim(

@@ -8,14 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final
 
 from leakbound.assess.record import (
-    CERTIFIED,
-    EXPOSURES,
-    PROTECTS,
-    UNSETTLED,
-    VERDICTS,
     Verdict,
 )
 from leakbound.report import tables
@@ -23,18 +17,23 @@ from leakbound.report.evidence.parts import (
     NOT_STATED,
     Answer,
     AuxiliaryLine,
-    BoundLine,
     SignOff,
     ThresholdLine,
 )
 from leakbound.report.folder import Run
 from leakbound.report.overview import nouns
-from leakbound.report.settings import Limit, SettingRow, by_setting, safety, telling
-from leakbound.report.tables import Configuration, MeanInterval, Names, defined, grouped
-from leakbound.report.template import brief, decimal, listing, plural
+from leakbound.report.settings import (
+    SettingRow,
+    advice,
+    answer,
+    by_setting,
+    safety,
+    shortened,
+    telling,
+)
+from leakbound.report.tables import Configuration, Names, grouped
+from leakbound.report.template import brief, listing, plural
 
-ENOUGH: Final = tuple(word for word in PROTECTS.values() if word not in UNSETTLED)
-"""Verdicts that a defense may be recommended for: a theorem excludes the threshold."""
 MOST = 8
 """How many settings the page shows."""
 LINES = 46
@@ -45,8 +44,6 @@ GAP = 0.4
 """Between two rows, in lines."""
 NAMES = 3
 """How many names a sentence lists."""
-LABEL = 80
-"""How many letters of a name a sentence or a cell shows."""
 UNSOUND = "No defense is recommended: the records are incomplete or do not belong together."
 OTHERS = "Other models, weights, batch sizes, data or settings than those tested."
 ROUNDS = "More than one round. A training sends many updates, and what they leak adds up."
@@ -58,7 +55,6 @@ STRONGER = (
     "Attackers who know more than is named above. Undecided is no evidence of safety: a better "
     "attack may succeed."
 )
-EXCEEDS = "on average over the prior"
 
 
 def of_run(
@@ -90,92 +86,6 @@ def of_run(
         rows=tuple(_by_importance(settings, families)),
         not_covered=(OTHERS, ROUNDS, PERSONS, STRONGER, _deployment(silent)),
     )
-
-
-def of_training(
-    bounds: Sequence[BoundLine], tested: str, thresholds: Sequence[ThresholdLine], silent: int
-) -> SignOff:
-    """What the page says of a training that was bounded and not attacked."""
-    upper = [row for row in bounds if row.covers_all]
-    open_ = sum(row.verdict not in ENOUGH for row in upper)
-    advised = "These settings keep to the accepted probability at every threshold."
-    if open_:
-        places = plural(len(upper), "threshold")
-        advised = f"These settings are not enough: {open_} of {places} remain open."
-    return SignOff(
-        date=None,
-        answer=_excluded(upper),
-        advice=f"{advised} Their cost in accuracy was not measured.",
-        tested=tested,
-        attacker="The attacker sees every step of the training and knows the model and all other "
-        "examples. They may choose the model that the server sends.",
-        criterion=_criterion(thresholds),
-        rows=tuple(
-            SettingRow(
-                f"{row.defense}, {row.psnr:g} dB or better",
-                row.verdict or "undecided",
-                1,
-                limits=(Limit(row.value, EXCEEDS),) if row.value < 1 else (),
-            )
-            for row in upper
-        ),
-        not_covered=(
-            "Other settings, other releases from the same data, and data unlike the prior.",
-            "A person with several examples, and examples that join in another way.",
-            PERSONS,
-            "Undecided is no evidence of safety.",
-            _deployment(silent),
-        ),
-    )
-
-
-def _excluded(upper: Sequence[BoundLine]) -> str:
-    """At which thresholds a theorem excludes a reconstruction, and at which none does."""
-    levels = [f"{row.psnr:g}" for row in upper if row.verdict in ENOUGH and row.psnr is not None]
-    accepted = max(defined(row.accepted for row in upper), default=0.0)
-    within = f"the accepted probability of {chance(accepted)}"
-    if not levels:
-        return f"No theorem here keeps attackers to {within}: this is no evidence of safety."
-    said = f"No attacker reconstructs an example at {listing(levels)} dB or better with more than"
-    open_ = " Other thresholds remain open." * (len(levels) < len(upper))
-    return f"{said} {within}, on average over the prior.{open_}"
-
-
-def answer(rows: Sequence[Configuration], one: str, many: str) -> str:
-    """Who reconstructs what, under how many of the configurations."""
-    exposed = [row for row in rows if row.verdict in EXPOSURES]
-    place = plural(len(rows), "tested configuration")
-    if exposed:
-        proof = " The update itself proves it." * all(r.verdict == CERTIFIED for r in exposed)
-        found = f"reconstructed {many} under {len(exposed)} of {place}"
-        return f"An attacker who sees one client’s update {found}.{proof}"
-    said = f"No attack reconstructed {'an' if one[0] in 'aeiou' else 'a'} {one} in {place}."
-    if all(row.reconstructed is None for row in rows):
-        said = f"No reconstruction could be checked in {place}: the true data are not known."
-    open_ = grouped((row.verdict, row) for row in rows if row.verdict not in ENOUGH)
-    if not open_:
-        return f"{said} Theorems keep every covered attacker to the accepted probability."
-    counts = listing([f"{len(open_[word])} {word}" for word in VERDICTS if word in open_])
-    number = sum(map(len, open_.values()))
-    return f"{said} {number} of {len(rows)} remain open ({counts}): this is no evidence of safety."
-
-
-def advice(settings: Sequence[SettingRow], pairs: int) -> str:
-    """The defense to take and its cost, or that none tested is enough."""
-    tested = [row for row in settings if row.defense != tables.title(tables.NO_DEFENSE)]
-    if not tested:
-        return "No defense was tested."
-    enough = [row for row in tested if row.verdict in ENOUGH and row.configurations == pairs]
-    if enough:
-        best = min(enough, key=lambda row: (row.cost.mean if row.cost else 2.0, safety(row)))
-        cheapest = "" if best.cost is None else " at the lowest cost"
-        name = f"{_short(best.defense)} ({best.verdict})"
-        return f"Of the defenses tested, {name} is enough{cheapest}. {_price(best.cost)}"
-    best = max(tested, key=safety)
-    name = f"The strongest is {_short(best.defense)} ({best.verdict})."
-    count = plural(len(tested), "defense setting")
-    none = f"None of the {count} tested is" if len(tested) > 1 else "The defense tested is not"
-    return f"{none} enough for every model and batch size tested. {name} {_price(best.cost)}"
 
 
 def fitting(
@@ -252,18 +162,14 @@ def _tested(run: Run, names: Names, rows: Sequence[Configuration]) -> str:
     what = [models, batches, settings, attacks]
     if captured:
         what.insert(0, plural(len(captured), "captured update"))
-    of = "" if captured else f" on {_short(run.info.data.source)}"
+    of = "" if captured else f" on {shortened(run.info.data.source)}"
     return f"{'; '.join(what)}; {plural(ran, 'attack run')}{of}"
 
 
 def _named(names: Iterable[str]) -> str:
     own = list(names)
     more = [f"{len(own) - NAMES} more"] if len(own) > NAMES else []
-    return listing([*map(_short, own[:NAMES]), *more])
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LABEL else f"{name[: LABEL - 1]}…"
+    return listing([*map(shortened, own[:NAMES]), *more])
 
 
 def _attacker(known: Mapping[str, Answer], *, captured: bool) -> str:
@@ -297,7 +203,7 @@ def _criterion(thresholds: Sequence[ThresholdLine]) -> str:
     if accepted:
         said += f" Accepted probability: {chance(accepted[0])}."
     who = {t.accepted_by for t in thresholds}
-    by = "not stated" if who == {NOT_STATED} else f"“{_short(listing(sorted(who)))}”"
+    by = "not stated" if who == {NOT_STATED} else f"“{shortened(listing(sorted(who)))}”"
     return f"{said} Who accepted these values: {by}."
 
 
@@ -305,11 +211,3 @@ def _deployment(silent: int) -> str:
     if not silent:
         return "Facts about the deployment, which were declared and not checked (annex, part 3)."
     return f"The deployment: {plural(silent, 'fact')} about it not stated (annex, part 3)."
-
-
-def _price(cost: MeanInterval | None) -> str:
-    if cost is None:
-        return "Its cost in accuracy was not measured."
-    if cost.mean <= 0:
-        return "In a short training it cost no accuracy."
-    return f"In a short training it cost up to {decimal(100 * cost.mean)} points of test accuracy."

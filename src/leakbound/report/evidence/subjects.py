@@ -1,7 +1,4 @@
-"""Evidence from a run or a training configuration: measured, bounded and declared risk apart.
-
-Of a training there is the bounded part alone, as no attack was run.
-"""
+"""Evidence from a run: measured, bounded and declared risk apart."""
 
 from __future__ import annotations
 
@@ -10,23 +7,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from msgspec.structs import replace
 
 from leakbound._util import files
 from leakbound._util.text import digest
-from leakbound.assess.record import ESTIMATE, Assessment, Bound, Verdict, is_picture
+from leakbound.assess.record import ESTIMATE, Assessment, Bound, is_picture
 from leakbound.assess.verdict import verdict
 from leakbound.report import tables
 from leakbound.report.best_attack import best_attack_tables
 from leakbound.report.columns import column_tables
 from leakbound.report.evidence import auxiliary, parts, privacy, questions, sign_off
-from leakbound.report.evidence.parts import Answer, Epsilons, Item
+from leakbound.report.evidence.parts import Epsilons
 from leakbound.report.folder import Run
 from leakbound.report.gallery import captured_updates
 from leakbound.report.rerun import command_of, toml_of
@@ -54,14 +49,6 @@ COVERS = {
 }
 LOWER_BOUND = "lower bound on the mean squared error"
 PROBABILITY = "probability of a reconstructed example"
-NO_ATTACK = "No attack was run: nothing here is measured."
-DEFENSE = "DP-SGD with these settings"
-SEES = {
-    "visible": "the attacker sees which steps hold an example",
-    "hidden": "nobody sees which steps hold an example",
-}
-NAMES = ("upper bound", "attained success")
-ATTAINED = "attained by an attack that nobody ran here"
 
 
 def of_run(
@@ -93,10 +80,12 @@ def of_run(
         sound=all(one.holds is not False for one in checks),
     )
     subject = parts.Subject(
-        kind="run",
         name=run.info.name,
         sign_off=page,
-        questions=_questions(page, measured, claims, known.auxiliary, declared),
+        questions=(
+            *questions.of_nist(claims, declared, measured),
+            *questions.of_edpb(page, measured, claims, known.auxiliary, declared),
+        ),
         notices=tuple(_notices(run, ends)),
         checks=tuple(checks),
         configurations=tuple(rows),
@@ -114,17 +103,6 @@ def of_run(
         rerun=_rerun(run, plan),
     )
     return parts.cleaned(subject)
-
-
-def _questions(
-    page: parts.SignOff,
-    measured: parts.MeasuredPart,
-    claims: Sequence[parts.PrivacyClaim],
-    known: Sequence[parts.AuxiliaryLine],
-    declared: Sequence[Item],
-) -> tuple[parts.QuestionLine, ...]:
-    nist = questions.of_nist(claims, declared, measured)
-    return (*nist, *questions.of_edpb(page, measured, claims, known, declared))
 
 
 def _ends(run: Run) -> parts.Ends:
@@ -246,7 +224,6 @@ def _bound(
         theorem=theorem.number,
         experiments=len(own),
         of_experiments=experiments,
-        verdict=None,
     )
 
 
@@ -365,172 +342,3 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
         with suppress(OSError):
             found[name] = hashlib.sha256(files.read(folder / name)).hexdigest()
     return found
-
-
-@dataclass(frozen=True)
-class ThresholdBounds:
-    """What holds at one threshold; `matched`: the data's share that one fixed image matches."""
-
-    psnr: float
-    attained: float
-    bound: float
-    matched: float | None
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class TrainingBounds:
-    """A training configuration, the settings by the names of `--training`, with the bounds on it.
-
-    `stated`: settings that are no defaults. The scopes hold `attackers`, `prior`, `known`,
-    `not_said` and `equation`; `command` computes it again.
-    """
-
-    given: Mapping[str, Any]
-    stated: Sequence[str]
-    epsilons: Epsilons
-    accepted: float
-    prior: str
-    notices: tuple[str, ...]
-    thresholds: tuple[ThresholdBounds, ...]
-    bound_scope: Mapping[str, str]
-    attained_scope: Mapping[str, str]
-    examples: dict[str, Any]
-    curve: parts.CorridorCurve
-    versions: dict[str, str]
-    command: str
-
-
-def of_training(found: TrainingBounds, statements: Mapping[str, str]) -> parts.Subject:
-    sees, who = SEES[found.given["participation"]], statements.get("accepted_by")
-
-    def origin(name: str) -> str:
-        return "--training" if name in found.stated else "the default of `leakbound evidence`"
-
-    limits = [
-        auxiliary.threshold("reconstructed", row.psnr, origin("psnr"), who)
-        for row in found.thresholds
-    ]
-    limits.append(auxiliary.threshold("accepted", found.accepted, origin("accept"), who))
-    claim = privacy.of_training(found.given, found.epsilons, sees, statements)
-    declared = auxiliary.declared(statements, _stated(found))
-    known, bounds, measured = _attacker(found), _bounds(found), parts.MeasuredPart(NO_ATTACK)
-    settings = claim.items[list(privacy.QUESTIONS).index("mechanism")].value
-    tested = f"no attack was run; computed for {settings}, {found.given['steps']} steps"
-    page = sign_off.of_training(bounds, tested, limits, auxiliary.silent(declared))
-    subject = parts.Subject(
-        kind="training",
-        name="training configuration",
-        sign_off=page,
-        questions=_questions(page, measured, (claim,), known, declared),
-        notices=(NO_ATTACK, *found.notices),
-        measured=measured,
-        bounded=parts.BoundedPart(BOUNDED, bounds, _theorems(found), ()),
-        declared=parts.DeclaredPart(DECLARED, declared),
-        attacker=parts.AttackerPart(known, ()),
-        thresholds=tuple(limits),
-        curve=found.curve,
-        differential_privacy=(claim,),
-        provenance=parts.Provenance(dict(found.given), found.examples, found.versions),
-        rerun=parts.RunAgain(
-            found.command,
-            ("the versions under Provenance", "the same data, where --training names any"),
-            why_not="a training configuration has no records; the command computes its bounds "
-            "again",
-        ),
-    )
-    return parts.cleaned(subject)
-
-
-def _bounds(found: TrainingBounds) -> tuple[parts.BoundLine, ...]:
-    """At every threshold the upper bound, which is number 1, and the attained success."""
-    lines = []
-    for row in found.thresholds:
-        upper = parts.BoundLine(
-            "any model that a server may send",
-            None,
-            DEFENSE,
-            f"{NAMES[0]} at {row.psnr:g} dB",
-            PROBABILITY,
-            value=row.bound,
-            least=row.bound,
-            most=row.bound,
-            psnr=row.psnr,
-            standard_error=None,
-            accepted=found.accepted,
-            prior=found.bound_scope["prior"],
-            covers_all=True,
-            theorem=1,
-            experiments=None,
-            of_experiments=None,
-            verdict=row.verdict,
-        )
-        lower = {"name": f"{NAMES[1]} at {row.psnr:g} dB", "kind": ATTAINED, "covers_all": False}
-        lower |= dict.fromkeys(("value", "least", "most"), row.attained)
-        lower |= {"prior": found.attained_scope["prior"], "theorem": 2}
-        lines += [upper, replace(upper, **lower, accepted=None, verdict=None)]
-    return tuple(lines)
-
-
-def _theorems(found: TrainingBounds) -> tuple[Theorem, ...]:
-    matched = [
-        f"one fixed image matches {row.matched:.2%} of the data given to {row.psnr:g} dB, without "
-        "any update"
-        for row in found.thresholds
-        if row.matched is not None
-    ]
-    made = []
-    nothing: list[str] = []
-    scopes = (found.bound_scope, matched), (found.attained_scope, nothing)
-    for number, (name, (scope, more)) in enumerate(zip(NAMES, scopes, strict=True), 1):
-        known = f"known to the attacker: {scope['known']}"
-        assumed = (known, f"it does not say: {scope['not_said']}", *more)
-        law = scope["prior"], True, scope["attackers"], number == 1, scope["equation"]
-        made.append(Theorem(number, name, *law, assumed, None))
-    return tuple(made)
-
-
-def _stated(found: TrainingBounds) -> list[Item]:
-    words = {
-        "noise_multiplier": "Noise standard deviation over the clip norm",
-        "clip_norm": "Clip norm",
-        "steps": "Steps",
-        "sampling_rate": "Sampling rate (Poisson)",
-        "participation": "Which steps hold an example",
-        "dim": "Values of one example",
-        "norm": "Least norm of an example",
-        "accept": "Accepted probability of a reconstructed example",
-        "prior": "Prior of the upper bound",
-        "data": "Data that norms and priors are taken from",
-    }
-    rows = []
-    for name, text in words.items():
-        value = found.given.get(name)
-        shown = None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-        if name == "participation":
-            shown = f"{value}: {SEES[str(value)]}"
-        source = "--training" if name in found.stated else "default, or taken from the data"
-        rows.append(auxiliary.item(f"training_{name}", shown, "declared", source, text))
-    return rows
-
-
-def _attacker(found: TrainingBounds) -> tuple[parts.AuxiliaryLine, ...]:
-    sees: Answer = "yes" if found.given["participation"] == "visible" else "no"
-    law = "the theorem of the upper bound"
-    rows: list[tuple[str, str, Answer, str, str]] = [
-        ("labels", "The true labels", "yes", "any knowledge besides the example", law),
-        ("defense", "Noise multiplier and clip norm", "yes", "", law),
-        ("mask", "Which weights a mask withheld", "no", "nothing is withheld", "DP-SGD"),
-        ("statistics", "The batch's statistics in batch norms", "no",
-         "if they leave the client, neither number holds", law),
-        ("norms", "The norm of the example", "yes", "the attack that attains its success uses it",
-         "the theorem of the attained success"),
-        ("batch_size", "The batch size", "yes", "the expected one", law),
-        ("model", "The model and its weights in every step", "yes", "or chosen by the server", law),
-        ("others", "All other examples", "yes", "", law),
-        ("auxiliary", "The prior of the examples", "yes", found.prior, law),
-        ("participation", "Which steps hold the example", sees, "", "--training participation"),
-        ("noise", "The noise that was drawn, or its seed", "no",
-         "who has it, subtracts it", law),
-    ]  # fmt: skip
-    return tuple(parts.AuxiliaryLine(*row) for row in rows)
