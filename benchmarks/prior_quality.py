@@ -30,7 +30,7 @@ from leakbound.protocol import play
 from leakbound.random import permutation, stream, uniform
 from leakbound.types import Batch, NotApplicable, Reconstruction, Task
 
-FIRST, SEEDS = 100, 12
+FIRST, SEEDS = 200, 12
 """Seeds of the reported batches: none was seen while the attack was made."""
 IMAGES = ("inverting_gradients", "strong_matching", "linear_inversion")
 TABLES = ("inverting_gradients", "tab_leak", "linear_inversion")

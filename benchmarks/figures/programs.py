@@ -11,7 +11,7 @@ from pathlib import Path
 from figures.rounds import Spread
 from figures.table import Figure
 
-LIMITS = {"": 240.0, "--quick": 40.0}
+LIMITS = {"": 240.0, "--quick": 15.0}
 
 
 def demo(repetitions: int, quick_only: bool = False) -> tuple[list[Figure], str]:

@@ -53,7 +53,7 @@ def _batched(model: str, title: str, rounds: int, steps: int) -> tuple[list[Figu
 def per_minute(rounds: int, cells: int, alone: int, steps: int) -> tuple[list[Figure], str]:
     """An audit with two workers against breaching's attacks one at a time, two threads."""
     figures, notes = list[Figure](), ""
-    for model in ("lenet", "simple_convnet"):
+    for model in MODELS:
         found, note = _a_minute(model, rounds, cells, alone, steps)
         figures, notes = [*figures, *found], f"{notes}{MODELS[model]}: {note}\n\n"
     return figures, notes.strip()

@@ -1,7 +1,7 @@
 """The tensor method against paper B's claims, on unit vectors, digits and photographs."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from leakbound import data
-from leakbound.attacks.base import seen_task
+from leakbound.attacks.base import Attack, seen_task
 from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.attacks.features.fit import fit_features
 from leakbound.attacks.features.head import layer_inputs
@@ -225,6 +225,16 @@ def test_the_fit_is_as_good_as_any_unbiased_one():
 # cross-entropy and the planted head
 
 
+@dataclass(frozen=True)
+class Planting(Attack):
+    """An attack whose server sends the model of a method; it is not run."""
+
+    method: TensorMethod
+
+    def plant(self, task):
+        return self.method.plant(task)
+
+
 @pytest.fixture(scope="module")
 def digits():
     return data.load("mnist5k")
@@ -241,7 +251,7 @@ def round_of(digits, count, seed, *, defense=None, method=TensorMethod(), **sett
     sources = [stream(seed, "round", i) for i in range(clients + 1)]
     task = Task.of(model, classes=10)
     seen = play(
-        task, batches, defense or NoDefense(), sources, threat=MALICIOUS, attack=method
+        task, batches, defense or NoDefense(), sources, threat=MALICIOUS, attack=Planting(method)
     ).observation
     entered = layer_inputs(seen_task(seen), "inner", digits.inputs[order]).detach()
     return seen, entered
@@ -325,7 +335,9 @@ def test_photographs():
     task = Task.of(model.double(), classes=10)
     batch = Batch(crops, torch.tensor([1, 3, 3, 7]))
     sources = [stream(0, "photographs", i) for i in range(2)]
-    seen = play(task, [batch], NoDefense(), sources, threat=MALICIOUS, attack=method).observation
+    seen = play(
+        task, [batch], NoDefense(), sources, threat=MALICIOUS, attack=Planting(method)
+    ).observation
     found = method.find(seen, stream(0, "find"))
     assert feature_errors(found.vectors, crops.flatten(1)).max() < 1e-6
 
@@ -338,7 +350,7 @@ def test_an_honest_server_has_planted_nothing(digits):
     task = small_task()
     batch = small_batch(task)
     sources = [stream(0, i) for i in range(2)]
-    seen = play(task, [batch], NoDefense(), sources, attack=method).observation
+    seen = play(task, [batch], NoDefense(), sources, attack=Planting(method)).observation
     with pytest.raises(NotApplicable, match=r"Gaussian|biases"):
         method.find(seen, stream(0))
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from leakbound.attacks.base import boxed
+from leakbound.attacks.base import boxed, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.labels import infer_labels
@@ -76,6 +76,9 @@ def unexplained_problem(objective: Objective, images: Tensor, labels: Tensor) ->
 
 def unexplained(objective: Objective, images: Tensor, labels: Tensor) -> float:
     """Share of the (weighted) update energy that no multiple of a candidate's update explains."""
+    task, own = objective.task, seen_task(objective.observation).plan
+    plan = replace(task.plan, epsilon=own.epsilon)  # a search may smooth it
+    objective = replace(objective, task=replace(task, plan=plan))
     rows = objective.seen_of(objective.rows(images, labels)).detach()
     scale = 1.0 if objective.weights is None else objective.weights
     mine, seen = (rows * scale).double().flatten(), (objective.seen * scale).double().flatten()
