@@ -42,7 +42,7 @@ def train_prior(
     Args:
         public: examples (N, *S) of real numbers, and their labels.
         classes: the number of classes, if labels (N,) are classes; 0: labels are not used.
-        steps: training steps; 2,400 for images of 28 x 28 take three to seven minutes on a CPU core.
+        steps: training steps; 2,400 for images of 28 x 28 take some minutes on one CPU core.
         width: channels of the first level for images (default 32), units for others (128).
         seed: names the draws; the same seed gives the same weights on one machine.
         watch: called after every step with the steps so far and the loss; True ends the training.
