@@ -1,6 +1,8 @@
-"""Pairing: the cheapest assignment, in the truth's order."""
+"""Pairing: the best assignment, in the truth's order."""
 
+import math
 from itertools import permutations
+from statistics import median
 
 import pytest
 import torch
@@ -21,13 +23,14 @@ def test_cheapest_of_all_assignments(count, spare, seed):
     truth = Batch(_images(count, seed), torch.arange(count))
     guess = _images(count + spare, seed + 1)
     paired = pair(truth, Reconstruction(guess, torch.arange(count + spare)))
-    costs = squared_distances(truth.inputs, guess)
-    best = min(
-        sum(float(costs[i, j]) for i, j in enumerate(order))
-        for order in permutations(range(count + spare), count)
-    )
-    found = sum(float(costs[i, j]) for i, j in enumerate(paired.order))
-    assert found == pytest.approx(best)
+    costs = squared_distances(truth.inputs, guess).tolist()
+    scale = 0.1 * median(c for row in costs for c in row)
+
+    def total(order):
+        return sum(math.log(1 + costs[i][j] / scale) for i, j in enumerate(order))
+
+    best = min(total(order) for order in permutations(range(count + spare), count))
+    assert total(paired.order) == pytest.approx(best)
     assert torch.equal(paired.inputs, guess[list(paired.order)])
     assert tuple(paired.labels.tolist()) == paired.order
 
@@ -39,6 +42,18 @@ def test_shuffled_truth_is_put_back(order):
     paired = pair(truth, Reconstruction(truth.inputs[order]))
     assert torch.equal(paired.inputs, truth.inputs)
     assert paired.labels is None
+
+
+def test_an_exact_answer_is_not_given_to_another_example():
+    """The second truth is far from the mean answer: by the total error the first one's exact answer
+    would go to it.
+    """
+    truth = torch.tensor([[0.5, 0.2], [0.7, 0.0]]).view(2, 1, 1, 2)
+    answers = torch.cat([torch.full((1, 1, 1, 2), 0.3), truth[:1]])
+    costs = squared_distances(truth, answers)
+    assert costs[0, 0] + costs[1, 1] < costs[0, 1] + costs[1, 0]
+    paired = pair(Batch(truth, torch.zeros(2)), Reconstruction(answers))
+    assert torch.equal(paired.inputs[0], truth[0])
 
 
 def test_distances_by_hand():

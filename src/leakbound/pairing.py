@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
@@ -15,7 +17,10 @@ from leakbound._util import pictures
 from leakbound.domains.base import squared_distances
 from leakbound.types import Batch, Reconstruction
 
-__all__ = ["Paired", "pair", "squared_distances"]
+__all__ = ["Paired", "assigned", "pair", "squared_distances"]
+
+SMALL = 0.1
+"""Costs below this share of the median one differ little to the assignment."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +63,7 @@ def pair(
     reconstruction: Reconstruction,
     costs: Callable[[Tensor, Tensor], Tensor] = squared_distances,
 ) -> Paired:
-    """Assign one reconstruction to every true example, with the least total of `costs`.
+    """Assign one reconstruction to every true example, as `assigned` says for their `costs`.
 
     `costs` (B, N) are mean squared errors, or a domain's own.
 
@@ -92,7 +97,22 @@ def pair(
         )
     check.finite("truth", truth.inputs)
     check.finite("reconstruction", guesses)
-    order = tuple(linear_sum_assignment(costs(truth.inputs, guesses).numpy())[1].tolist())
+    order = tuple(assigned(costs(truth.inputs, guesses).numpy()).tolist())
     index = torch.tensor(order)
     moved = None if labels is None else labels[index.to(labels.device)]
     return Paired(truth, guesses[index.to(guesses.device)], moved, order)
+
+
+def assigned(costs: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(B,) the column of `costs` (B, N) for each row, N >= B, with the least total of log(1 + c/s).
+
+    s is `SMALL` of the median cost. With the least total of the costs themselves, an exact answer
+    could go to another example that is far from all other answers, and would not be seen.
+
+    Example:
+        >>> assigned(np.array([[0.0, 0.06], [0.05, 0.12]])).tolist()
+        [0, 1]
+    """
+    scale = SMALL * (np.median(costs) or costs.mean() or 1.0) if costs.size else 1.0
+    order: NDArray[np.int64] = linear_sum_assignment(np.log1p(costs / scale))[1]
+    return order

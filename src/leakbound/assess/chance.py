@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import Chance
 from leakbound.domains import Domain
+from leakbound.pairing import assigned
 from leakbound.random import permutation, stream
 from leakbound.types import Batch
 
@@ -77,8 +77,7 @@ def chance(
     size = truth.size
 
     def score(part: np.ndarray) -> Score:
-        held, given = linear_sum_assignment(cost[part])
-        own = missed[part][held, given]
+        own = missed[part, assigned(cost[part])]
         return float((own <= criterion.within).sum()), -float(own.min()), -float(own.sum())
 
     seen = score(np.arange(size))
