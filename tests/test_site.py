@@ -248,7 +248,9 @@ def test_guarantees_are_those_of_the_code(hooks):
     assert malicious == {
         "codebook",
         "correlated_trap",
+        "fishing",
         "linear_trap",
+        "loki",
         "robbing_the_fed",
         "trap_weights",
     }

@@ -119,5 +119,5 @@ def is_malicious(entry: Entry) -> bool:
 @cache
 def _small_task() -> Task:
     images = torch.linspace(0, 1, 16).reshape(4, 1, 2, 2)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
-    return Task.of(model, public=Batch(images, torch.tensor([0, 1, 0, 1])))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    return Task.of(model, public=Batch(images, torch.tensor([0, 1, 2, 0])))
