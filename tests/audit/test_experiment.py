@@ -37,7 +37,7 @@ def test_run_is_lazy_and_writes_nothing(tiny, tmp_path, monkeypatch):
     assert not started
     first = next(results)
     assert len(started) == 1
-    assert first.record is not None
+    assert first.record.experiment == started[0].id
     assert len(list(results)) == 4
     assert list(tmp_path.iterdir()) == []
 

@@ -68,7 +68,7 @@ def test_an_exposed_run_says_who_reconstructs_what_under_how_many(
 ):
     own = [make_assessment(psnr=[31.0, 12.0]), protected()]
     text = shown(subject(run_of(tmp_path / "run", own)))
-    answer = "An attacker who sees one client’s update reconstructed images under 1 of 2 tested"
+    answer = "A server that follows the protocol reconstructed images under 1 of 2 tested"
     assert f"{answer} configurations." in text
     assert "Of the defenses tested, gaussian_noise noise_std=0.5 (protected) is enough." in text
     assert "Its cost in accuracy was not measured." in text

@@ -57,7 +57,7 @@ def test_the_answer_counts_configurations_not_experiments(look, make_assessment,
     own += [make_assessment(seed=s, defense=noise, psnr=[9.0]) for s in (0, 1)]
     found = look(own)
     assert found.answer == (
-        "An attacker who sees one client’s update reconstructed images under 1 of 2 tested "
+        "A server that follows the protocol reconstructed images under 1 of 2 tested "
         "configurations."
     )
     assert found.best == (
@@ -85,7 +85,10 @@ def test_a_malicious_server_and_table_rows_are_named(look, make_assessment):
         data=replace(own.data, domain="table", shape=(30,)),
     )
     found = look([own])
-    assert "reconstructed rows of a table under 1 of 1 tested configuration." in found.answer
+    assert found.answer == (
+        "A server that changes the model reconstructed rows of a table under 1 of 1 tested "
+        "configuration."
+    )
     assert found.threat.startswith("labels not known · defense known · malicious server · ")
 
 

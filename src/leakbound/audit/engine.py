@@ -30,7 +30,8 @@ from leakbound.engines.choose import LARGEST
 from leakbound.protocol import Round
 from leakbound.types import Reconstruction
 
-TOGETHER = 16  # releases in a bundle at most: its results come at once
+TOGETHER = 16
+"""Most releases in a bundle; its results come at once."""
 TRIES = 3
 """Number of processes that a unit may end before it counts as failed; the last runs it alone."""
 

@@ -235,9 +235,11 @@ def lone_classes(layer: LayerRows) -> LayerFinding:
     far = (rows - rows.median(0).values).norm(dim=1)
     ratio = torch.nan_to_num(far / far.median(), nan=0.0, posinf=math.inf)
     most = float(ratio.max())
+    much = "infinitely" if most == math.inf else f"{most:.3g} times"
     words = (
-        f"a class of {layer.name!r} is {most:.3g} times as far from the middle class as half of "
-        f"the {len(far)} classes"
+        f"a class of {layer.name!r} is {much} farther from the middle class than half of the "
+        f"{len(far)} classes (an output layer that began at zero and saw few classes shows this "
+        "too)"
     )
     members = tuple(int(i) for i in (ratio >= APART).nonzero()[:, 0])
     return LayerFinding(layer.name, "lone classes", most, APART, words, members)

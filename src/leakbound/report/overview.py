@@ -161,7 +161,7 @@ def overview(
     every = [*_shots(run, names, rows, best, images=images, inline=inline)]
     settings = by_setting(run.assessments, names, rows, accuracies)
     return Overview(
-        answer=answer(rows, *nouns(run.assessments)),
+        answer=answer(run.assessments, rows, *nouns(run.assessments)),
         best=advice(settings, len({(row.model, row.batch_size) for row in rows})),
         threat=threat_line(run, names),
         shots=tuple(every[:FAMILIES]),

@@ -37,6 +37,10 @@ from leakbound.report.template import decimal, listing, plural
 
 ENOUGH: Final = tuple(word for word in PROTECTS.values() if word not in UNSETTLED)
 """Verdicts that a defense may be recommended for: a theorem excludes the threshold."""
+WHO: Final = {
+    "honest": "A server that follows the protocol",
+    "malicious": "A server that changes the model",
+}
 LABEL = 80
 """How many letters of a name a sentence or a cell shows."""
 CONDITIONS: Final[dict[Basis, str]] = {
@@ -159,14 +163,16 @@ def safety(row: SettingRow) -> tuple[float, ...]:
     return VERDICTS.index(row.verdict), -share, -limit, -(row.cost.mean if row.cost else 2.0)
 
 
-def answer(rows: Sequence[Configuration], one: str, many: str) -> str:
+def answer(own: Sequence[Assessment], rows: Sequence[Configuration], one: str, many: str) -> str:
     """Who reconstructs what, under how many of the configurations."""
+    servers = {a.threat.server for a in own}
+    who = WHO[servers.pop()] if len(servers) == 1 else "A server"
     exposed = [row for row in rows if row.verdict in EXPOSURES]
     place = plural(len(rows), "tested configuration")
     if exposed:
         proof = " The update itself proves it." * all(r.verdict == CERTIFIED for r in exposed)
         found = f"reconstructed {many} under {len(exposed)} of {place}"
-        return f"An attacker who sees one client’s update {found}.{proof}"
+        return f"{who} {found}.{proof}"
     said = f"No attack reconstructed {'an' if one[0] in 'aeiou' else 'a'} {one} in {place}."
     if all(row.reconstructed is None for row in rows):
         said = f"No reconstruction could be checked in {place}: the true data are not known."

@@ -78,7 +78,7 @@ def of_run(
     pairs = {(row.model, row.batch_size) for row in rows}
     return SignOff(
         date=_date(run),
-        answer=answer(rows, *nouns(run.assessments)),
+        answer=answer(run.assessments, rows, *nouns(run.assessments)),
         advice=advice(settings, len(pairs)) if sound else UNSOUND,
         tested=_tested(run, names, rows),
         attacker=_attacker({line.name: line.answer for line in known}, captured=captured),
