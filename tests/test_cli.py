@@ -196,7 +196,7 @@ def test_a_bound_that_is_not_proved_says_nothing_of_attackers(capsys, kind, name
     assert "(relu" not in brief
     assert said in kinked
     assert "--explain" not in kinked
-    assert "is not known to be smooth in the inputs (relu" in kinked
+    assert "is not known to be smooth in the inputs (ReLU" in kinked
     assert "no attacker" not in kinked
     assert call(*given, 'mlp,activation="tanh"') == 0
     smooth = capsys.readouterr().out

@@ -157,6 +157,10 @@ def _coded(task: Task, shape: tuple[int, ...]) -> str:
 class _Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the whole numbers that are made from floats."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else its first use imports PyTorch's compiler, which takes a second
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[Tensor] = []
@@ -490,16 +494,21 @@ def respond(
 
 
 def pure_simulate(
-    task: Task, inputs: Tensor, labels: Tensor, defense: DefenseProtocol | None
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    defense: DefenseProtocol | None,
+    each: Each = example_gradients,
 ) -> Tensor:
     """As `simulate` for one client, but without autograd calls, so that `torch.func` can trace it.
+    Another `each` may give the same values faster, without derivatives.
 
     Raises:
         ValueError: the local plan has minibatches.
     """
     size = task.plan.batch_size
     if defense is not None and defense.starts is Unit.EXAMPLE:
-        plain = example_gradients(task, inputs, labels)
+        plain = each(task, inputs, labels)
     elif (size or len(inputs)) < len(inputs):
         raise ValueError(f"batch_size is {size}; give a local plan on the full batch")
     else:

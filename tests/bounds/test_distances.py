@@ -125,7 +125,7 @@ def test_rows_around_a_candidate_always_fit(seed):
     for row in rows:
         row[draw.permutation(12)[:level]] += 100 * draw.random(level) + 3
     distance = plain(12)
-    assert distance.fits(rows, level)
+    assert distance.fits(rows, level)(list(range(len(rows))))
     near, apart = neighbors(distance.among(rows), distance.reach(level))
     assert {len(own) for own in near} == {count}
     assert min(line.mean() for line in apart) <= distance.mean(level)

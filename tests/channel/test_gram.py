@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch import nn
 
+from leakbound import models
 from leakbound.channel import clipped_gram, gram, most_examples
 from leakbound.defenses import ClipExamples
+from leakbound.random import stream
 from leakbound.testing.common import small_task
 from leakbound.types import Batch, LocalPlan, Task, Unit, Update
 
@@ -45,8 +47,23 @@ def test_products_are_those_of_single_gradients(task, batch, share):
     assert (found == clipped_gram(task, batch, clip_norm)).all()
 
 
+@pytest.mark.parametrize("name", ["mlp", "simple_convnet", "lenet"])
+def test_products_need_no_gradients(name, batch, monkeypatch):
+    """Those of linear layers come from inputs and deltas alone; of others, part by part."""
+    model = getattr(models, name)(
+        input_shape=(1, 16, 16), classes=3, generator=stream(1, "gram", name)
+    )
+    inputs = torch.rand(5, 1, 16, 16, generator=stream(2, "gram"))
+    task, batch = Task.of(model.double()), Batch(inputs.double(), torch.arange(5) % 3)
+    fast = clipped_gram(task, batch, 0.1)
+    monkeypatch.setattr(gram, "example_products", lambda *_: None)
+    assert fast == pytest.approx(clipped_gram(task, batch, 0.1), rel=1e-12, abs=1e-14)
+    assert fast == pytest.approx(one_by_one(task, batch, 0.1), rel=1e-10, abs=1e-12)
+
+
 def test_parts_change_nothing(task, batch, monkeypatch):
     whole = clipped_gram(task, batch, 0.1)
+    monkeypatch.setattr(gram, "example_products", lambda *_: None)
     monkeypatch.setattr(gram, "PART_BYTES", 5000)
     assert clipped_gram(task, batch, 0.1) == pytest.approx(whole, rel=1e-6, abs=1e-12)
 

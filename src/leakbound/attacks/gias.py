@@ -11,6 +11,7 @@ from torch.func import functional_call, vmap
 
 from leakbound import check
 from leakbound._util import user_code
+from leakbound._util.modules import unfilled
 from leakbound.attacks.base import Attack
 from leakbound.attacks.matching.attack import GradientMatching
 from leakbound.attacks.matching.images import Images
@@ -100,9 +101,7 @@ def build(
 
 
 def _untrained(shape: tuple[int, int, int], latent: int, generator: torch.Generator) -> nn.Module:
-    with torch.device("meta"):  # no draw from the global random state
-        empty = Untrained(shape, latent, 32)
-    model = empty.to_empty(device="cpu")
+    model = unfilled(lambda: Untrained(shape, latent, 32))
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.ndim > 1:

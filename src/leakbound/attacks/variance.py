@@ -11,6 +11,7 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from leakbound import check
+from leakbound._util import optimizers
 from leakbound._util.cache import RecentCache
 from leakbound.attacks.analytic import _layer, input_layer
 from leakbound.attacks.base import Attack, boxed, seen_task
@@ -223,7 +224,7 @@ class LawMatching(Attack):
         low, high = task.input_range
         least = low + self.lift * (high - low)
         x = x.clamp(least, high).requires_grad_()
-        optimizer = torch.optim.Adam([x], lr=self.learning_rate * (high - low))
+        optimizer = optimizers.Adam([x], lr=self.learning_rate * (high - low))
         best, lowest, trace = x.detach().clone(), float("inf"), []
         for step in range(self.steps):
             done = step / self.steps

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check, client, data, registry
-from leakbound._util import files
+from leakbound._util import files, optimizers
 from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.bounds.counting import LOOKED, same_law
 from leakbound.domains import Domain
@@ -254,7 +254,7 @@ class PlanContext:
         pool = self.splits["public"]
         source = stream(seed, "pretrain")
         weights = nn.Parameter(task.parameters.clone())
-        optimizer = torch.optim.Adam([weights], lr=1e-3)
+        optimizer = optimizers.Adam([weights], lr=1e-3)
         for _ in range(steps):
             batch = self.batch(pool[permutation(len(pool), source)[:64]])
             found = client.gradient(task, batch.inputs, batch.labels, weights.detach())

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leakbound._util import files
+from leakbound._util import files, optimizers
 from leakbound.assess import record as records
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import guesses
@@ -532,7 +532,7 @@ def _polished(point: _Truth, release: _Release, direction: Tensor) -> records.Wi
     def off(x: Tensor) -> Tensor:
         return torch.sub(release.rows(x), release.at_truth).square().sum()
 
-    optimizer = torch.optim.LBFGS([free], max_iter=POLISH, line_search_fn="strong_wolfe")
+    optimizer = optimizers.LBFGS([free], max_iter=POLISH, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()

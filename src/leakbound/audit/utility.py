@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from leakbound import client
+from leakbound._util import optimizers
 from leakbound.audit.context import PlanContext
 from leakbound.audit.plan import TrainingUnit, build_defense
 from leakbound.defenses.base import Chain, State
@@ -34,7 +35,7 @@ def train(unit: TrainingUnit, context: PlanContext) -> dict[str, Any]:
     *noises, noise = (stream(unit.seed, "utility", "defense", i) for i in range(spec.clients + 1))
     states: list[State] = [None] * spec.clients
     weights = task.parameters.clone()
-    rule = torch.optim.SGD if spec.optimizer == "sgd" else torch.optim.Adam
+    rule = optimizers.SGD if spec.optimizer == "sgd" else optimizers.Adam
     optimizer = rule([weights], lr=spec.learning_rate)
     ready: Chain | None = None
     curve = [[0, context.once(("loss", unit.model, unit.seed), lambda: _loss(task, context))]]

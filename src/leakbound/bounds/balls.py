@@ -60,7 +60,7 @@ def counts_of(
     most, how = int(each.max()), "medoid"
     few = most <= SEARCHED if distance.squared else degree.sum() <= COLORED
     if most > 1 and few:
-        found, by, own = _search(near, lambda chosen: distance.fits(rows[chosen], level))
+        found, by, own = _search(near, distance.fits(rows, level))
         most, how = (found, by) if found < most or by == "exact" else (most, how)
         each = each if distance.squared else np.minimum(each, own)
     return BallCounts(np.minimum(each, most), most, how)

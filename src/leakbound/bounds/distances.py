@@ -30,6 +30,11 @@ FEW = 40
 """Up to this many rows, comparing all of them is faster than a search."""
 
 
+Fits = Callable[[list[int]], bool]
+SQUARE = 2048
+"""Most rows of which all squared distances are kept."""
+
+
 class Distance(ABC):
     """How far candidates are from examples.
 
@@ -76,9 +81,9 @@ class Distance(ABC):
         """The largest mean distance of examples in one ball to one of them, the medoid."""
         return self.reach(level)
 
-    def fits(self, points: Array, level: float) -> bool:
-        """Whether one candidate may match all coded points; False is proven."""
-        return True
+    def fits(self, rows: Array, level: float) -> Fits:
+        """A test whether one candidate may match all of some coded rows; False is proven."""
+        return lambda chosen: True
 
 
 class SquaredError(Distance):
@@ -110,17 +115,27 @@ class SquaredError(Distance):
         """For K points in a ball of radius r, all squared distances sum to at most (K r)^2."""
         return 2 * level * (1 + ROUNDING)
 
-    def fits(self, points: Array, level: float) -> bool:
+    def fits(self, rows: Array, level: float) -> Fits:
         """Weights w >= 0 give a center, and w'Dw / 2 bounds the smallest squared radius below."""
-        apart = spatial.distance.cdist(points, points, "sqeuclidean") / points.shape[1]
-        for weights in _centers(apart):
-            pulled = apart @ weights
-            least = weights @ pulled / 2
-            if least > level * (1 + ROUNDING):
-                return False
-            if pulled.max() - least <= level:
-                return True
-        return True  # undecided: counts as fitting, so the bound stays an upper bound
+        whole = _squares(rows) if len(rows) <= SQUARE else None
+
+        def fit(chosen: list[int]) -> bool:
+            at = np.array(chosen)
+            apart = _squares(rows[at]) if whole is None else whole[at[:, None], at]
+            for weights in _centers(apart):
+                pulled = apart @ weights
+                least = weights @ pulled / 2
+                if least > level * (1 + ROUNDING):
+                    return False
+                if pulled.max() - least <= level:
+                    return True
+            return True  # undecided: counts as fitting, so the bound stays an upper bound
+
+        return fit
+
+
+def _squares(rows: Array) -> Array:
+    return np.asarray(spatial.distance.cdist(rows, rows, "sqeuclidean") / rows.shape[1])
 
 
 def _centers(apart: Array) -> Iterator[Array]:
@@ -177,10 +192,14 @@ class ColumnMisses(Distance):
         """
         return level * (2 - level / self.columns) * (1 + ROUNDING)
 
-    def fits(self, points: Array, level: float) -> bool:
+    def fits(self, rows: Array, level: float) -> Fits:
         """In no column does one value match more than the rows in one window of two tolerances."""
-        missed = len(points) * self.columns - int(self.widest(points).sum())
-        return missed <= level * len(points)
+
+        def fit(chosen: list[int]) -> bool:
+            missed = len(chosen) * self.columns - int(self.widest(rows[chosen]).sum())
+            return missed <= level * len(chosen)
+
+        return fit
 
     def widest(self, rows: Array) -> Array:
         """(columns,) the most coded rows that one value matches, for each column."""

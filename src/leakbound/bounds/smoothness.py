@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from leakbound.client import pure_simulate
 from leakbound.engines import activations
+from leakbound.engines.calls import sequence
+from leakbound.engines.reader import Kind, Layer, Unreadable
 from leakbound.types import DefenseProtocol, Task
 
 _GROUPS = {
@@ -74,6 +75,10 @@ def not_smooth(
     that branches on values is rejected.
     """
     found = set() if defense is None or defense.continuous else {"the defense"}
+    if kinks := _kinks(task, inputs):
+        return tuple(sorted(found | kinks))
+
+    from torch.fx.experimental.proxy_tensor import make_fx  # here: it imports sympy
 
     def sent(x: Tensor) -> Tensor:
         return pure_simulate(task, x, labels, None)
@@ -84,6 +89,22 @@ def not_smooth(
     except Exception as error:  # whatever a user's model raises during tracing
         return (f"{type(error).__name__} while the gradient was traced", *sorted(found))
     return tuple(sorted(found | _off_the_list(graph)))
+
+
+def _kinks(task: Task, inputs: Tensor) -> set[str]:
+    """The layers with jumping slopes of a chain that the engines read. They answer without a trace,
+    which imports PyTorch's compiler.
+    """
+    try:
+        layers = sequence(task, tuple(inputs.shape[1:]))
+    except Unreadable:
+        return set()
+    kinks = [layer for layer in layers if layer.kind is Kind.MAX_POOL or _bends(layer)]
+    return {type(task.model.get_submodule(layer.name)).__name__ for layer in kinks}
+
+
+def _bends(layer: Layer) -> bool:
+    return isinstance(layer.options.get("function"), activations.Rectifier | activations.Clamp)
 
 
 def _off_the_list(graph: fx.Graph) -> set[str]:

@@ -82,6 +82,11 @@ class Channel:
         """The noise-free release (P,)."""
         return self._seen(pure_simulate(self.task, inputs, labels, self.defense))
 
+    def _value(self, batch: Batch) -> Tensor:
+        """As `expected`, but not differentiable."""
+        given = batch.inputs, batch.labels, self.defense
+        return self._seen(pure_simulate(self.task, *given, example_gradients)).detach()
+
     def _seen(self, rows: Tensor) -> Tensor:
         if rows.shape[-2] != 1:
             raise NotApplicable(f"the release has {rows.shape[-2]} rows; bounds are for one row")
@@ -127,7 +132,7 @@ def strange_power(channel: Channel, update: Update, batch: Batch) -> float | Non
     A defense that imitates itself by something smoother (for a sign, say) would get the bound of
     this approximation. Over many coordinates the noise's mean power is known to a few percent.
     """
-    rows = update.rows - channel.expected(batch.inputs, batch.labels).detach()
+    rows = update.rows - channel._value(batch)
     if update.mask is not None:
         rows = rows * update.mask
     white = channel.whiten(rows, batch.inputs, batch.labels).double()

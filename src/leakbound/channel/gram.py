@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from leakbound import check
 from leakbound.client import rows
 from leakbound.defenses.dp_sgd import clip_rows
-from leakbound.engines.sensitivity import example_gradients
+from leakbound.engines.plain_chain import gram as products
+from leakbound.engines.sensitivity import example_gradients, example_products
 from leakbound.types import Batch, Task, Unit
 
 MOST_BYTES = 1_500_000_000
 """Memory for the gradients of all examples and their products."""
 PART_BYTES = 1 << 25
-WIDTH = 4096
-"""Number of weights whose products are summed at once."""
 
 
 def clipped_gram(
@@ -62,12 +61,8 @@ def clipped_gram(
     labels = batch.labels.cpu().reshape(n, -1) if within_labels else torch.zeros(n, 1)
     group = torch.unique(labels, dim=0, return_inverse=True)[1]
     for place in [(group == k).nonzero()[:, 0] for k in range(int(group.max()) + 1)]:
-        sent = _clipped(task, Batch(batch.inputs[place], batch.labels[place]), clip_norm)
-        own = torch.zeros(len(place), len(place), dtype=torch.float64)
-        for start in range(0, sent.shape[1], WIDTH):
-            part = sent[:, start : start + WIDTH].double()  # similar gradients differ by little
-            own += part @ part.T
-        found[place[:, None], place] = (own + own.T) / (2 * clip_norm**2)
+        own = _products(task, Batch(batch.inputs[place], batch.labels[place]), clip_norm)
+        found[place[:, None], place] = own.cpu() / clip_norm**2
     return np.asarray(found.numpy(), np.float64)
 
 
@@ -83,12 +78,25 @@ def most_examples(task: Task) -> int:
     return int((math.sqrt(row**2 + 32 * MOST_BYTES) - row) / 16)
 
 
-def _clipped(task: Task, batch: Batch, clip_norm: float) -> torch.Tensor:
-    """The clipped gradients (n, P), on the CPU."""
+def _products(task: Task, batch: Batch, clip_norm: float) -> torch.Tensor:
+    """Inner products (n, n) of the clipped gradients, float64."""
     # Each example is released in some batch: how the plan cuts batches does not matter.
     whole = replace(task, plan=replace(task.plan, batch_size=None))
-    sent = torch.empty(batch.size, len(task.parameters), dtype=task.parameters.dtype)
-    size = max(1, PART_BYTES // (4 * len(task.parameters) * task.parameters.element_size()))
+    found = None
+    if whole.plan.is_gradient and not whole.coupled:
+        found = example_products(whole, batch.inputs, batch.labels)
+    if found is None:
+        return products(_clipped(whole, batch, clip_norm))
+    squares = found.diagonal().clone()
+    shrink = (clip_norm / squares.sqrt()).clamp(max=1.0)
+    sent = squares < torch.finfo(task.parameters.dtype).max  # as the defense's link clips
+    return torch.where(sent[:, None] & sent, found * (shrink[:, None] * shrink), 0.0)
+
+
+def _clipped(whole: Task, batch: Batch, clip_norm: float) -> torch.Tensor:
+    """The clipped gradients (n, P), on the CPU."""
+    sent = torch.empty(batch.size, len(whole.parameters), dtype=whole.parameters.dtype)
+    size = max(1, PART_BYTES // (4 * len(whole.parameters) * whole.parameters.element_size()))
     for start in range(0, batch.size, min(size, 256)):
         part = slice(start, start + min(size, 256))
         given = whole, batch.inputs[part], batch.labels[part]

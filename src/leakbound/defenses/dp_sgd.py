@@ -18,7 +18,9 @@ def clip_rows(rows: Tensor, clip_norm: float) -> Tensor:
     squares = rows.square().sum(1, keepdim=True)
     longer = squares > clip_norm**2
     norms = torch.where(longer, squares, 1.0).sqrt()  # the root of 0 has no finite slope
-    return rows * torch.where(longer, clip_norm / norms, 1.0)
+    # as clip_norm / norms, whose forward derivative imports PyTorch's compiler (a second)
+    shrink = torch.ops.aten.mul.Scalar(norms.reciprocal(), clip_norm)
+    return rows * torch.where(longer, shrink, 1.0)
 
 
 @dataclass(frozen=True, repr=False)

@@ -31,6 +31,8 @@ from leakbound.types import Task
 _STRAIGHT = (Kind.RESHAPE, Kind.MAX_POOL, Kind.AVERAGE_POOL, Kind.ADAPTIVE_POOL)
 _SIZES: WeakKeyDictionary[nn.Module, dict[Any, int]] = WeakKeyDictionary()
 _CACHED = 2**24
+_WIDTH = 4096
+"""Number of columns whose products are summed at once."""
 
 Parts = tuple[tuple[str, nn.Module, Activation | None], ...]
 """The model's modules in order, with the prefixes of their parameters' names and, of an activation,
@@ -244,6 +246,23 @@ class ChainPoint:
             own = {name: changes.each_change(*at) for name, at in self._moved(directions[None])}
         return self._joined(own, 1)
 
+    def products(self) -> Tensor:
+        """Inner products (n, n) of the examples' own gradients, in float64. Those of a Linear
+        layer are products of its inputs' and its deltas': no gradient of its weights is made.
+        """
+        total = self.output.new_zeros(len(self.output), len(self.output), dtype=torch.float64)
+        trained = {name for name, *_ in self.task.layout}
+        for name, at in self._weighted():
+            module, seen, delta = at
+            if changes.is_outer(module, seen):
+                inner = gram(delta)
+                total += inner * gram(seen) if f"{name}weight" in trained else 0
+                total += inner if f"{name}bias" in trained else 0
+                continue
+            for part, own in changes.each_gradient(*at).items():
+                total += gram(own.flatten(1)) if name + part in trained else 0
+        return total
+
     def power(self, directions: Tensor, more: Mapping[str, Forward] | None = None) -> Power:
         """The sums (P,) over directions (k, n, *S) of each example's own squared changes."""
         total, norm = {}, {}
@@ -296,6 +315,15 @@ class ChainPoint:
     def _joined(self, found: Mapping[str, Mapping[str, Tensor]], front: int) -> Tensor:
         parts = {name + part: value for name, own in found.items() for part, value in own.items()}
         return torch.cat([parts[name].flatten(front) for name, *_ in self.task.layout], front)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """Inner products (n, n) of rows (n, P), summed in float64: similar rows differ by little."""
+    total = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
+    for part in torch.split(rows, _WIDTH, 1):
+        part = part.double()
+        total += part @ part.T
+    return (total + total.T) / 2
 
 
 def _own(tensors: Mapping[str, Tensor], name: str, module: nn.Module) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ __all__ = [
     "default_directions",
     "example_changes",
     "example_gradients",
+    "example_products",
     "moved",
     "sensitivity",
 ]
@@ -39,6 +40,9 @@ ESTIMATORS = ("exact", "batch", "per_sample", "with_forward")
 """The estimators of `sensitivity`: every input by itself, the paper's, ours, and ours with more
 directions that only pass forward.
 """
+
+MOST_BYTES = 1_500_000_000
+"""Memory for `example_products`."""
 
 DIRECTIONS = {"batch": 10, "per_sample": 10, "with_forward": 4}
 """Directions for one example by default: the paper's number; the others rank coordinates at least
@@ -310,6 +314,21 @@ def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
         return client.example_gradients(task, inputs, labels).detach()
     found = ChainPoint(task, parts, inputs.detach(), labels).each()
     return found if task.kept is None else found * task.kept
+
+
+@torch.no_grad()
+def example_products(task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
+    """Inner products (B, B) of `example_gradients` in float64, without these gradients; None if the
+    model is no plain chain, or the examples at once take more than MOST_BYTES.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> example_products(Task.of(model), torch.ones(3, 4), torch.tensor([0, 1, 1])).shape
+        torch.Size([3, 3])
+    """
+    large = _elements(task, inputs) * inputs.element_size() > MOST_BYTES
+    parts = None if large or task.kept is not None else _plain(task, inputs, labels)
+    return None if parts is None else ChainPoint(task, parts, inputs.detach(), labels).products()
 
 
 @torch.no_grad()

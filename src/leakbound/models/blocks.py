@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound._util.modules import unfilled
 from leakbound._util.recurrent import step_by_step
 from leakbound.random import normal, uniform
 
@@ -89,9 +90,7 @@ def initialized(
     embeddings normal with standard deviation EMBEDDED, as in GPT-2.
     Global random state is neither read nor written.
     """
-    with torch.device("meta"):
-        empty = build()
-    model = empty.to_empty(device="cpu")
+    model = unfilled(build)
     for module in model.modules():
         if isinstance(module, _WEIGHTED):
             inputs = next(module.parameters())[0].numel()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound._util.modules import unfilled
 from leakbound.models.blocks import (
     ACTIVATIONS,
     checked_shape,
@@ -87,8 +88,8 @@ def two_layer(
     """
     inputs = math.prod(checked_shape(input_shape, classes, form=None))
     check.count(width=width)
-    with torch.device("meta"):
-        empty = nn.Sequential(
+    model = unfilled(
+        lambda: nn.Sequential(
             OrderedDict(
                 flatten=nn.Flatten(),
                 inner=nn.Linear(inputs, width, bias=False),
@@ -96,7 +97,7 @@ def two_layer(
                 outer=nn.Linear(width, classes, bias=False),
             )
         )
-    model = empty.to_empty(device="cpu")
+    )
     with torch.no_grad():
         for parameter, spread in zip(model.parameters(), (1.0, 1 / width), strict=True):
             parameter.copy_(spread * normal(parameter.shape, generator, like=parameter))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from leakbound import check
+from leakbound._util import optimizers
 from leakbound.attacks.pace import tick
 from leakbound.domains import has_neighbors
 from leakbound.random import normal
@@ -241,7 +242,7 @@ def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     """L-BFGS with a line search; returns the start if the search leaves the finite numbers."""
     with torch.enable_grad():
         value = start.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
-        search = torch.optim.LBFGS(
+        search = optimizers.LBFGS(
             [value],
             max_iter=300,
             history_size=20,
@@ -503,7 +504,7 @@ def _published(
     whiten = whitener(inner - inner.mean(1, keepdim=True))
     raw = whiten @ inner
     weight = torch.eye(len(inner)).to(inner).requires_grad_()
-    optimizer = torch.optim.Adam([weight], lr=settings.learning_rate)
+    optimizer = optimizers.Adam([weight], lr=settings.learning_rate)
 
     def loss() -> Tensor:
         unit = functional.normalize(weight)

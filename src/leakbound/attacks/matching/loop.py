@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from leakbound._util import optimizers
 from leakbound.attacks.base import boxed, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.features.base import FoundFeatures
@@ -153,7 +154,7 @@ class Loop:
         self.settings, self.evaluator = settings, Evaluator(searches)
         variables = [variable for search in searches for variable in search.variables]
         fused = searches[0].exact is not None
-        self.optimizer = torch.optim.Adam(variables, lr=settings.learning_rate, fused=fused)
+        self.optimizer = optimizers.Adam(variables, lr=settings.learning_rate, fused=fused)
         self.rate, self.factor = _schedule(settings), 0.0
 
     def step(self, number: int) -> bool:
@@ -196,7 +197,7 @@ def _lbfgs(settings: MatchingSettings, search: Search) -> None:
     DLG's released code has no line search. On its own LeNet and MNIST it then reached 40 dB for 18
     of 20 images within 3 restarts; with the search, 19 of 20 in a third of the time.
     """
-    optimizer = torch.optim.LBFGS(
+    optimizer = optimizers.LBFGS(
         search.variables,
         lr=settings.learning_rate,
         tolerance_grad=0.0,

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound._util import optimizers
+from leakbound._util.modules import unfilled
 from leakbound.attacks.prior.networks import Denoiser, pictured
 from leakbound.random import normal, stream, uniform
 from leakbound.types import Batch
@@ -61,9 +63,7 @@ def train_prior(
     inputs, labels = public.inputs.detach().cpu().float(), public.labels.cpu()
     labeled = bool(classes) and labels.ndim == 1 and not labels.is_floating_point()
     source = stream(seed, "learned prior")
-    with torch.device("meta"):  # no draw from the global random state
-        empty = Denoiser(tuple(inputs.shape[1:]), classes if labeled else 0, width)
-    model = empty.to_empty(device="cpu")
+    model = unfilled(lambda: Denoiser(tuple(inputs.shape[1:]), classes if labeled else 0, width))
     _begin(model, inputs, source)
     _Training(model, inputs, labels if labeled else None, source).run(steps, watch)
     return model.eval().requires_grad_(False)
@@ -76,7 +76,7 @@ class _Training:
         self.model, self.labels, self.source = model, labels, source
         self.known = (inputs - model.center) / model.scale
         self.slow = [p.detach().clone() for p in model.parameters()]
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer = optimizers.AdamW(
             model.parameters(), lr=RATE, weight_decay=DECAY, betas=(0.9, 0.99), fused=True
         )
 
