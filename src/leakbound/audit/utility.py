@@ -71,8 +71,11 @@ def _accuracy(task: Task, context: PlanContext) -> float:
 
 
 def _outputs(task: Task, batch: Batch) -> Tensor:
+    inputs = batch.inputs
+    if inputs.ndim == 4:  # pools of images are faster with the channels last
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        parts = list(torch.split(batch.inputs, COUPLED if task.coupled else TOGETHER))
+        parts = list(torch.split(inputs, COUPLED if task.coupled else TOGETHER))
         if task.coupled and len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]  # a single image has no statistics
         return torch.cat([client.forward(task, few) for few in parts])
