@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup audit proof test test-long test-slow test-reproductions check bench bench-setup bench-all notebooks docs clean
+.PHONY: setup audit proof release test test-long test-slow test-reproductions check bench bench-setup bench-all notebooks docs clean
 .DEFAULT_GOAL := audit
 
 setup: .venv/.installed
@@ -22,6 +22,10 @@ audit: setup
 proof: audit
 	$(BIN)/leakbound reproduce all --scale minutes
 	$(BIN)/python -m pytest -m slow tests/red_team
+
+# After `make proof`, on a tagged commit: sdists, wheels, their list of parts and checksums in dist/.
+release: setup
+	$(BIN)/python tools/release.py $(if $(KEY),--key $(KEY))
 
 test: setup
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not long"
