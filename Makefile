@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup audit proof release test test-long test-slow test-reproductions check bench bench-setup bench-all notebooks docs clean
+.PHONY: setup audit proof release test test-long test-slow test-reproductions fuzz check bench bench-setup bench-all notebooks docs clean
 .DEFAULT_GOAL := audit
 
 setup: .venv/.installed
@@ -38,6 +38,10 @@ test-reproductions: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -n auto --dist loadfile -m slow tests src reproductions
+
+# Malformed files of every format, for an hour; inputs that fail are kept in runs/fuzz.
+fuzz: setup
+	$(BIN)/python tests/fuzz --seconds 3600 --seed $$(date +%s) --keep runs/fuzz
 
 check: setup
 	$(BIN)/ruff check .

@@ -170,7 +170,7 @@ class Factor:
                 raise ValueError(f"it has {size} bytes, more than {MOST_BYTES}")
             # mapped, because a header may name a size that the file does not have
             return cls(np.load(path, mmap_mode="r", allow_pickle=False), str(path))
-        except (OSError, EOFError, ValueError) as error:
+        except Exception as error:  # NumPy's reader of headers raises many kinds
             raise ValueError(f"{path}: {error}; give a .npy file with a matrix (n, T)") from None
 
     @property
