@@ -1,17 +1,17 @@
-"""One local epoch in minibatches of 4, by optimizer, known or not: a section of
-docs/attack_quality.md.
+"""Local training in minibatches: by optimizer, known or not (a section of docs/attack_quality.md),
+and with an unknown number of steps (a table of docs/attacks.md).
 
-LeNet with random weights on scikit-learn's digits (8 x 8). Private examples are of the private part
-of a split; the settings were chosen on its test part (`--part test`). Every round has its own
-weights and batch, the same for all attackers.
+Optimizers: one local epoch of a LeNet on scikit-learn's digits (8 x 8). Steps: a perceptron with 32
+hidden units on MNIST. Weights are random. Private examples are of the private part of a split; the
+settings were chosen on its test part (`--part test`). Every round has its own weights and batch,
+the same for all attackers.
 
-    python benchmarks/local_training.py [--rounds 12] [--part private]
+    python benchmarks/local_training.py [--rounds 12] [--part private] [--only steps]
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -34,74 +34,128 @@ PLANS: dict[str, dict[str, Any]] = {
     "adam": {"optimizer": "adam"},
 }
 SEARCH: dict[str, Any] = {"total_variation": 1e-4, "smoothing": 3e-2, "schedule": "stages"}
-STEPS = {8: 120, 32: 60}
+ROWS = {(8, 4, 120): 12, (8, 4, 1000): 6, (32, 8, 300): 6}
+"""The most rounds of a row on optimizers, by batch, minibatch and search steps."""
+LONG = 1000
+"""With so many search steps, only the attacker who knows everything runs."""
+PLAIN: dict[str, Any] = {"total_variation": 1e-4, "steps": 200}
+"""The search for an unknown number of steps; the numbers to try are the attack's defaults."""
+LOCAL = {"10, minibatches of 2": lb.LocalPlan(10, 0.1, 2), "5, full batch": lb.LocalPlan(5, 0.1)}
 
 
-def plain(observation: lb.Observation) -> lb.Observation:
-    """The same update to an attacker who takes the client's optimizer for SGD."""
-    plan = replace(observation.task.plan, optimizer="sgd", momentum=0.0)
+def under(observation: lb.Observation, **changed: Any) -> lb.Observation:
+    """The same update to an attacker who assumes another local plan."""
+    plan = replace(observation.task.plan, **changed)
     return replace(observation, task=replace(observation.task, plan=plan))
 
 
-def attackers(size: int) -> dict[str, Callable[[lb.Observation, torch.Generator], Any]]:
-    """For each state of knowledge, an attack; labels, steps and learning rate are known."""
-    given = {"steps": STEPS[size], **SEARCH}
-    known = GradientMatching(**given)
-    found = {"all known": known, "taken for SGD": lambda seen, source: known(plain(seen), source)}
-    if size == 8:
-        told = {"local_steps": size // 4, "trial": 25, **given}
-        found["order unknown"] = FedAvgMatching(**told)
-        found["order and optimizer unknown"] = FedAvgMatching(optimizers=tuple(PLANS), **told)
-    return found
-
-
-def one_round(size: int, rule: str, part: str, seed: int) -> dict[str, float]:
-    """Mean PSNR of the batch by attacker; and whether the optimizer was found."""
-    digits = lb.data.load("digits")
-    parts = split(len(digits.labels), {"test": 0.3, "private": 0.7}, seed=0, name="local training")
+def played(
+    images: str, model: torch.nn.Module, plan: lb.LocalPlan, size: int, part: str, seed: int
+) -> lb.Round:
+    """A client's round on a batch of the part."""
+    data = lb.data.load(images)
+    parts = split(len(data.labels), {"test": 0.3, "private": 0.7}, seed=0, name="local training")
     order = torch.randperm(len(parts[part]), generator=stream(seed, "batch", size))[:size]
-    model = lb.models.lenet(input_shape=(1, 8, 8), classes=10, generator=stream(seed, "model"))
-    plan = lb.LocalPlan(size // 4, RATE[rule], 4, **PLANS[rule])
     task = lb.Task.of(model, classes=10, plan=plan)
     sources = [stream(seed, "defense", i) for i in range(2)]
-    played = lb.play(task, [digits.batch(parts[part][order])], NoDefense(), sources)
-    scores = {}
-    seen = played.observation
-    for name, attack in attackers(size).items():
-        view, source = seen, stream(seed, "attack")
-        if isinstance(attack, FedAvgMatching) and attack.optimizers:
-            chosen = attack.find_plan(seen, source)
-            scores["found"] = float(chosen == plan)
-            view = replace(seen, task=replace(task, plan=chosen))
-            attack = replace(attack, optimizers=())
-        answer = attack(view, source)
-        scores[name] = fmean(psnr(lb.pair(played.truth, answer), data_range=1.0))
-    return scores
+    return lb.play(task, [data.batch(parts[part][order])], NoDefense(), sources)
 
 
-def words(values: list[float]) -> str:
+def decibels(truth: lb.Batch, answer: Any) -> float:
+    """Mean PSNR of the batch."""
+    return fmean(psnr(lb.pair(truth, answer), data_range=1.0))
+
+
+def by_optimizer(row: tuple[int, int, int], rule: str, part: str, seed: int) -> dict[str, float]:
+    """PSNR by what is known beside labels, steps and rate; and whether the optimizer was found."""
+    size, mini, steps = row
+    model = lb.models.lenet(input_shape=(1, 8, 8), classes=10, generator=stream(seed, "model"))
+    plan = lb.LocalPlan(size // mini, RATE[rule], mini, **PLANS[rule])
+    own = played("digits", model, plan, size, part, seed)
+    seen, given = own.observation, {"steps": steps, **SEARCH}
+    known = GradientMatching(**given)
+    scores = {"all known": decibels(own.truth, known(seen, stream(seed, "attack")))}
+    if steps == LONG:
+        return scores
+    scores["taken for SGD"] = scores["all known"]
+    if rule != "sgd":
+        answer = known(under(seen, optimizer="sgd", momentum=0.0), stream(seed, "attack"))
+        scores["taken for SGD"] = decibels(own.truth, answer)
+    order = FedAvgMatching(local_steps=plan.steps, trial=25, **given)
+    scores["order unknown"] = decibels(own.truth, order(seen, stream(seed, "attack")))
+    source = stream(seed, "attack")
+    chosen = replace(order, optimizers=tuple(PLANS)).find_plan(seen, source)
+    answer = order(replace(seen, task=replace(seen.task, plan=chosen)), source)
+    scores["order and optimizer unknown"] = decibels(own.truth, answer)
+    return scores | {"found": float(chosen == plan)}
+
+
+def by_steps(name: str, part: str, seed: int) -> dict[str, float]:
+    """PSNR by what is known of the number of steps; and whether the number was found."""
+    source, plan = stream(seed, "model"), LOCAL[name]
+    model = lb.models.mlp(input_shape=(1, 28, 28), classes=10, hidden=(32,), generator=source)
+    own = played("mnist5k", model, plan, 4, part, seed)
+    seen, known, search = own.observation, GradientMatching(**PLAIN), FedAvgMatching(**PLAIN)
+    scores = {"plan and order known": decibels(own.truth, known(seen, stream(seed, "attack")))}
+    once = under(seen, steps=1, batch_size=None)
+    scores["steps ignored"] = decibels(own.truth, known(once, stream(seed, "attack")))
+    hidden, source = under(seen, steps=1), stream(seed, "attack")
+    chosen = search.find_plan(hidden, source)
+    answer = replace(search, local_steps=chosen.steps)(hidden, source)
+    scores["unknown, found by the attack"] = decibels(own.truth, answer)
+    return scores | {"found": float(chosen == plan)}
+
+
+def words(values: list[float], sign: str = "") -> str:
     """The mean with its 95 % t interval."""
     half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
-    return f"{fmean(values):.1f} ± {half:.1f}"
+    return f"{fmean(values):{sign}.1f} ± {half:.1f}"
+
+
+def optimizers(part: str, seeds: range) -> None:
+    """The table of docs/attack_quality.md."""
+    names = ["all known", "taken for SGD", "order unknown", "order and optimizer unknown"]
+    print(
+        "| batch | minibatch | search steps | optimizer | n "
+        f"| {' | '.join(names)} | optimizer found |"
+    )
+    print("|--:|--:|--:|---|--:|" + "--:|" * (len(names) + 1))
+    for row, most in ROWS.items():
+        for rule in PLANS:
+            rounds = [by_optimizer(row, rule, part, seed) for seed in seeds[:most]]
+            cells = [*(f"{number:,}" for number in row), rule, str(len(rounds))]
+            cells += [words([r[own] for r in rounds]) if own in rounds[0] else "" for own in names]
+            cells.append(f"{sum(r['found'] for r in rounds):.0f}" if "found" in rounds[0] else "")
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def steps(part: str, seeds: range) -> None:
+    """The table of docs/attacks.md."""
+    print(
+        "| local steps | n | plan and order known | steps ignored | unknown, found by the attack "
+        "| paired gain | steps found |"
+    )
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    for name in LOCAL:
+        rounds = [by_steps(name, part, seed) for seed in seeds]
+        cells = [words([own[key] for own in rounds]) for key in rounds[0] if key != "found"]
+        pairs = [own["unknown, found by the attack"] - own["steps ignored"] for own in rounds]
+        found = f"{sum(own['found'] for own in rounds):.0f}"
+        cells.append(f"{words(pairs, '+')} dB")
+        print(f"| {name} | {len(seeds)} | {' | '.join(cells)} | {found} |", flush=True)
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--part", default="private")
+    parser.add_argument("--only", choices=["optimizers", "steps"])
     given = parser.parse_args()
     torch.set_num_threads(1)
-    names = list(attackers(8))
-    print(f"| batch | optimizer | n | {' | '.join(names)} | optimizer found |")
-    print("|--:|---|--:|" + "--:|" * len(names) + "--:|")
-    for size in STEPS:
-        for rule in PLANS:
-            rows = [one_round(size, rule, given.part, seed) for seed in range(given.rounds)]
-            cells = [words([row[n] for row in rows]) if n in rows[0] else "" for n in names]
-            found = f"{sum(row['found'] for row in rows):.0f}" if "found" in rows[0] else ""
-            start = f"| {size} | {rule} | {len(rows)} |"
-            print(f"{start} {' | '.join(cells)} | {found} |", flush=True)
+    for table in (optimizers, steps):
+        if given.only in (None, table.__name__):
+            table(given.part, range(given.rounds))
 
 
 if __name__ == "__main__":
