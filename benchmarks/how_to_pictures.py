@@ -366,6 +366,20 @@ def add_a_command() -> None:
         screen("add_a_command", "$ leakbound greet --help\n" + output(sys.executable, "-c", shown))
 
 
+def audit_epsilon() -> None:
+    """The audit of a client with a bug."""
+    with elsewhere() as folder:
+        code = code_of("how_to/audit_epsilon.md", "def update")
+        (folder / "my_client.py").write_text(code, "utf-8")
+        words = ["my_client:half", "--model", "my_client:model", "--noise-multiplier", "1"]
+        path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"COLUMNS": str(COLUMNS), "PYTHONPATH": path}
+        command = [sys.executable, "-m", "leakbound.cli", "audit-epsilon", *words]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE)
+        shown = f"$ leakbound audit-epsilon {' '.join(words[:3])} \\\n      {' '.join(words[3:])}\n"
+        screen("audit_epsilon", shown + done.stdout.decode().rstrip("\n"))
+
+
 def audit_my_table() -> None:
     """The draft of a schema."""
     levels, draw = ("north", "south", "west"), np.random.default_rng(0)
@@ -462,6 +476,7 @@ PICTURES: Mapping[str, Callable[[], None]] = {
         add_a_defense,
         add_a_domain,
         add_an_attack,
+        audit_epsilon,
         audit_my_table,
         audit_my_text,
         calibrate,

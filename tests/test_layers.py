@@ -30,7 +30,7 @@ LAYERS = (
     {"protocol", "registry", "lpips", "inspection", "channel"},
     {"assess"},
     {"risk"},
-    {"audit", "testing", "meter"},
+    {"audit", "audit_epsilon", "testing", "meter"},
     {"captured", "opacus", "cluster", "trees"},
     {"flower", "nvflare"},
     {"cli"},

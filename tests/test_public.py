@@ -39,6 +39,7 @@ PACKAGES = (
     "leakbound.attacks.data_dependent_law",
     "leakbound.attacks.trap_estimators",
     "leakbound.audit",
+    "leakbound.audit_epsilon",
     "leakbound.bounds",
     "leakbound.bounds.clients",
     "leakbound.bounds.codebook",

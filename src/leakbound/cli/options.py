@@ -326,7 +326,7 @@ class SchemaOptions:
 
 @dataclass(frozen=True)
 class List:
-    """List attacks, defenses, models and other names; or describe one of them.
+    """List or describe attacks, defenses, other names.
 
     leakbound list
     leakbound list attacks
@@ -472,9 +472,74 @@ class Calibrate(TrainingOptions):
     built-in model, or package.module:build. Only for one full-batch step."""
 
 
+@dataclass(frozen=True)
+class AuditEpsilon:
+    """Does your client leak more than its epsilon claims?
+
+    Finds a lower bound on the epsilon of a DP-SGD, Opacus or Flower client. It runs your code with
+    and without a canary, and sees only the updates. Exit code 0: consistent with the claim; 1: it
+    leaks more than it claims; 2: cannot tell.
+
+      leakbound audit-epsilon my.client:update --noise-multiplier 1
+      leakbound audit-epsilon my.client:train --client training --declared 4
+    """
+
+    GROUPS: ClassVar = {
+        "Client": "function client model weight_scale data examples",
+        "Claim": "declared delta deployment noise_multiplier sampling_rate steps neighbors",
+        "Audit": "runs one_run canaries confidence seed",
+        "Output": "json",
+    }
+    RARE: ClassVar = "weight_scale examples delta deployment confidence seed canaries"
+
+    function: Annotated[str, Option("MODULE:FUNCTION", positional=True)]
+    """Your client. The code is imported and runs."""
+    client: Literal["function", "training", "flower"] = "function"
+    """What it is. "function" takes weights, batch and seed and returns the update; "training" takes
+    model and dataset and trains the model, such as with Opacus; "flower" takes the batch and
+    returns a NumPyClient."""
+    model: Annotated[str, Option("NAME")] = "mlp"
+    """The client's model: a name, or package.module:build."""
+    weight_scale: float = 3.0
+    """Factor of the model's first weights. Large weights give canaries gradients above the clip
+    norm."""
+    data: Annotated[str, Option("DATA")] = "mnist5k"
+    """The client's examples: a data source."""
+    examples: int = 8
+    """Number of the client's other examples."""
+    declared: float | None = None
+    """The epsilon that the program claims."""
+    delta: float = 1e-5
+    """Delta of every epsilon."""
+    deployment: File = None
+    """A deployment file that states noise, sampling and claim (docs/federated_privacy.md)."""
+    noise_multiplier: float | None = None
+    """Noise standard deviation / clip norm, for the accountant."""
+    sampling_rate: float = 1.0
+    """Probability that a step holds an example."""
+    steps: int = 1
+    """Training steps in one update."""
+    neighbors: Literal["add-remove", "replace"] = "add-remove"
+    """What the canary does. "replace" keeps the number of examples, and counts twice the
+    sensitivity."""
+    runs: int = 500
+    """Runs with the canary, and as many without."""
+    one_run: bool = False
+    """Run the client once, with many canaries. The bound is weaker."""
+    canaries: int = 500
+    """Canaries of --one-run."""
+    confidence: float = 0.95
+    """Confidence of all bounds together."""
+    seed: int = 0
+    """Seed of model, examples and runs."""
+    json: bool = False
+    """Print JSON."""
+
+
 VERBS: dict[str, tuple[type, str]] = {
     "schema": (SchemaOptions, "leakbound.cli.schema:schema"),
     "audit": (Audit, "leakbound.cli.audit:audit"),
+    "audit-epsilon": (AuditEpsilon, "leakbound.cli.epsilon:audit_epsilon"),
     "attack": (AttackOptions, "leakbound.cli.attack:attack"),
     "capture": (CaptureOptions, "leakbound.cli.captured:capture"),
     "bound": (BoundOptions, "leakbound.cli.deployment:bound"),

@@ -19,7 +19,7 @@ WIDEST, NAMES = 80, 28
 PROGRAM = "leakbound "
 GROUPS = {
     "Measure": ("schema", "audit", "attack", "capture", "train", "train-prior"),
-    "Bound and choose noise": ("bound", "calibrate"),
+    "Bound and choose noise": ("bound", "calibrate", "audit-epsilon"),
     "Read and report": ("report", "compare", "evidence", "list"),
 }
 START = {

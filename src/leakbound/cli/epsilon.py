@@ -1,0 +1,107 @@
+"""What `leakbound audit-epsilon` does: a lower bound on the epsilon of running code."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from leakbound import audit as audits
+from leakbound import audit_epsilon as epsilons
+from leakbound import check, registry
+from leakbound._util.rounding import least, most
+from leakbound._util.user_code import find
+from leakbound.audit.context import module_of
+from leakbound.audit.plan import DataSpec
+from leakbound.cli import options
+from leakbound.cli.shared import Bar, plural
+from leakbound.cli.terminal import brief, console, errors, safe, table
+from leakbound.random import stream
+from leakbound.risk.deployment import file
+from leakbound.types import Task
+
+
+def audit_epsilon(command: options.AuditEpsilon) -> int:
+    """Exit code 0: consistent with the claim; 1: it leaks more; 2: cannot tell."""
+    check.positive(weight_scale=command.weight_scale)
+    check.count(examples=command.examples)
+    claims = _claims(command)
+    context = audits.PlanContext(DataSpec(source=command.data))
+    base = context.batches(command.examples, 1, command.seed)[0]
+    if not base.inputs.is_floating_point():
+        raise ValueError(f"data is {command.data!r}, which is text; give images, series or rows")
+    errors.say(f"importing Python code: {brief(command.function)}")
+    client, model = find("function", command.function), _model(command, context)
+    if command.client == "training":
+        client = epsilons.of_training(client, model)
+    elif command.client == "flower":
+        client = epsilons.of_flower(client)
+    task = Task.of(
+        copy.deepcopy(model).eval(),
+        loss=context.loss,
+        classes=context.dataset.classes,
+        domain=context.domain,
+    )
+    given = client, dict(model.state_dict()), base, task, claims
+    how: dict[str, Any] = {"confidence": command.confidence, "seed": command.seed}
+    with Bar(errors, "runs") as bar:
+        if command.one_run:
+            found = epsilons.audit_one_run(*given, canaries=command.canaries, **how)
+        else:
+            found = epsilons.audit_many_runs(*given, runs=command.runs, watch=bar, **how)
+    if command.json:
+        known = {"verdict": found.sentence, "code": found.code, "bounded": claims.bounded}
+        print(json.dumps(asdict(found) | known, indent=1, sort_keys=True))
+    else:
+        _show(found, command)
+    return found.code
+
+
+def _claims(command: options.AuditEpsilon) -> epsilons.Claims:
+    names = ("delta", "declared", "noise_multiplier", "sampling_rate", "steps")
+    said = {name: getattr(command, name) for name in names}
+    if command.deployment is not None:
+        given, _ = file.read(command.deployment)
+        own, local = given.claim, given.local
+        stated = (own.delta, own.epsilon, given.noise.multiplier, local.rate, local.steps)
+        for name, value in zip(names, stated, strict=True):  # an option counts more than the file
+            if value is not None and said[name] == getattr(options.AuditEpsilon, name):
+                said[name] = value
+    return epsilons.Claims(**said, replace=command.neighbors == "replace")
+
+
+def _model(command: options.AuditEpsilon, context: audits.PlanContext) -> nn.Module:
+    spec = registry.spec_of("model", command.model)
+    given = {
+        "input_shape": context.input_shape,
+        "classes": context.loss.outputs(context.dataset.classes),
+        "generator": stream(command.seed, "model", command.model),
+    }
+    model = copy.deepcopy(module_of(spec.pop("name"), spec, **given))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(command.weight_scale)
+    return model
+
+
+def _show(found: epsilons.EpsilonAudit, command: options.AuditEpsilon) -> None:
+    claims, rows = found.claims, table("", right=["epsilon"])
+    rows.add_column("from")
+    said = "not given" if claims.declared is None else f"{claims.declared:g}"
+    rows.add_row("declared", said, "the program's claim")
+    if claims.bounded is not None:
+        steps = f"{plural(claims.steps, 'step')} at sampling rate {claims.sampling_rate:g}"
+        known = f"noise multiplier {claims.noise_multiplier:g}, {steps}"
+        rows.add_row("bounded", most(claims.bounded), known)
+    for one in found.lower:
+        rows.add_row("found, at least", least(one.epsilon), f"{one.method}: {safe(one.shown)}")
+        rows.add_row("", "", f"assumes: {one.assumes}")
+    runs = plural(found.runs, "run")
+    console.print(f"{brief(command.function)}: {runs} with {brief(command.model)}")
+    console.print(rows)
+    console.print(f"delta {claims.delta:g}; {found.confidence:.0%} confidence, all bounds together")
+    console.print(f"[bold]{safe(found.sentence)}[/bold]")
