@@ -2,8 +2,9 @@
 
 The prior is learned from the public split, and batches are of the private split of an audit. The
 attack's settings were chosen on examples of the test split. Every setting has 12 batches, each with
-its own weights and noise, which all attacks share. About two hours on one thread; with arguments
-DATA/MODEL/DEFENSE, only these. Scores are kept in a file (`--kept FILE`), so it continues.
+its own weights and noise, which all attacks share. About three hours on one thread; with arguments
+DATA/MODEL/DEFENSE, only these, and other lines of the table stay. Scores are kept in a file
+(`--kept FILE`), so it continues.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ SETTINGS = tuple(
     f"{name}/{model}/{defense}"
     for name, model, defenses in (
         ("mnist5k", "simple_convnet", (*NOISE, *HEAVY)),
-        ("mnist5k", "mlp", NOISE[2:]),
-        ("photos", "simple_convnet", (*NOISE[:3], *HEAVY)),
+        ("mnist5k", "mlp", NOISE),
+        ("photos", "simple_convnet", (*NOISE, *HEAVY)),
+        ("photos", "mlp", NOISE),
         ("german", "mlp", NOISE),
         ("breast_cancer", "mlp", NOISE),
     )
@@ -144,10 +146,16 @@ def measured(kept: Kept, setting: str, name: str, seed: int) -> list[float]:
     return kept.get(f"{setting}|{name}|{seed}", make)
 
 
+def key(setting: str) -> tuple[str, ...]:
+    """Data, model and defense, as its line of the table says them."""
+    name, model, defense = setting.split("/")
+    text = defense.replace("gaussian_noise,noise_std=", "noise ").replace(",rate=", " ")
+    return name, model, text.replace("_", " ")
+
+
 def line(kept: Kept, setting: str) -> str:
     """One line of the table."""
-    name, model, defense = setting.split("/")
-    table = not scene(name)[1].distance_is_rmse
+    table = not scene(setting.split("/")[0])[1].distance_is_rmse
     others = TABLES if table else IMAGES
     found = {
         attack: np.array(
@@ -159,11 +167,8 @@ def line(kept: Kept, setting: str) -> str:
     best = max((a for a in others if means[a] == means[a]), key=lambda a: means[a])
     apart = found["learned_prior"][:, 0] - found[best][:, 0]
     half = float(stats.t.ppf(0.975, SEEDS - 1) * apart.std(ddof=1) / SEEDS**0.5)
-    text = defense.replace("gaussian_noise,noise_std=", "noise ").replace(",rate=", " ")
     cells = (
-        name,
-        model,
-        text.replace("_", " "),
+        *key(setting),
         f"{means['prior only']:.1f}",
         f"{best} {means[best]:.1f}",
         f"{means['learned_prior']:.1f}",
@@ -193,15 +198,17 @@ KEPT = "What these numbers say:"
 
 
 def written(lines: list[str]) -> None:
-    """Put the table into its section; the text below it stays."""
+    """Put lines into the table of their section; other lines and the text below stay."""
     page = Path(__file__).parent.parent / "docs" / "attack_quality.md"
     before, heading, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     own, end, after = (rest if heading else "").partition(END)
     if not heading:
         before, end, after = before.partition(END)
+    held = {tuple(x[2:].split(" | ")[:3]): x for x in (*own.splitlines(), *lines)}
+    rows = [held[key(setting)] for setting in SETTINGS if key(setting) in held]
     said = KEPT + own.partition(KEPT)[2] if KEPT in own else ""
     head = HEAD.format(others=NAMES, n=SEEDS)
-    text = f"{BEGIN}\n\n{head}\n\n{COLUMNS}" + "\n".join(lines) + "\n\n" + said
+    text = f"{BEGIN}\n\n{head}\n\n{COLUMNS}" + "\n".join(rows) + "\n\n" + said
     page.write_text(before + text + end + after, encoding="utf-8")
 
 

@@ -153,6 +153,59 @@ def test_it_reconstructs_where_matching_alone_fails():
     assert np.mean(ours) > np.mean(theirs) + 5
 
 
+def rows_of_numbers(count, seed):
+    """Rows of six independent numbers: public ones say little about the private one."""
+    rows = 0.5 + 0.12 * normal((count, 6), stream(seed, "rows"))
+    return Batch(rows.clamp(0, 1), torch.arange(count) % 3)
+
+
+def test_few_rows_are_not_learned_by_heart():
+    """Without the decay of weights, the errors after denoising are 1.8 times the noise."""
+    public, held = rows_of_numbers(30, 0), rows_of_numbers(300, 1)
+    prior = train_prior(public, steps=800)
+    clean = (held.inputs - prior.center) / prior.scale
+    noisy = clean + 0.1 * normal(clean.shape, stream(1, "noise"))
+    found = prior(noisy, torch.full((300,), 0.1))
+    assert float((found - clean).square().mean().sqrt()) < 1.4 * 0.1
+
+
+def test_small_noise_is_used_to_its_end():
+    """The update says more than `lowest`, where a denoiser would only add errors."""
+    public, private = rows_of_numbers(60, 0), rows_of_numbers(3, 5)
+    ours, theirs = [], []
+    for k in range(3):
+        batch = Batch(private.inputs[k : k + 1], private.labels[k : k + 1])
+        observation = seen(GaussianNoise(0.001), batch, public)
+        for attack, errors in (
+            (LearnedPrior(steps=800, restarts=1, training=100), ours),
+            (inverting_gradients(steps=800), theirs),
+        ):
+            answer = attack(observation, stream(k, "attack"))
+            errors.append(float((answer.inputs - batch.inputs).square().mean()))
+    assert np.sqrt(np.mean(ours)) < 1.1 * np.sqrt(np.mean(theirs))
+
+
+def test_the_lowest_level_falls_with_the_noise():
+    """It is the noise over the root mean square of the Jacobian's columns, by differences."""
+    batch, public = rows_of_numbers(1, 5), rows_of_numbers(60, 0)
+    found, settings = {}, LearnedPrior()
+    for noise in (1e-6, 0.004, 0.008, 10.0):
+        objective = Objective.of(settings._settings(), seen(GaussianNoise(noise), batch, public))
+        prior = files.prior_for("", objective.observation, stream(0, "attack"), steps=1)
+        link = module._Chain(settings, objective, prior, stream(0, "attack"))
+        found[noise] = link._lowest()
+    assert (found[1e-6], found[10.0]) == (0.01, 0.1)
+    assert found[0.008] == pytest.approx(2 * found[0.004], rel=1e-4)
+    columns = []
+    for j in range(6):
+        step = 0.01 * torch.eye(6)[j]
+        ends = [prior.natural(link.images.start.detach() + s * step) for s in (1, -1)]
+        rows = [objective.rows(end, batch.labels).detach() for end in ends]
+        columns.append(float((rows[0] - rows[1]).norm()) / 0.02)
+    root = np.sqrt(np.mean(np.square(columns)))
+    assert found[0.008] == pytest.approx(0.008 / root, rel=0.5)
+
+
 def test_the_likelihood_is_that_of_the_known_noise():
     """Against SciPy's normal density, with a mask and noise of its own for every coordinate."""
     from scipy import stats
@@ -218,7 +271,7 @@ def test_the_users_denoiser_is_used(monkeypatch):
     attack = LearnedPrior("own_prior:build", steps=20, restarts=1, levels=3)
     answer = attack(seen(GaussianNoise(1.0), truth, None), stream(0, "attack"))
     assert torch.allclose(answer.inputs, truth.inputs, atol=1e-5)
-    assert min(asked) == pytest.approx(attack.lowest / 4)
+    assert min(asked) == pytest.approx(module.FINAL * attack.lowest / 4)
     wrong = types.SimpleNamespace(build=lambda input_shape: lambda x, sigma: x[0])
     monkeypatch.setitem(sys.modules, "own_prior", wrong)
     with pytest.raises(ValueError, match="returned no tensor of the shape"):

@@ -20,8 +20,9 @@ from leakbound.attacks.matching.loop import MASKED, begin, unexplained
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.pace import tick
 from leakbound.attacks.prior.files import DenoisingPrior, prior_for
+from leakbound.attacks.prior.training import LEAST
 from leakbound.client import forward
-from leakbound.random import normal
+from leakbound.random import normal, stream
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 HARDNESS = (4.0, 8.0, 16.0, math.inf)
@@ -40,7 +41,10 @@ NATS = 10.0
 """An answer with a gain in log-likelihood below this, over the prior alone, proves little."""
 SIGMAS = 6.0
 """How far above its expectation the noise in an answer may be, in its standard deviations."""
-PROBE = 64
+FINAL = 0.5
+"""Level of the last denoising, times the lowest one: the search has removed part of that noise."""
+PROBE, PROBES = 64, 4
+"""Public examples that show the inputs of activations; directions that measure the Jacobian."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class LearnedPrior(Attack):
         restarts: starts.
         levels: how often a candidate is denoised.
         highest, lowest: noise levels, in standard deviations of public examples; with the user's
-            denoiser in quarters of the input range.
+            denoiser in quarters of the input range. Known noise so small that the update leaves
+            less than `lowest` moves the lowest level down to what it leaves, but not below 0.01.
         reach: the candidate's allowed distance to the denoised one, in units of the level.
         renoise: noise added before it is denoised, in units of the level.
         learning_rate: Adam's.
@@ -168,6 +173,7 @@ class _Chain:
         self.images = Standardized(self.prior, normal(shape, self.generator, like=like))
         self.labels = self._search(math.inf).labels
         self.answer = self.images.start.detach().clone()
+        self.sigma = self.attack.highest
 
     @cached_property
     def known(self) -> float | None:
@@ -199,12 +205,14 @@ class _Chain:
         attack, u = self.attack, self.images.start
         first = max(1, round(FIRST * attack.steps))
         each = max(1, (attack.steps - first) // attack.levels)
-        ratio = attack.lowest / attack.highest
         with torch.no_grad():
             u.copy_(self._denoised(attack.highest * u, attack.highest))
         self._descend(first, u.detach().clone(), attack.highest, 1.5 * attack.highest, 0.0)
         for level in range(attack.levels):
-            sigma = attack.highest * ratio ** (level / max(1, attack.levels - 1))
+            if level:
+                ratio = self._lowest() / self.sigma
+                self.sigma *= min(1.0, ratio) ** (1 / (attack.levels - level))
+            sigma = self.sigma
             fresh = attack.renoise * sigma * normal(u.shape, self.generator, like=u)
             anchor = self._denoised(u.detach() + fresh, sigma)
             with torch.no_grad():
@@ -212,7 +220,26 @@ class _Chain:
             self._descend(each, anchor, sigma, attack.reach * sigma, (level + 1) / attack.levels)
         self.answer = u.detach().clone()
         if self.known is not None:
-            self.answer = self._denoised(self.answer, attack.lowest)
+            self.answer = self._denoised(self.answer, FINAL * self.sigma)
+
+    def _lowest(self) -> float:
+        """The lowest level: at most the standard deviation that the update alone leaves.
+
+        That is the noise's over the root mean square of the Jacobian's columns at the candidate.
+        """
+        most = self.attack.lowest
+        if self.known is None or most <= LEAST:
+            return most
+        source, weights = stream(0, "probes"), self.objective.weights
+        rows = self.objective.seen_of(self.objective.rows(self.images(), self.labels))
+        seen = rows if weights is None else rows * weights
+        steep = 0.0
+        for _ in range(PROBES):
+            along = (seen * normal(seen.shape, source, like=seen)).sum()
+            (slope,) = torch.autograd.grad(along, self.images.start, retain_graph=True)
+            steep += float(slope.double().square().mean()) / PROBES
+        alone = math.sqrt(self.known / steep) if steep > 0 else math.inf
+        return min(most, max(LEAST, alone))
 
     def _denoised(self, x: Tensor, sigma: float) -> Tensor:
         labels = self.labels
