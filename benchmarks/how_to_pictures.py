@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -403,6 +404,18 @@ def audit_my_text() -> None:
     screen("audit_my_text", f"$ leakbound attack {' '.join(words)}\n{shown}")
 
 
+def gate() -> None:
+    """A gate that turns red: the example's client with half of its noise."""
+    with elsewhere() as folder:
+        shutil.copytree(ROOT / "examples" / "ci-gate", folder, dirs_exist_ok=True)
+        client = folder / "client.py"
+        text = client.read_text("utf-8").replace("NOISE * CLIP *", "NOISE / 2 * CLIP *")
+        client.write_text(text, "utf-8")
+        command = "PYTHONPATH=. leakbound check policy.toml"
+        shown = output("sh", "-c", f"{command} 2>/dev/null || echo exit code $?")
+        screen("gate", f"$ {command}\n{shown}")
+
+
 def add_an_attack() -> None:
     """What the page's attack answers."""
     attack = run_code("how_to/add_an_attack.md", "GrayImage")["GrayImage"]()
@@ -479,6 +492,7 @@ PICTURES: Mapping[str, Callable[[], None]] = {
         audit_epsilon,
         audit_my_table,
         audit_my_text,
+        gate,
         calibrate,
         captured_updates,
         flower,

@@ -11,6 +11,7 @@ import pytest
 from leakbound import cli, registry
 from leakbound.audit import parse
 from leakbound.cli.options import AttackOptions
+from leakbound.gate import policy
 from leakbound.registry import spec_of
 from leakbound.risk import deployment
 
@@ -212,9 +213,12 @@ def test_python_runs(code, elsewhere, capsys):
 
 
 @pytest.mark.parametrize("code", list(blocks("toml")))
-def test_plans_parse(code):
+def test_plans_parse(code, tmp_path):
     table = tomllib.loads(code)
-    if "clip" in table:  # of a deployment
+    if set(table) <= set(policy.KINDS):
+        (tmp_path / "policy.toml").write_text(code)
+        assert policy.read(tmp_path / "policy.toml").tables
+    elif "clip" in table:  # of a deployment
         assert deployment.parse(table).clip.l2
     else:
         assert parse(table).experiments()

@@ -32,14 +32,14 @@ LAYERS = (
     {"risk"},
     {"audit", "audit_epsilon", "testing", "meter"},
     {"captured", "opacus", "cluster", "trees"},
-    {"flower", "nvflare"},
+    {"flower", "nvflare", "gate"},
     {"cli"},
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 ONLY_FROM = {
     "cli": set(),
     "testing": set(),
-    "report": {"audit", "captured", "cli", "risk"},
+    "report": {"audit", "captured", "cli", "gate", "risk"},
 }
 ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster", "nvflare": "nvflare"}
 

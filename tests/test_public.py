@@ -16,12 +16,14 @@ import re
 import typing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import leakbound
 from leakbound import assess, audit, registry
 from leakbound.audit import plan_file
 from leakbound.cli.options import VERBS
+from leakbound.gate import policy
 from leakbound.report import evidence
 
 ROOT = Path(__file__).parent.parent
@@ -236,6 +238,19 @@ def _plan_keys():
             yield f"plan: {kind} {entry.name}({settings})"
 
 
+def _policy_keys():
+    for kind, table in policy.KINDS.items():
+        for field in msgspec.structs.fields(table):
+            given = "required" if field.required else repr(field.default)
+            yield f"policy: [[{kind}]] {field.name} = {given}"
+
+
+def test_the_page_names_every_key_of_a_policy():
+    page = (ROOT / "docs" / "reference" / "policy.md").read_text("utf-8")
+    keys = [line.split()[2] for line in _policy_keys()]
+    assert [key for key in keys if f"| `{key}` |" not in page] == []
+
+
 def _fields(node, own):
     """Every field of a JSON schema with its type, and which may not be missing."""
     if isinstance(node, list):
@@ -260,7 +275,7 @@ def _kind(field):
 
 def forms():
     """What is public and is no name in Python, sorted in each part."""
-    for part in (_commands, _plan_keys):
+    for part in (_commands, _plan_keys, _policy_keys):
         yield from sorted(set(part()))
     yield from sorted(_fields(assess.schema(), "record"))
     yield from sorted(_fields(json.loads(evidence.schema()), "report.json"))

@@ -3,9 +3,9 @@
 The rule for every write: a file, link, device or folder that leakbound did not write stays
 unchanged. One of two marks identifies what leakbound writes:
 
-- A document (HTML, JSON, PNG, Markdown, TOML, safetensors) has a *seal* near its start: the words
-  "leakbound, sha256" and the SHA-256 of everything else in the file. A user's file has no seal, and
-  a document that the user changed has a wrong one; neither is replaced.
+- A document (HTML, JSON, SARIF, JUnit, PNG, Markdown, TOML, safetensors) has a *seal* near its
+  start: the words "leakbound, sha256" and the SHA-256 of everything else in the file. A user's file
+  has no seal, and a document that the user changed has a wrong one; neither is replaced.
 - A journal (JSON Lines) is identified by its records: lines in the one canonical form of `encode`
   that have a `schema` and the journal's key.
 
@@ -381,7 +381,7 @@ def _sealed(path: Path, content: bytes) -> bytes:
         content = b"<!-- written by %s -->\n%s" % (blank, content)
     elif path.suffix == ".toml":
         content = b"# written by %s\n%s" % (blank, content)
-    elif path.suffix != ".safetensors":  # these have the blank seal in their metadata
+    elif path.suffix not in (".safetensors", ".sarif", ".xml"):  # their writers put it in
         return content
     seal = _SEAL.search(content, 0, _HEAD)
     assert seal is not None

@@ -281,6 +281,34 @@ class Compare:
 
 
 @dataclass(frozen=True)
+class CheckOptions:
+    """Check what a policy states of audits, deployments, models and a client's own code.
+
+    Exit code 0: all holds; 1: a requirement is broken; 2: one cannot be decided. It imports and
+    runs the client code that the policy names.
+
+      leakbound check policy.toml --markdown check.md --sarif check.sarif
+    """
+
+    GROUPS: ClassVar = {
+        "What to check": "policy",
+        "Output": "junit sarif markdown",
+        "Machine": "workers",
+    }
+
+    policy: Annotated[Path, Option("POLICY", positional=True)]
+    """A policy in TOML (docs/how_to/gate.md)."""
+    junit: File = None
+    """Write a JUnit file (.xml)."""
+    sarif: File = None
+    """Write what does not hold as SARIF 2.1.0 (.sarif)."""
+    markdown: File = None
+    """Write a table for a pull request (.md)."""
+    workers: int = 1
+    """Processes of a plan's audit; 0 uses one per core."""
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Write a sign-off page for approvers: measured, bounded and declared risk, kept apart.
 
@@ -548,6 +576,7 @@ VERBS: dict[str, tuple[type, str]] = {
     "train-prior": (TrainPrior, "leakbound.cli.prior:train"),
     "report": (Report, "leakbound.cli.report:report"),
     "compare": (Compare, "leakbound.cli.compare:compare"),
+    "check": (CheckOptions, "leakbound.cli.check:check"),
     "evidence": (Evidence, "leakbound.cli.evidence:evidence"),
     "list": (List, "leakbound.cli.listing:listing"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,23 +58,22 @@ def parse(table: Mapping[str, Any]) -> Deployment:
     try:
         return msgspec.convert(whole, Deployment)
     except msgspec.ValidationError as error:
-        raise ValueError(_words(str(error))) from None
+        raise ValueError(in_words(str(error), Deployment)[1]) from None
 
 
-def _words(text: str) -> str:
-    """An error of msgspec as ours: the key, what is wrong, and the nearest known key."""
+def in_words(text: str, kind: Any, whole: str = "the file") -> tuple[str, str]:
+    """The key of an error of msgspec; and in words: what is wrong, and the nearest known key."""
     where = PATH.search(text)
-    key = "the file" if where is None or not where[1] else where[1]
+    key = whole if where is None or not where[1] else where[1]
     unknown = re.search(r"unknown field `(\w+)`", text)
     if unknown is None:
-        return f"{key}: {' '.join(text.partition(' - at')[0].split())[:200]}"
-    kind: Any = Deployment
-    for part in key.split(".") if key != "the file" else ():
+        return key, f"{key}: {' '.join(text.partition(' - at')[0].split())[:200]}"
+    for part in key.split(".") if key != whole else ():
         kind = next(f.type for f in msgspec.structs.fields(kind) if f.name == part)
         if not isinstance(kind, type):  # such as Adaptive | None
             kind = next(one for one in kind.__args__ if one is not type(None))
     known = [field.name for field in msgspec.structs.fields(kind)]
-    return f"{key} has no key {unknown[1]!r}; {check.closest(unknown[1], known)}"
+    return unknown[1], f"{key} has no key {unknown[1]!r}; {check.closest(unknown[1], known)}"
 
 
 def _merged(first: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,20 +129,27 @@ def with_line(text: str, mistake: Mistake) -> Mistake:
 
 
 def line_of(text: str, key: str) -> int | None:
-    """The line of a TOML text that sets a dotted key, or the nearest table above it; from 1.
+    r"""The line of a TOML text that sets a dotted key, or the nearest table above it; from 1.
+
+    A table of an array has its place in it, from 0, as the last part of its name.
 
     Example:
         >>> line_of("noise = {epsilon = 8.0}", "noise.epsilon")
         1
+        >>> line_of("[[audit]]\n[[audit]]\nexposed = 0", "audit.1.exposed")
+        3
     """
     best: tuple[int, int | None] = (0, None)
-    table = ""
+    table, places = "", Counter[str]()
     parts = key.split(".")
     for number, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"[ \t]*\[([\w. \t-]+)\]", line[:400])
+        header = re.match(r"[ \t]*\[(\[?)([\w. \t-]+)\]", line[:400])
         if header:
-            table = "".join(header[1].split()) + "."
-            name = table[:-1]
+            name = "".join(header[2].split())
+            if header[1]:
+                places[name] += 1
+                name += f".{places[name] - 1}"
+            table = name + "."
         elif named := re.match(r"[ \t]*([\w.-]+)[ \t]*=", line[:400]):
             name = table + named[1]
         else:

@@ -247,9 +247,9 @@ def _unusable(clip: ClipFacts, noise: Noise) -> Level | None:
         return Level("the norm adapts, and the noise does not follow it")
     if (clip.kind == "example") != (noise.at == "optimizer"):
         return Level("a clip of each example's gradient needs noise at the optimizer, and reverse")
-    if _std(clip, noise) is None:
+    if std_of(clip, noise) is None:
         return Level("the noise's level is not stated", missing=("noise.multiplier",))
-    if _std(clip, noise) == 0:
+    if std_of(clip, noise) == 0:
         return Level("the noise is zero")
     return None
 
@@ -262,7 +262,7 @@ def _missing_clip(clip: ClipFacts) -> str:
     return "clip.norm" if clip.norm is None else "clip.entries"
 
 
-def _std(clip: ClipFacts, noise: Noise) -> float | None:
+def std_of(clip: ClipFacts, noise: Noise) -> float | None:
     """Standard deviation, in the place where `noise.multiplier` counts."""
     if noise.multiplier is not None:
         return None if clip.l2 is None else noise.multiplier * clip.l2
@@ -272,7 +272,7 @@ def _std(clip: ClipFacts, noise: Noise) -> float | None:
 def _multiplier(clip: ClipFacts, noise: Noise) -> float:
     if noise.multiplier is not None:  # exact, as stated
         return noise.multiplier
-    std, bound = _std(clip, noise), clip.l2
+    std, bound = std_of(clip, noise), clip.l2
     assert std is not None
     assert bound is not None
     return std / bound

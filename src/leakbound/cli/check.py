@@ -1,0 +1,27 @@
+"""What `leakbound check` does: whether the requirements of a policy hold."""
+
+from __future__ import annotations
+
+from leakbound.cli import options
+from leakbound.cli.shared import check_files, workers_of, write_files
+from leakbound.cli.terminal import brief, console, errors, safe
+
+
+def check(command: options.CheckOptions) -> int:
+    """Exit code 0: all hold; 1: one is broken; 2: none is broken, and one cannot be decided."""
+    from leakbound.gate import policy, reports, rules
+
+    stated, workers = policy.read(command.policy), workers_of(command.workers)
+    places = {form: path for form in reports.FORMS if (path := getattr(command, form)) is not None}
+    for form, path in places.items():
+        if path.suffix != (ending := reports.FORMS[form][1]):
+            raise ValueError(f"{form} is {str(path)!r}; name a file that ends in {ending}")
+        check_files(path.parent, [path.name])
+    found = rules.decide(stated, workers=workers, say=lambda text: errors.say(brief(text)))
+    console.say(f"leakbound check: {safe(command.policy)}: {reports.summary(found)}")
+    for one in found:
+        words = f"{safe(one.subject)}: {brief(one.stated)}: {brief(one.found)}"
+        console.say(f"{one.answer:<11} {words}")
+    for form, path in places.items():
+        write_files(path.parent, {path.name: reports.FORMS[form][0](found)})
+    return policy.CODES[rules.worst([one.answer for one in found])]
