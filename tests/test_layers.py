@@ -45,7 +45,7 @@ ONE_PLACE = {"flwr": "flower", "opacus": "opacus", "ray": "cluster", "nvflare": 
 
 
 # What is still wrong: take out of these lists what is mended, put nothing in.
-MOST_LINES = 71_000  # of the wheel: 48,000 after version 2; docs/decisions/0018 to 0020 for more
+MOST_LINES = 72_500  # of the wheel: 48,000 after version 2; docs/decisions/0018 to 0021 for more
 MOST_ROOT_MODULES = 14
 IN_CYCLES: set[str] = set()
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -256,6 +257,24 @@ def test_a_unit_whose_worker_was_killed_is_no_result(times, table, tmp_path, use
     assert outcome(tmp_path / "run") == outcome(tmp_path / "undisturbed")
 
 
+@needs_proc
+def test_a_worker_killed_while_it_starts_is_started_again(
+    table, tmp_path, user_module, monkeypatch
+):
+    """Its first two starts fail, as if killed; a third failure would end the audit."""
+    wait, starts = engine._wait_for_start, []
+
+    def killed(pool, *, last):
+        starts.append(last)
+        if len(starts) < engine.TRIES:
+            raise BrokenProcessPool
+        wait(pool, last=last)
+
+    monkeypatch.setattr(engine, "_wait_for_start", killed)
+    test_a_unit_whose_worker_was_killed_is_no_result(1, table, tmp_path, user_module)
+    assert starts == [False, False, True]
+
+
 def test_a_lack_of_memory_is_no_result_either(tiny, tmp_path, monkeypatch):
     def full(*_, **__):
         raise MemoryError
@@ -306,7 +325,7 @@ def test_a_worker_that_ends_at_once_is_no_failed_cell(monkeypatch):
         ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
         pytest.raises(ValueError, match="worker processes cannot start"),
     ):
-        engine._wait_for_start(pool)
+        engine._wait_for_start(pool, last=True)
 
 
 @pytest.mark.slow

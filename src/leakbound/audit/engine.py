@@ -171,6 +171,7 @@ def _run_many(
     """Hand out bundles; a unit running in `TRIES` processes that died is recorded as failed."""
     waiting, suspects = deque(bundles(units, context, workers)), deque[tuple[Unit, ...]]()
     deaths: Counter[str] = Counter()
+    starts = 0  # that failed, one after the other
     while waiting or suspects:
         alone = bool(suspects)
         source, width = (suspects, 1) if alone else (waiting, workers + 1)
@@ -184,7 +185,9 @@ def _run_many(
         )
         try:
             if alone:
-                _wait_for_start(pool)
+                starts += 1
+                _wait_for_start(pool, last=starts == TRIES)
+                starts = 0
             while source or running:
                 while source and len(running) < width:
                     bundle = source[0]
@@ -248,7 +251,8 @@ def _masked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _wait_for_start(pool: ProcessPoolExecutor) -> None:
+def _wait_for_start(pool: ProcessPoolExecutor, *, last: bool) -> None:
+    """Raise `BrokenProcessPool` if no worker starts, and what to do if this was the last try."""
     try:
         done: SimpleQueue[Future[Any]] = SimpleQueue()
         with _undisturbed():
@@ -257,6 +261,8 @@ def _wait_for_start(pool: ProcessPoolExecutor) -> None:
         with _undisturbed():
             future.result()
     except BrokenProcessPool:
+        if not last:
+            raise
         raise ValueError(
             "worker processes cannot start; call this from a file under "
             'if __name__ == "__main__", or set workers = 1'
