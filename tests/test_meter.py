@@ -123,7 +123,7 @@ def test_a_floor_is_an_estimate_and_decides_nothing(digits, activation):
     assert limit.psnr < 17.0
     assert limit.covers == "estimate"
     assert not limit.on_average
-    assert ("relu" in limit.assumptions[0]) == (activation == "relu")
+    assert ("ReLU" in limit.assumptions[0]) == (activation == "relu")
     assert reading.verdict == UNDECIDED
     unasked = read(task, batch_of(digits), noise, Policy(psnr=17.0))
     assert unasked.bounds == ()

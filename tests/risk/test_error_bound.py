@@ -142,7 +142,7 @@ def test_a_model_with_kinks_is_no_case_for_the_theorem(table):
     (record,) = records(table)
     (bound,) = record.bounds
     assert bound.covers == "estimate"
-    assert "relu" in bound.assumptions[0]
+    assert "ReLU" in bound.assumptions[0]
     assert "sampled examples" in bound.assumptions[0]
     assert not bound.on_average
     assert record.verdict == "undecided"

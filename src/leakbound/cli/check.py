@@ -19,7 +19,8 @@ def check(command: options.CheckOptions) -> int:
         check_files(path.parent, [path.name])
     found = rules.decide(stated, workers=workers, say=lambda text: errors.say(brief(text)))
     console.say(f"leakbound check: {safe(command.policy)}: {reports.summary(found)}")
-    for one in found:
+    order = [*policy.CODES]  # what needs attention first
+    for one in sorted(found, key=lambda one: order.index(one.answer), reverse=True):
         words = f"{safe(one.subject)}: {brief(one.stated)}: {brief(one.found)}"
         console.say(f"{one.answer:<11} {words}")
     for form, path in places.items():

@@ -218,7 +218,7 @@ class Train:
 
 @dataclass(frozen=True)
 class TrainPrior:
-    """Learn a prior from public examples, for the attack learned_prior.
+    """Learn a prior for the attack learned_prior.
 
     It trains a small denoiser on the public part of the data, in minutes on a CPU. Ctrl-C keeps
     what was reached.
@@ -282,10 +282,11 @@ class Compare:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """Check what a policy states of audits, deployments, models and a client's own code.
+    """Say whether a policy holds: a gate for pipelines.
 
-    Exit code 0: all holds; 1: a requirement is broken; 2: one cannot be decided. It imports and
-    runs the client code that the policy names.
+    It states requirements of audits, deployments, models and a client's own code. Exit code 0: all
+    hold; 1: one is broken; 2: one cannot be decided. The command imports and runs the client code
+    that the policy names.
 
       leakbound check policy.toml --markdown check.md --sarif check.sarif
     """

@@ -20,10 +20,10 @@ PROGRAM = "leakbound "
 GROUPS = {
     "Measure": ("schema", "audit", "attack", "capture", "train", "train-prior"),
     "Bound and choose noise": ("bound", "calibrate", "audit-epsilon"),
-    "Read and report": ("report", "compare", "evidence", "list"),
+    "Read and report": ("report", "compare", "evidence", "check", "list"),
 }
 START = {
-    "leakbound audit --quick": "a first report, in under a minute",
+    "leakbound audit --quick": "a first report, in 15 seconds",
     "leakbound COMMAND --help": "the options of a command",
     "leakbound list attacks": "all attacks (also: defenses, models, ...)",
     "leakbound --version": "the version",
