@@ -9,6 +9,7 @@ from scipy import stats
 from torch import nn
 
 from leakbound.defenses import GradientDropout, MagnitudePruning
+from leakbound.defenses.sparsification import smallest
 from leakbound.random import normal, stream
 from leakbound.types import Exact, Task, Unit, Update
 
@@ -117,3 +118,16 @@ def test_dropout_at_the_ends(rate, kept):
 def test_rates_are_checked(kind, rate):
     with pytest.raises(ValueError, match="rate"):
         kind(rate)
+
+
+def test_of_equal_values_the_first_go_and_nan_is_above_all():
+    """As a stable sort has it."""
+    source = np.random.default_rng(0)
+    for _ in range(500):
+        values = source.integers(0, 5, source.integers(1, 30)).astype(np.float32)
+        values[source.random(len(values)) < 0.2] = source.choice([np.nan, np.inf])
+        rate = float(source.random())
+        count = int(rate * len(values) + 1e-9)
+        wanted = np.zeros(len(values), bool)
+        wanted[np.argsort(values, kind="stable")[:count]] = True
+        assert smallest(torch.from_numpy(values), rate).tolist() == wanted.tolist()

@@ -33,6 +33,7 @@ from leakbound.audit.engine import run
 from leakbound.captured import adapters, capture
 from leakbound.correlation import Factor
 from leakbound.data.schema import Schema
+from leakbound.gate import policy
 from leakbound.models.custom import load_weights
 from leakbound.registry import spec_of
 from leakbound.report import folder as run_folder
@@ -134,6 +135,19 @@ rounds = 50
 participation = {law = "fixed-size", cohort = 10, population = 100, replies = 10}
 correlation = "none"
 record = {dim = 784, norm = 9.2, examples_per_client = 500}
+"""
+POLICY = """
+[[audit]]
+folder = "runs/mine"
+defenses = ["dp_sgd"]
+exposed = 0
+accuracy_cost = 2.0
+[[client]]
+update = "my_app.client:update"
+deployment = "deployment.toml"
+model = "mlp"
+input_shape = [1, 8, 8]
+repeats = 64
 """
 FLOWER = """
 [tool.flwr.app.config]
@@ -252,6 +266,7 @@ def formats(folder: Path) -> dict[str, Format]:
         "table": Format(rows, table, "t.csv"),
         "schema of a table": Format(rows, table, "s.toml"),
         "deployment": one("d.toml", DEPLOYMENT, deployment_file.read),
+        "policy": one("p.toml", POLICY, policy.read),
         "flower app": one("pyproject.toml", FLOWER, flower_app.read),
         "nvflare job": one("config_fed_client.json", NVFLARE, nvflare.read),
         "trees": one("x.json", TREES, trees.read),
@@ -294,7 +309,16 @@ def _of_run(folder: Path) -> object:
 
 
 TARGETS = (
-    *("plan", "schema", "table", "schema of a table", "deployment", "flower app", "nvflare job"),
+    *(
+        "plan",
+        "schema",
+        "table",
+        "schema of a table",
+        "deployment",
+        "policy",
+        "flower app",
+        "nvflare job",
+    ),
     *("trees", "adapter", "safetensors", "update", "update npz", "weights", "prior"),
     *("factor", "npz", "idx images", "idx labels", "zip", "image", "text", "records"),
     *("defense", "target", "mechanism"),

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from xml.etree import ElementTree as Xml
@@ -223,11 +222,9 @@ def test_the_hook_runs(place, path):
     assert "leakbound" in scripts  # what the hook's environment installs
 
 
-def test_the_example_is_green_within_its_time(monkeypatch, capsys):
+def test_the_example_is_green(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    began = time.monotonic()
     assert call(EXAMPLE / "policy.toml") == 0
-    assert time.monotonic() - began < 180
     shown = capsys.readouterr()
     assert "11 hold" in shown.out.splitlines()[0]
     assert "checking client 1, client:update, client:facts, client:build" in shown.err

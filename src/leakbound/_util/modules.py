@@ -1,4 +1,4 @@
-"""Modules whose weights nobody has drawn yet."""
+"""Modules whose weights have memory, but no values yet."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def smallest(values: Tensor, rate: float) -> Tensor:
     count = math.floor(rate * len(values) + 1e-9)  # 0.29 * 100 < 29 in floats
     if not count:
         return torch.zeros_like(values, dtype=torch.bool)
-    largest = values.kthvalue(count).values  # ten times faster than sorting them
+    largest = values.kthvalue(count).values  # several times faster than sorting all
     mask, ties = values < largest, values == largest
     if largest.isnan():  # above all numbers
         ties = values.isnan()
