@@ -81,8 +81,9 @@ def of_training(train: Callable[[nn.Module, Dataset[Any]], Any], model: nn.Modul
         ...     with torch.no_grad():
         ...         model.bias += dataset.tensors[0].sum()
         >>> model = nn.Linear(1, 1)
+        >>> weights = {"weight": torch.zeros(1, 1), "bias": torch.zeros(1)}
         >>> client = of_training(train, model)
-        >>> client(model.state_dict(), Batch(torch.ones(2, 1), torch.zeros(2)), 0)["bias"].tolist()
+        >>> client(weights, Batch(torch.ones(2, 1), torch.zeros(2)), 0)["bias"].tolist()
         [2.0]
     """
 
