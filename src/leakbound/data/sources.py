@@ -38,7 +38,7 @@ SOURCES: dict[str, str] = {
     **TABLES,
     "folder:PATH": "image files in a folder, one folder per class",
     "idx:PATH": "IDX files of MNIST and similar sets, plain or .gz",
-    "cifar:PATH": "CIFAR-10 or CIFAR-100 batches, binary or Python",
+    "cifar:PATH": "CIFAR-10 or CIFAR-100, binary batches",
     "zip:PATH": "image files in a zip archive, read in place",
     "text:PATH": "lines of a UTF-8 text, as sequences of words",
     "npz:PATH": "arrays inputs and labels of a NumPy archive",
