@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from leakbound.audit_epsilon import finding
 from leakbound.cli import main
 
 pytestmark = pytest.mark.usefixtures("wide")
@@ -72,6 +73,24 @@ def test_a_client_that_leaks_more_than_it_claims(client, capsys):
     assert found["runs"] == 401
 
 
+def test_several_rounds(client, capsys):
+    how = ("--noise-multiplier", 1, "--runs", 200, "--rounds", 4)
+    assert call(f"{client}:update", *how) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "rounds: 4, steps: 1" in shown
+    assert "the claim is 10." in shown  # of four releases: mu is 2
+    assert call(f"{client}:update", *how, "--sampling-rate", 0.5, "--neighbors", "replace") != 1
+
+
+def test_text_and_the_result_as_a_file(client, tmp_path, capsys):
+    how = ("--data", "topics", "--model", "decoder", "--declared", 0.5, "--runs", 200)
+    assert call(f"{client}:update", *how, "--json") == 1
+    path = tmp_path / "found.json"
+    path.write_text(capsys.readouterr().out)
+    found = finding.read(path)
+    assert (found.client, found.code) == (f"{client}:update", 1)
+
+
 def test_without_a_claim_it_cannot_tell(client, capsys):
     assert call(f"{client}:update", "--runs", 40) == 2
     assert "cannot tell" in capsys.readouterr().out
@@ -85,6 +104,8 @@ def test_claims_from_a_deployment_file(client, capsys, tmp_path):
     assert (claims["declared"], claims["delta"], claims["noise_multiplier"]) == (1.5, 1e-6, 2.0)
     call(f"{client}:update", "--deployment", path, "--declared", 3, "--runs", 40, "--json")
     assert json.loads(capsys.readouterr().out)["claims"]["declared"] == 3
+    assert call(f"{client}:update", "--deployment", path, "--rounds", 2) == 2
+    assert "covers 1; give at most as many" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(("kind", "name"), [("training", "train"), ("flower", "Flower")])
@@ -99,6 +120,7 @@ def test_other_kinds_of_clients(client, kind, name):
         (("--runs", 10), "runs is 10"),
         (("--delta", 2), "delta"),
         (("--sampling-rate", 0.5), "give a noise multiplier"),
+        (("--rounds", 0), "rounds is 0"),
         (("--data", "topics"), "which is text"),
         (("--one-run",), "does not hold the model's parameters"),
         (("--examples", 0), "examples is 0"),

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from leakbound import audit
+from leakbound._util.rounding import most
 from leakbound.audit import parse
 from leakbound.cli import main
 from leakbound.report import evidence
@@ -45,6 +46,82 @@ def content(folder):
     found = json.loads((folder / "report.json").read_text())
     VALIDATOR.validate(found)
     return found
+
+
+LIMITS = [
+    {"method": "Clopper-Pearson", "epsilon": 1.234, "assumes": "nothing", "shown": "<b>rates</b>"},
+    {"method": "Gaussian", "epsilon": 5.678, "assumes": "Gaussian noise", "shown": "rates"},
+]
+AUDIT = {
+    "claims": {"delta": 1e-5, "declared": 4.0, "noise_multiplier": 1.0, "rounds": 2},
+    "lower": LIMITS,
+    **{"confidence": 0.95, "runs": 1001, "power": 9.0, "client": "my_app:update"},
+    **{"verdict": "all is well", "code": 0},  # what a stranger may write
+}
+
+
+def test_an_audit_of_the_client_stands_beside_what_is_declared_and_bounded(run, tmp_path, capsys):
+    path, out = tmp_path / "audit.json", tmp_path / "out"
+    path.write_text(json.dumps(AUDIT))
+    assert call(run, "--out", out, "--audited", path) == 0
+    (subject,) = content(out)["subjects"]
+    (found,) = subject["epsilon_audits"]
+    items = [(one["name"], one["value"], one["status"]) for one in found["items"]]
+    bounded = most(epsilon(TrainingSetting(1.0, dim=1, steps=2), 1e-5))
+    assert items == [
+        ("declared", "4", "declared"),
+        ("bounded", bounded, "computed"),
+        ("found, at least", "1.23", "measured"),
+        ("found, at least", "5.67", "measured"),
+    ]
+    assert found["holds"] is False
+    verdict = "the program leaks more than it claims: epsilon is at least 5.67"
+    assert found["verdict"].startswith(verdict)
+    failed = "The audit of my_app:update found no more than it claims"
+    for name in ("evidence.html", "evidence-annex.html"):
+        text = (out / name).read_text()
+        for words in (failed, verdict, bounded, "all is well", "<b>rates</b>"):
+            assert (words in text) == (words in (failed, verdict, bounded)), (name, words)
+    assert f"does not hold: {failed}" in " ".join(capsys.readouterr().err.split())
+    quiet = AUDIT | {"lower": LIMITS[:1]}
+    path.write_text(json.dumps(quiet))
+    assert call(run, "--out", out, "--audited", path) == 0
+    assert content(out)["subjects"][0]["epsilon_audits"][0]["holds"] is True
+    assert "does not hold" not in capsys.readouterr().err
+    path.write_text(json.dumps(quiet | {"claims": {}}))
+    assert call(run, "--out", out, "--audited", path) == 0
+    (found,) = content(out)["subjects"][0]["epsilon_audits"]
+    assert (found["holds"], found["items"][0]["status"]) == (None, "not stated")
+    assert call(run, "--out", out) == 0
+    assert content(out)["subjects"][0]["epsilon_audits"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lower": []}, "it holds no limit"),
+        ({"lower": [LIMITS[0] | {"epsilon": -1.0}]}, "epsilon is -1"),
+        ({"confidence": 1.5}, "confidence"),
+        ({"claims": {"delta": 2.0}}, "delta"),
+        ({"runs": "many"}, "Expected `int`"),
+        ({"client": "x" * (1 << 20)}, "over 1048576 bytes"),
+    ],
+)
+def test_a_result_that_is_none_is_refused(run, tmp_path, capsys, change, words):
+    path = tmp_path / "audit.json"
+    path.write_text(json.dumps(AUDIT | change))
+    assert call(run, "--out", tmp_path / "out", "--audited", path) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert words in shown
+    assert "give what leakbound audit-epsilon --json printed" in shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_that_cannot_be_read_or_are_too_many(run, tmp_path, capsys):
+    assert call(run, "--audited", tmp_path / "none.json") == 2
+    assert "No such file" in capsys.readouterr().err
+    assert call(run, "--audited", *["a.json"] * 3) == 2
+    assert "audited names 3 files; give at most 2" in capsys.readouterr().err
 
 
 FILES = ("evidence.html", "evidence-annex.html", "report.json", "evidence.toml")

@@ -1,7 +1,8 @@
 """Audits of small programs: seeded bugs, correct variants, and the level of the bounds."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from leakbound.audit_epsilon import (
     runs,
 )
 from leakbound.bounds import conversions
+from leakbound.domains import TokenDomain
+from leakbound.models import decoder
 from leakbound.random import normal, stream, uniform
 from leakbound.types import Batch, Task
 
@@ -137,6 +140,194 @@ def test_clopper_pearson_keeps_its_level_for_randomized_response():
 
     assert above(0.5, claims, draws)[0] <= ALLOWED
     assert above(0.5, claims, lambda *a: draws(*a, epsilon=3.0), 50)[0] == 50
+
+
+SEVERAL = {
+    "rounds": Claims(delta=1e-3, noise_multiplier=8.0, rounds=64),
+    "sampled rounds": Claims(delta=1e-3, noise_multiplier=0.8, sampling_rate=0.5, rounds=4),
+    "sampled steps": Claims(delta=1e-3, noise_multiplier=0.6, sampling_rate=0.2, steps=3, rounds=2),
+    "replaced": Claims(delta=1e-3, noise_multiplier=4.0, rounds=4, replace=True),
+    "sampled and replaced": Claims(
+        delta=1e-3, noise_multiplier=1.5, sampling_rate=0.5, steps=2, rounds=2, replace=True
+    ),
+}
+
+
+def by_dp_accounting(claims):
+    """The epsilon of all rounds, rounded down."""
+    accounting = pytest.importorskip("dp_accounting")
+    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+    neighbors = "REPLACE_ONE" if claims.replace else "ADD_OR_REMOVE_ONE"
+    one = pld.from_gaussian_mechanism(
+        claims.noise_multiplier,
+        sampling_prob=claims.sampling_rate,
+        pessimistic_estimate=False,
+        use_connect_dots=False,
+        neighboring_relation=accounting.NeighboringRelation[neighbors],
+    )
+    return one.self_compose(claims.steps * claims.rounds).get_epsilon_for_delta(claims.delta)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_the_limits_keep_their_level_over_several_rounds(name):
+    """The canary's coordinate of all updates, summed: of the worst program that is correct."""
+    source, claims = np.random.default_rng(8), SEVERAL[name]
+    count = claims.steps * claims.rounds
+    true = by_dp_accounting(claims)
+    assert true <= claims.bounded <= true + 0.05
+
+    def draws(held, n, noise=claims.noise_multiplier):
+        moved = source.binomial(count, claims.sampling_rate, n)
+        sign = 2 * held - 1 if claims.replace else held
+        return sign * moved + noise * count**0.5 * source.standard_normal(n)
+
+    assert sum(above(true, claims, draws, 400)) <= stats.binom.ppf(0.975, 400, 0.05)
+    half = claims.noise_multiplier / 2
+    assert above(claims.bounded, claims, lambda *a: draws(*a, half), 50, 500)[1] >= 45
+
+
+def test_several_rounds_show_what_one_round_hides():
+    claims, how = Claims(noise_multiplier=6.0), {"noise": 6.0, "bug": "half the noise"}
+    assert audited(count=300, claims=claims, **how).code != 1
+    assert audited(count=300, claims=replace(claims, rounds=9), **how).code == 1
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        Claims(noise_multiplier=2.0, rounds=4),
+        Claims(noise_multiplier=1.0, sampling_rate=0.5, rounds=3),
+        Claims(noise_multiplier=1.0, sampling_rate=0.5, steps=2, rounds=2, replace=True),
+        Claims(noise_multiplier=2.0, rounds=2, replace=True),
+    ],
+    ids=str,
+)
+def test_a_correct_client_of_several_rounds_is_not_accused(claims):
+    changes = {"rate": claims.sampling_rate, "steps": claims.steps}
+    found = audited(0, 200, claims, noise=claims.noise_multiplier, **changes)
+    assert found.code != 1, found.sentence
+
+
+def test_a_run_is_all_rounds_and_no_audit_is_above_the_truth():
+    """400 whole audits of a client that shows its canary as clearly as it may."""
+    claims, calls = Claims(delta=0.01, noise_multiplier=2.0, rounds=2), []
+    true, private = by_dp_accounting(claims), Shown(noise=2.0)
+
+    def client(weights, batch, seed):
+        calls.append(seed)
+        return private(weights, batch, seed)
+
+    given, wrong = tiny(), 0
+    for seed in range(400):
+        found = audit_many_runs(client, *given, claims, runs=40, seed=seed)
+        wrong += found.best.epsilon > true
+    assert (found.runs, len(calls)) == (81, 400 * 81 * 2)
+    assert len(set(calls)) > 0.99 * len(calls)  # new noise in every round
+    assert wrong <= stats.binom.ppf(0.975, 400, 0.05)
+
+
+def test_no_audit_of_text_is_above_the_truth():
+    """400 whole audits of a client that sends the words of its texts, clipped and with noise."""
+    claims = Claims(delta=0.01, noise_multiplier=1.0)
+    model, base, task = texts("classifier")
+    true, wrong = by_dp_accounting(claims), [0, 0]
+
+    def client(weights, batch, seed, noise=1.0):
+        words = nn.functional.one_hot(batch.inputs, 30).sum(1).double()
+        sent = nn.functional.normalize(words).sum(0)
+        return sent + noise * torch.randn(30, generator=torch.Generator().manual_seed(seed))
+
+    given = dict(model.state_dict()), base, task, claims
+    for seed in range(400):
+        found = audit_many_runs(client, *given, runs=40, seed=seed)
+        wrong[0] += found.best.epsilon > true
+        wrong[1] += found.code == 1
+    assert max(wrong) <= stats.binom.ppf(0.975, 400, 0.05)
+    assert audit_many_runs(partial(client, noise=0.4), *given, runs=300).code == 1
+
+
+def test_rounds_that_differ_are_named():
+    def client(weights, batch, seed):
+        return torch.ones(1 + seed % 7)
+
+    with pytest.raises(ValueError, match="its rounds send different tensors"):
+        audit_many_runs(client, *tiny(), Claims(rounds=9), runs=40)
+
+
+class Words(nn.Module):
+    """A classifier of sequences of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(30, 8), nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        return self.head(self.words(tokens).mean(1).tanh())
+
+
+def texts(kind, seed=0):
+    """A model of tokens with large weights, other examples, and its task."""
+    source, domain = stream(seed, "texts"), TokenDomain(30, 6, padding=0)
+    inputs = 1 + (29 * uniform((6, 6), source)).long()
+    if kind == "decoder":
+        model = decoder(input_shape=(6,), classes=30, generator=source, layers=1, width=8, heads=2)
+        loss, labels = "next_token", inputs
+    else:
+        torch.manual_seed(seed)
+        model, loss, labels = Words(), "cross_entropy", torch.arange(6) % 3
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    task = Task.of(model.eval(), loss=loss, classes=30 if labels is inputs else 3, domain=domain)
+    return model, Batch(inputs, labels), task
+
+
+@pytest.mark.parametrize("kind", ["decoder", "classifier"])
+@pytest.mark.parametrize(("bug", "code"), [("half the noise", 1), ("", 0)])
+def test_a_client_of_text(kind, bug, code):
+    model, base, task = texts(kind)
+    client = DpClient(model, bug=bug, loss=task.loss)
+    claims = Claims(noise_multiplier=1.0)
+    found = audit_many_runs(client, dict(model.state_dict()), base, task, claims, runs=300)
+    assert found.code == code, found.sentence
+
+
+@pytest.mark.parametrize("kind", ["decoder", "classifier"])
+def test_canaries_of_text_are_tokens(kind):
+    model, base, task = texts(kind)
+    planted = runs._extremes(task, base, 500, stream(3, "text"))
+    assert planted.dtype == torch.int64
+    assert (int(planted.min()), int(planted.max())) == (0, 29)
+    canary, other = runs._canary_pair(task, base, stream(4, "text"))
+    for own in (canary, other):
+        assert own.inputs.dtype == torch.int64
+        assert bool((own.inputs > 0).any())  # not only padding
+        if kind == "decoder":
+            scored = own.inputs != 0
+            assert torch.equal(own.labels[scored], own.inputs[scored])
+            assert bool((own.labels[~scored] == -100).all())
+    found = audit_one_run(
+        DpClient(model, noise=0.05, loss=task.loss),
+        *(dict(model.state_dict()), base, task, Claims(noise_multiplier=0.05)),
+        canaries=64,
+    )
+    assert found.best.epsilon > 1
+
+
+def test_a_canary_that_is_given_is_taken():
+    model, base, task = texts("classifier")
+    canary, seen = Batch(base.inputs[:1], base.labels[:1]), []  # none that stands out
+
+    def client(weights, batch, seed):
+        if batch.size == 7:
+            seen.append((batch.inputs[-1].tolist(), int(batch.labels[-1])))
+        return batch.inputs.sum()
+
+    given = client, dict(model.state_dict()), base, task, Claims()
+    audit_many_runs(*given, runs=40, canary=canary)
+    assert set(map(str, seen)) == {str((base.inputs[0].tolist(), 0))}
+    with pytest.raises(ValueError, match="canary holds 6 examples"):
+        audit_many_runs(*given, runs=40, canary=base)
 
 
 def test_only_the_second_half_of_the_runs_counts():
@@ -273,7 +464,7 @@ def test_an_update_that_cannot_be_audited_is_named(client, words):
         {"noise_multiplier": 0.0},
         {"steps": 0},
         {"sampling_rate": 0.5},
-        {"sampling_rate": 0.5, "noise_multiplier": 1.0, "replace": True},
+        {"rounds": 0},
     ],
 )
 def test_wrong_claims_are_refused(wrong):

@@ -76,12 +76,21 @@ def test_against_dp_accounting_noise():
     assert noise_for(2.0, 1e-6, steps=9) == pytest.approx(truth, rel=1e-3)
 
 
-@pytest.mark.parametrize(("noise", "q", "steps"), [(1.0, 0.01, 1000), (0.6, 0.1, 20)])
-def test_sampled_against_dp_accounting(noise, q, steps):
+@pytest.mark.parametrize("neighbors", ["ADD_OR_REMOVE_ONE", "REPLACE_ONE"])
+@pytest.mark.parametrize(
+    ("noise", "q", "steps"), [(1.0, 0.01, 1000), (0.6, 0.1, 20), (3.0, 0.5, 8), (1.5, 1.0, 3)]
+)
+def test_sampled_against_dp_accounting(noise, q, steps, neighbors):
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
-    one = pld.from_gaussian_mechanism(noise, sampling_prob=q, value_discretization_interval=3e-4)
+    relation = pytest.importorskip("dp_accounting").NeighboringRelation[neighbors]
+    one = pld.from_gaussian_mechanism(
+        noise,
+        sampling_prob=q,
+        value_discretization_interval=3e-4,
+        neighboring_relation=relation,
+    )
     other = one.self_compose(steps)
-    at = {"steps": steps, "sampling_rate": q}
+    at = {"steps": steps, "sampling_rate": q, "replace": neighbors == "REPLACE_ONE"}
     for level in (0.1, 1.0, 2.0):
         truth = other.get_delta_for_epsilon(level)
         assert delta(noise, epsilon=level, **at) == pytest.approx(truth, rel=1e-3, abs=1e-9)

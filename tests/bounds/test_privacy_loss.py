@@ -24,24 +24,51 @@ def test_full_batch(noise, steps):
     assert np.all(over <= 1e-3 * truth + found.slack)
 
 
-@pytest.mark.parametrize("remove", [True, False])
+@pytest.mark.parametrize("pair", ["remove", "add", "replace"])
 @pytest.mark.parametrize(("noise", "q"), [(1.0, 0.1), (0.5, 0.01), (3.0, 0.7), (0.2, 0.3)])
-def test_one_step_against_an_integral(noise, q, remove):
+def test_one_step_against_an_integral(noise, q, pair):
     """delta = integral of (P - e^epsilon Q)+ over the output."""
-    found = curve(noise, q, 1, remove)
+    found = curve(noise, q, 1, pair)
     levels = np.array([-0.1, 0.0, 0.01, 0.5, 2.0])
 
     def gap(x, level):
         out = stats.norm.pdf(x)
         record = (1 - q) * out + q * stats.norm.pdf(x - 1 / noise)
-        p, other = (record, out) if remove else (out, record)
+        opposite = (1 - q) * out + q * stats.norm.pdf(x + 1 / noise)
+        both = {"remove": (record, out), "add": (out, record), "replace": (record, opposite)}
+        p, other = both[pair]
         return max(0.0, p - np.exp(level) * other)
 
     for level, value in zip(levels, found.at(levels), strict=True):
         truth = integrate.quad(
-            gap, -12, 12 + 1 / noise, args=(level,), limit=2000, epsabs=1e-12, points=[0, 1 / noise]
+            *(gap, -12 - 1 / noise, 12 + 1 / noise),
+            **{"args": (level,), "limit": 2000, "epsabs": 1e-12, "points": [0, 1 / noise]},
         )[0]
         assert truth - 1e-10 <= value <= truth + 2e-5
+
+
+@pytest.mark.parametrize("q", [0.05, 0.5, 0.95])
+def test_no_two_clipped_gradients_are_easier_to_tell_apart_than_opposite_ones(q):
+    """By sums over a plane; the noise is 1 and the clip norm s."""
+    s, step, levels = 1.5, 0.05, np.array([-1.0, 0.0, 0.05, 1.0, 2.0])
+    x = np.stack(np.meshgrid(*[np.arange(-7, 7, step)] * 2))
+
+    def law(*center):
+        at = [((x - np.reshape(c, (2, 1, 1))) ** 2).sum(0) / 2 for c in ((0, 0), center)]
+        return ((1 - q) * np.exp(-at[0]) + q * np.exp(-at[1])) / (2 * np.pi)
+
+    def apart(u, v):
+        gap = law(*u) - np.exp(levels)[:, None, None] * law(*v)
+        return np.maximum(0, gap).sum((1, 2)) * step**2
+
+    whole = apart((s, 0), (-s, 0))
+    assert whole == pytest.approx(curve(1 / s, q, 1, "replace").at(levels), abs=3e-4)
+    draw = np.random.default_rng(1)
+    for pair in draw.normal(size=(30, 2, 2)):
+        u, v = (s * draw.random() ** 0.25 * one / np.linalg.norm(one) for one in pair)
+        assert np.all(apart(u, v) <= whole + 1e-6)
+    for other in ((0, s), (-0.9 * s, 0), (0, 0)):
+        assert apart((s, 0), other)[1] < whole[1] - 1e-4
 
 
 def test_two_steps_against_an_integral():
@@ -151,9 +178,9 @@ def test_cut_tails_are_added(monkeypatch, tail):
 def test_grid_of_one_step(noise, q):
     """No mass is lost, and at a grid point delta is the true one or, by rounding, a little more."""
     interval, edges = 0.05 / noise, (-60, 400)
-    mass, beyond = privacy_loss.one_step(1 / noise, q, interval, edges, True)
+    mass, beyond = privacy_loss.one_step(1 / noise, q, interval, edges, "remove")
     assert mass.sum() + beyond == pytest.approx(1, abs=1e-13)
-    short, cut = privacy_loss.one_step(1 / noise, q, interval, (-60, 40), True)
+    short, cut = privacy_loss.one_step(1 / noise, q, interval, (-60, 40), "remove")
     assert short.sum() + cut == pytest.approx(1, abs=1e-13)
     assert cut > 1e-8
     delta = privacy_loss.hockey_stick(mass, beyond, interval)

@@ -48,9 +48,13 @@ def test_a_changed_number_misses(monkeypatch):
     assert curve(1, 0.1, 10.0) is first  # content, not type
     others = [(1.0 + 1e-15, 0.1, 10), (1.0, 0.1 + 1e-16, 10), (1.0, 0.1, 11)]
     others = [curve(*other) for other in others]
-    others += [curve(1.0, 0.1, 10, False), curve(1.0, 0.1, 10, rough=True)]
-    assert CACHE.misses >= 6
-    assert len({id(found) for found in [first, *others]}) == 6
+    others += [
+        curve(1.0, 0.1, 10, "add"),
+        curve(1.0, 0.1, 10, "replace"),
+        curve(1.0, 0.1, 10, rough=True),
+    ]
+    assert CACHE.misses >= 7
+    assert len({id(found) for found in [first, *others]}) == 7
     monkeypatch.setattr(privacy_loss, "RESOLUTION", 1e-3)
     assert len(curve(1.0, 0.1, 10).delta) < len(first.delta)
     monkeypatch.undo()
@@ -58,7 +62,7 @@ def test_a_changed_number_misses(monkeypatch):
     kinds = mixed_curve(PARTS)
     assert mixed_curve([list(part) for part in PARTS]) is kinds
     assert mixed_curve([PARTS[0], (2.0, 0.1, 31)]) is not kinds
-    assert mixed_curve(PARTS, False) is not kinds
+    assert mixed_curve(PARTS, "add") is not kinds
 
 
 def test_nobody_can_write_to_what_is_kept():

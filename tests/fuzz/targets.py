@@ -30,6 +30,7 @@ from leakbound.attacks.prior.files import load_prior, save_prior
 from leakbound.attacks.prior.training import train_prior
 from leakbound.audit import plan_file
 from leakbound.audit.engine import run
+from leakbound.audit_epsilon import finding
 from leakbound.captured import adapters, capture
 from leakbound.correlation import Factor
 from leakbound.data.schema import Schema
@@ -188,6 +189,17 @@ TREES = json.dumps(
 ADAPTER = json.dumps(
     {"peft_type": "LORA", "r": 1, "lora_alpha": 2, "target_modules": ["0"], "rank_pattern": {}}
 )
+_CLAIMS = {"delta": 1e-5, "declared": 4.0, "noise_multiplier": 1.0, "sampling_rate": 0.5}
+_LIMIT = {"method": "Gaussian", "epsilon": 5.6, "assumes": "Gaussian noise", "shown": "rates"}
+EPSILON = json.dumps(
+    {
+        "claims": _CLAIMS | {"steps": 2, "rounds": 3, "replace": True},
+        "lower": [_LIMIT],
+        "confidence": 0.95,
+        "runs": 9,
+        "power": 9.0,
+    }
+)
 TABLE = "age,sex,y\n" + "".join(
     f"{20 + i},{'fm'[i % 2]},{('no', 'yes')[i % 2]}\n" for i in range(9)
 )
@@ -287,6 +299,7 @@ def formats(folder: Path) -> dict[str, Format]:
             {"a/0.png": _png(0), "b/0.png": _png(1)}, lambda p: data.load(f"folder:{p}"), "a/0.png"
         ),
         "text": one("t.txt", "one line\nanother line\n" * 9, lambda p: data.load(f"text:{p}")),
+        "epsilon audit": one("a.json", EPSILON, _claimed),
         "records": Format(_records(), _of_run, "records.jsonl"),
         "defense": one(
             "w", "gaussian_noise,noise_std=0.1", _words(lambda t: spec_of("defense", t))
@@ -302,6 +315,11 @@ def _gradient(path: Path) -> object:
 
 def _words(read: Callable[[str], object]) -> Read:
     return lambda path: read(path.read_bytes().decode("utf-8", "replace"))
+
+
+def _claimed(path: Path) -> object:
+    found = finding.read(path)
+    return found.sentence, list(found.lines)
 
 
 def _of_run(folder: Path) -> object:
@@ -321,7 +339,7 @@ TARGETS = (
     ),
     *("trees", "adapter", "safetensors", "update", "update npz", "weights", "prior"),
     *("factor", "npz", "idx images", "idx labels", "zip", "image", "text", "records"),
-    *("defense", "target", "mechanism"),
+    *("defense", "target", "mechanism", "epsilon audit"),
 )
 
 

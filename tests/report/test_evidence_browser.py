@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from leakbound.assess.record import VERDICTS
 from leakbound.report import evidence
 from leakbound.report.evidence import STATEMENTS
-from leakbound.report.evidence.parts import Epsilons
+from leakbound.report.evidence.parts import EpsilonPart, Epsilons, Item
 from leakbound.report.folder import read
 
 pytestmark = pytest.mark.browser
@@ -30,7 +30,8 @@ CUT = """() => [...document.querySelectorAll("table, pre, img, svg, .card, .fact
 def path(tmp_path, make_bounded):
     run = read(make_bounded(tmp_path / "run", hostile="<b>" + "long" * 60))
     known = Epsilons(1e-5, 1.0, 2.0)
-    subject = evidence.of_run(run, {}, lambda noise: known, images=True)
+    audits = [audited("<b>" + "long" * 60)]
+    subject = evidence.of_run(run, {}, lambda noise: known, images=True, audited=audits)
     page = tmp_path / "evidence-annex.html"
     page.write_text(evidence.annex(evidence.document([subject], images=True), [run]), "utf-8")
     return page
@@ -148,6 +149,15 @@ def worst(folder, make_run, hostile, **parts):
     return make_run(path, own, experiments=4000, plan={"name": name, "psnr": 20.0})
 
 
+def audited(name):
+    """An audit of a client of this name that found more than is claimed."""
+    lines = [("declared", "1", "declared"), ("bounded", "4.38", "computed")]
+    lines += [("found, at least", value, "measured") for value in ("5.1", "6.2")]
+    items = tuple(Item(one, one, value, status, name) for one, value, status in lines)
+    words = f"the program leaks more than it claims: epsilon is at least 6.2 (assumes: {name})"
+    return EpsilonPart(name, 1e-5, 0.95, False, words, items)
+
+
 @pytest.fixture
 def sheet(tmp_path, request, browser):
     """The sign-off page of a run by the name of its kind, in Chromium."""
@@ -156,16 +166,19 @@ def sheet(tmp_path, request, browser):
     def made(kind):
         needed = ("make_assessment", "make_run", "make_training", "make_bound", "make_defense")
         parts = {name: request.getfixturevalue(name) for name in needed}
-        folder, said = tmp_path / "run", {}
+        folder, said, audits = tmp_path / "run", {}, ()
         if kind == "many":
-            folder = many(folder, **parts)
+            folder, audits = many(folder, **parts), [audited("my_app.client:update")]
         elif kind == "worst":
             said = dict.fromkeys(STATEMENTS, "said_" * 80)
             folder = worst(folder, hostile=request.getfixturevalue("hostile"), **parts)
+            audits = [audited("long " * 200)] * 2
         else:
             folder = request.getfixturevalue(f"make_{kind}")(folder)
         known = Epsilons(1e-5, 1.0, 2.0)
-        subject = evidence.of_run(read(folder), said, lambda noise: known, images=True)
+        subject = evidence.of_run(
+            read(folder), said, lambda noise: known, images=True, audited=audits
+        )
         names = "run.json", "records.jsonl", "utility.jsonl", "signed-annex.html", "report.json"
         files = dict.fromkeys((*names, "evidence-12.toml"), "0123456789abcdef" * 4)
         path = tmp_path / "evidence.html"

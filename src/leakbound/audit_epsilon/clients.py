@@ -68,6 +68,33 @@ def gradient_places(update: Any, task: Task) -> Tensor | None:
     return torch.cat(found)
 
 
+def over_rounds(client: Client, rounds: int) -> Client:
+    """A client that takes part in several rounds from the same weights; it sends their sum.
+
+    The auditor is the server, and may send what it likes. The canary then moves every update in the
+    same direction, and the noise does not.
+
+    Example:
+        >>> client = over_rounds(lambda weights, batch, seed: {"n": batch.size}, 3)
+        >>> client({}, Batch(torch.ones(2, 1), torch.zeros(2)), 0)
+        {'n': tensor(6., dtype=torch.float64)}
+    """
+
+    def several(weights: dict[str, Tensor], batch: Batch, seed: int) -> dict[str, Tensor]:
+        source, total = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+        for number in torch.randint(2**31, (rounds,), generator=source).tolist():
+            given = {name: value.clone() for name, value in weights.items()}
+            own = Batch(batch.inputs.clone(), batch.labels.clone())
+            sent = {name: value.double() for name, value in leaves(client(given, own, number))}
+            form, before = ({k: v.shape for k, v in one.items()} for one in (sent, total or sent))
+            if form != before:
+                raise ValueError("its rounds send different tensors; return the same in each")
+            total = {name: value + total.get(name, 0) for name, value in sent.items()}
+        return total
+
+    return client if rounds == 1 else several
+
+
 def of_training(train: Callable[[nn.Module, Dataset[Any]], Any], model: nn.Module) -> Client:
     """A client from a training function, such as one with Opacus inside.
 

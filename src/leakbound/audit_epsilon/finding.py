@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from leakbound import check
+from leakbound._util import files
 from leakbound._util.rounding import least, most
 from leakbound.bounds import conversions
 from leakbound.bounds.law import probability
 
 CONSISTENT, LEAKS, UNKNOWN = 0, 1, 2
 """Exit codes."""
+MOST_BYTES = 1 << 20
+"""Of a result's file."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +29,8 @@ class Claims:
         delta: of every epsilon here.
         declared: the epsilon that it states.
         noise_multiplier, sampling_rate, steps: its training, for the accountant.
-        replace: neighbors differ by a replaced example, which moves a sum twice as far. There is no
-            tight accountant here if batches are sampled.
+        replace: neighbors differ by a replaced example, which moves a sum twice as far.
+        rounds: how many updates, each of so many steps, every epsilon covers. The audit sees all.
 
     Example:
         >>> round(Claims(noise_multiplier=1.0).bounded, 3)
@@ -35,6 +43,7 @@ class Claims:
     sampling_rate: float = 1.0
     steps: int = 1
     replace: bool = False
+    rounds: int = 1
 
     def __post_init__(self) -> None:
         probability("delta", self.delta)
@@ -42,11 +51,10 @@ class Claims:
         check.given(check.positive, noise_multiplier=self.noise_multiplier)
         check.positive(sampling_rate=self.sampling_rate)
         check.fraction(sampling_rate=self.sampling_rate)
-        check.count(steps=self.steps)
-        if self.sampling_rate < 1 and (self.replace or self.noise_multiplier is None):
+        check.count(steps=self.steps, rounds=self.rounds)
+        if self.sampling_rate < 1 and self.noise_multiplier is None:
             raise ValueError(
-                f"sampling_rate is {self.sampling_rate:g}; give a noise multiplier too, and "
-                "neighbors that add or remove an example"
+                f"sampling_rate is {self.sampling_rate:g}; give a noise multiplier too"
             )
 
     @property
@@ -54,13 +62,20 @@ class Claims:
         """The accountant's upper bound on epsilon; None without a noise multiplier."""
         if self.noise_multiplier is None:
             return None
-        noise, how = self.noise_multiplier / (1 + self.replace), self.training
-        return float(conversions.epsilon(noise, delta=self.delta, **how))
+        return float(conversions.epsilon(self.noise_multiplier, delta=self.delta, **self.training))
 
     @property
-    def training(self) -> dict[str, float]:
-        """Steps and sampling rate, for the accountant."""
-        return {"steps": self.steps, "sampling_rate": self.sampling_rate}
+    def training(self) -> dict[str, Any]:
+        """Steps of all rounds, sampling rate and neighbors, for the accountant."""
+        steps = self.steps * self.rounds
+        return {"steps": steps, "sampling_rate": self.sampling_rate, "replace": self.replace}
+
+    @property
+    def schedule(self) -> str:
+        """Rounds, steps, sampling rate and neighbors as text."""
+        neighbors = ", one example replaced" if self.replace else ""
+        steps = f"rounds: {self.rounds}, steps: {self.steps}"
+        return f"{steps}, sampling rate: {self.sampling_rate:g}{neighbors}"
 
     @property
     def least(self) -> float | None:
@@ -84,8 +99,9 @@ class EpsilonAudit:
 
     Attributes:
         lower: limits that hold together with probability `confidence`.
-        runs: calls of the client.
+        runs: runs of the client, each of all rounds.
         power: the largest limit that so many runs can give.
+        client: what was audited, for display.
     """
 
     claims: Claims
@@ -93,6 +109,7 @@ class EpsilonAudit:
     confidence: float
     runs: int
     power: float
+    client: str = ""
 
     @property
     def best(self) -> LowerEpsilon:
@@ -109,6 +126,19 @@ class EpsilonAudit:
         return UNKNOWN if blind else CONSISTENT
 
     @property
+    def lines(self) -> Iterator[tuple[str, str | None, str]]:
+        """What is declared, bounded and found: which of them, the epsilon, and where from."""
+        own = self.claims
+        said = None if own.declared is None else f"{own.declared:g}"
+        yield "declared", said, "the program's claim"
+        if own.bounded is not None:
+            known = f"noise multiplier {own.noise_multiplier:g}, {own.schedule}"
+            yield "bounded", most(own.bounded), known
+        for one in self.lower:
+            shown = f"{one.method}: {one.shown}; assumes: {one.assumes}"
+            yield "found, at least", least(one.epsilon), shown
+
+    @property
     def sentence(self) -> str:
         """The verdict as text."""
         claim, best = self.claims.least, self.best
@@ -121,3 +151,28 @@ class EpsilonAudit:
             return f"consistent: {found}, and the claim is {most(claim)}. This does not prove it"
         seen = f"so many runs show {least(self.power)} at most, and the claim is {most(claim)}"
         return f"cannot tell: {seen if best.epsilon else 'the canary is not seen'}; give more runs"
+
+
+def read(path: Path) -> EpsilonAudit:
+    """A result as `leakbound audit-epsilon --json` prints it; its verdict is computed again.
+
+    Raises:
+        ValueError: it cannot be read, is too large, or is no such result.
+    """
+    what, mend = f"audited {str(path)!r}", "give what leakbound audit-epsilon --json printed"
+    try:
+        with files.opened(path) as stream:
+            content = stream.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"it is over {MOST_BYTES} bytes")
+        found = msgspec.json.decode(content, type=EpsilonAudit)
+        probability("confidence", found.confidence)
+        check.non_negative(power=found.power)
+        for one in found.lower:
+            check.non_negative(epsilon=one.epsilon)
+        if not found.lower:
+            raise ValueError("it holds no limit")
+    except (ValueError, OSError, RecursionError) as error:
+        words = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{what}: {words}; {mend}") from None
+    return found

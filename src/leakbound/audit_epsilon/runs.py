@@ -20,12 +20,13 @@ from torch.nn.functional import normalize
 from leakbound import check
 from leakbound._util.rounding import least, most
 from leakbound._util.user_code import seeded
-from leakbound.audit_epsilon.clients import Client, gradient_places, vector
+from leakbound.audit_epsilon.clients import Client, gradient_places, over_rounds, vector
 from leakbound.audit_epsilon.finding import Claims, EpsilonAudit, LowerEpsilon
 from leakbound.bounds import empirical
 from leakbound.bounds.counting import CONFIDENCE
 from leakbound.bounds.law import probability
 from leakbound.client import example_gradients
+from leakbound.losses import next_labels
 from leakbound.random import bernoulli, permutation, stream, uniform
 from leakbound.types import Batch, Task
 
@@ -52,18 +53,22 @@ def audit_many_runs(
     confidence: float = CONFIDENCE,
     seed: int = 0,
     watch: Watch | None = None,
+    canary: Batch | None = None,
 ) -> EpsilonAudit:
-    """Lower limits on epsilon from `runs` calls with the canary and as many without.
+    """Lower limits on epsilon from `runs` runs with the canary and as many without.
 
-    Two limits hold together: Clopper-Pearson's, which assumes nothing, and one for Gaussian noise
-    of unknown size with the claimed sampling rate and steps.
+    A run calls the client once for each round of the claims. Two limits hold together:
+    Clopper-Pearson's, which assumes nothing, and one for Gaussian noise of unknown size with the
+    claimed sampling rate, steps and rounds.
 
     `weights` are given to the client, by name; `base` are its other examples; `task` is the
     auditor's copy of the model, in which the canary's gradient is known. `seed` fixes the runs'
-    order and the client's draws, except those of the operating system.
+    order and the client's draws, except those of the operating system. `canary` is one example,
+    such as a sequence of tokens; without one, the audit makes it.
 
     Raises:
-        ValueError: too few runs, a client that raises, or updates of different sizes.
+        ValueError: too few runs, several canaries, a client that raises, or updates of different
+            sizes.
 
     Source: Jagielski et al. 2020 (rates); Nasr et al. 2023 (Gaussian).
     """
@@ -71,8 +76,11 @@ def audit_many_runs(
     probability("confidence", confidence)
     if runs < FEWEST:
         raise ValueError(f"runs is {runs}; give at least {FEWEST}")
-    draws, quarter = stream(seed, "epsilon audit"), runs // 4
-    canary, other = _canary_pair(task, base, draws)
+    if canary is not None and canary.size != 1:
+        raise ValueError(f"canary holds {canary.size} examples; give one")
+    client, draws = over_rounds(client, claims.rounds), stream(seed, "epsilon audit")
+    quarter = runs // 4
+    canary, other = _canary_pair(task, base, draws, canary)
     batches = [_joined(base, other) if claims.replace else base, _joined(base, canary)]
     first = _sent(client, weights, batches[0], draws)
     start, places, done = vector(first), gradient_places(first, task), 0
@@ -128,9 +136,10 @@ def audit_one_run(
             f"canaries is {canaries} and replace {claims.replace}; one run needs at least "
             f"{2 * SHARES[0]} canaries, and neighbors that add or remove an example"
         )
-    draws = stream(seed, "epsilon audit")
+    client, draws = over_rounds(client, claims.rounds), stream(seed, "epsilon audit")
     labels = base.labels[(uniform((canaries,), draws) * base.size).long()]
-    planted = Batch(_extremes(task, base, canaries, draws), labels)
+    extremes = _extremes(task, base, canaries, draws)
+    planted = Batch(extremes, _own_labels(task, extremes, labels))
     coins = bernoulli((canaries,), 0.5, draws)
     held = Batch(planted.inputs[coins], planted.labels[coins])
     update = _sent(client, weights, _joined(base, held), draws)
@@ -151,26 +160,43 @@ def audit_one_run(
 
 
 def _extremes(task: Task, base: Batch, count: int, draws: torch.Generator) -> Tensor:
-    """Inputs (count, *S) whose every entry is the least or the largest that is allowed."""
+    """Inputs (count, *S) of entries that are the least or largest allowed; any, if tokens."""
     low, high = task.input_range
-    upper = bernoulli((count, *base.inputs.shape[1:]), 0.5, draws)
+    shape = (count, *base.inputs.shape[1:])
+    if not base.inputs.is_floating_point():
+        return (low + (high - low + 1) * uniform(shape, draws)).to(base.inputs)
+    upper = bernoulli(shape, 0.5, draws)
     return torch.where(upper, high, low).to(base.inputs)
 
 
-def _canary_pair(task: Task, base: Batch, draws: torch.Generator) -> tuple[Batch, Batch]:
+def _own_labels(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
+    """The labels; those of inputs whose labels are their own tokens, whatever was given."""
+    if not getattr(task.loss, "of_inputs", False):
+        return labels
+    return next_labels(inputs, getattr(task.domain, "padding", None))
+
+
+def _canary_pair(
+    task: Task, base: Batch, draws: torch.Generator, canary: Batch | None = None
+) -> tuple[Batch, Batch]:
     """The candidate whose gradient differs most from the base's, and the one opposite to it.
 
     Candidates are blank, full and random inputs and the base's, with every label of the base. So
-    most are blank or mislabeled.
+    most are blank or mislabeled. Sequences of tokens are never blank, for a blank one is padding. A
+    `canary` that is given is taken.
     """
-    blank = [torch.full_like(base.inputs[:1], value) for value in task.input_range]
+    dense = base.inputs.is_floating_point()
+    blank = [torch.full_like(base.inputs[:1], value) for value in task.input_range * dense]
     inputs = torch.cat([*blank, base.inputs[:TRIED], _extremes(task, base, TRIED, draws)])
     labels = torch.unique(base.labels, dim=0)
     rows = inputs.repeat_interleave(len(labels), 0)
-    every = labels.repeat(len(inputs), *[1] * (labels.ndim - 1))
+    every = _own_labels(task, rows, labels.repeat(len(inputs), *[1] * (labels.ndim - 1)))
+    if canary is not None:
+        rows, every = torch.cat([canary.inputs, rows]), torch.cat([canary.labels, every])
     found, mean = _gradients(task, Batch(rows, every)), _gradients(task, base).mean(0)
     mean = normalize(mean, dim=0)
-    best = int((found - torch.outer(found @ mean, mean)).norm(dim=1).argmax())
+    apart = (found - torch.outer(found @ mean, mean)).norm(dim=1)
+    best = int(apart.argmax()) if canary is None else 0
     far = int((normalize(found) @ found[best]).argmin())
     return Batch(rows[best, None], every[best, None]), Batch(rows[far, None], every[far, None])
 
@@ -238,10 +264,10 @@ def _tests(claims: Claims) -> Iterator[tuple[str, str, Callable[..., Any], Calla
         return np.log(np.maximum(high - delta, 1e-12) / low)
 
     def excess(high: Scores, low: Scores) -> Any:
-        noise = (claims.noise_multiplier or 1.0) / (1 + claims.replace)
+        noise = claims.noise_multiplier or 1.0
         return special.ndtri(high) - special.ndtri(empirical.most_power(noise, low, **training))
 
-    steps = f"Gaussian noise, steps: {claims.steps}, sampling rate: {claims.sampling_rate:g}"
+    steps = f"Gaussian noise, {claims.schedule}"
     yield "Clopper-Pearson", "nothing", ratio, partial(empirical.epsilon_of_rates, delta=delta)
     gaussian = partial(empirical.epsilon_of_steps, delta=delta, **training)
     yield "Gaussian", steps, excess, gaussian

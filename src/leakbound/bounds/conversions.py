@@ -1,8 +1,8 @@
 """Convert a noise multiplier to (epsilon, delta) and mu-GDP.
 
-Neighbors differ by one example that is added or removed. Full batches have a closed form, valid for
-epsilon up to 1e9 and delta down to 1e-300. Sampled batches use the composed privacy loss,
-rounded upwards and never above the closed form without sampling.
+Neighbors differ by one example that is added or removed, or replaced. Full batches have a closed
+form, valid for epsilon up to 1e9 and delta down to 1e-300. Sampled batches use the composed privacy
+loss, rounded upwards and never above the closed form without sampling.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from leakbound.bounds.law import Array, arguments, groups, one
-from leakbound.bounds.privacy_loss import curve
+from leakbound.bounds.privacy_loss import Pair, curve
 from leakbound.bounds.roots import least_where
 
 __all__ = ["delta", "epsilon", "log_delta", "mu"]
@@ -40,6 +40,7 @@ def delta(
     epsilon: ArrayLike,
     steps: ArrayLike = 1,
     sampling_rate: ArrayLike = 1.0,
+    replace: bool = False,
 ) -> Any:
     """The smallest delta for a given epsilon.
 
@@ -50,6 +51,7 @@ def delta(
         epsilon: of all steps together, at least 0.
         steps: number of steps, composed adaptively.
         sampling_rate: probability that a step holds an example (Poisson sampling, hidden).
+        replace: neighbors differ by a replaced example, which moves a sum twice as far.
 
     Raises:
         ValueError: a number is outside its range.
@@ -63,8 +65,9 @@ def delta(
     sigma, level, q, count = arguments(
         noise_multiplier=noise_multiplier, epsilon=epsilon, sampling_rate=sampling_rate, steps=steps
     )
-    found = np.array(np.exp(log_delta(np.asarray(mu(sigma, steps=count)), level)))
-    for here, composed in _sampled(sigma, q, count):
+    full = np.asarray(mu(sigma / (1 + replace), steps=count))
+    found = np.array(np.exp(log_delta(full, level)))
+    for here, composed in _sampled(sigma, q, count, replace):
         found[here] = np.minimum(found[here], composed(level[here]))
     return one(found)
 
@@ -75,6 +78,7 @@ def epsilon(
     delta: ArrayLike,
     steps: ArrayLike = 1,
     sampling_rate: ArrayLike = 1.0,
+    replace: bool = False,
 ) -> Any:
     """The smallest epsilon for a given delta in (0, 1); 0 if none is needed.
 
@@ -87,8 +91,8 @@ def epsilon(
     sigma, level, q, count = arguments(
         noise_multiplier=noise_multiplier, delta=delta, sampling_rate=sampling_rate, steps=steps
     )
-    found = np.array(_full_epsilon(np.asarray(mu(sigma, steps=count)), level))
-    for here, composed in _sampled(sigma, q, count):
+    found = np.array(_full_epsilon(np.asarray(mu(sigma / (1 + replace), steps=count)), level))
+    for here, composed in _sampled(sigma, q, count, replace):
         highest = found[here]
         fits = composed(highest) <= level[here]
 
@@ -139,20 +143,21 @@ def _full_epsilon(m: Array, level: Array) -> Array:
     return np.where(m == 0, 0.0, np.where(m == np.inf, np.inf, found))
 
 
-def _larger(noise: float, q: float, count: int) -> Delta | None:
-    """The larger delta of adding and removing; None if the grid would be too coarse."""
-    there, back = curve(noise, q, count), curve(noise, q, count, False)
-    if there is None or back is None:
+def _larger(noise: float, q: float, count: int, replace: bool) -> Delta | None:
+    """The larger delta of both directions; None if the grid would be too coarse."""
+    pairs: tuple[Pair, ...] = ("replace",) if replace else ("remove", "add")  # it has a mirror
+    curves = [own for pair in pairs if (own := curve(noise, q, count, pair)) is not None]
+    if len(curves) < len(pairs):
         return None
-    return lambda level: np.asarray(np.maximum(there.at(level), back.at(level)))
+    return lambda level: np.asarray(np.max([own.at(level) for own in curves], axis=0))
 
 
-def _sampled(sigma: Array, q: Array, count: Array) -> Iterator[tuple[Any, Delta]]:
+def _sampled(sigma: Array, q: Array, count: Array, replace: bool) -> Iterator[tuple[Any, Delta]]:
     """Positions of each kind of sampled steps that has a curve, and its delta."""
     if np.all(q == 1):
         return
     for here, (noise, some, number) in groups(sigma, q, count):
         if some < 1 and 0 < noise < np.inf:
-            found = _larger(noise, some, int(number))
+            found = _larger(noise, some, int(number), replace)
             if found is not None:
                 yield here, found

@@ -199,7 +199,7 @@ def epsilon(parts: Sequence[Part], delta: float, *, visible: bool) -> float:
     while not holds(np.array(high)) and high < 1e12:
         high *= 2
     found = float(least_where(holds, np.array(0.0), np.array(high)))
-    curves = [] if visible else [mixed_curve(parts), mixed_curve(parts, remove=False)]
+    curves = [] if visible else [mixed_curve(parts), mixed_curve(parts, "add")]
     if not curves or None in curves:
         return found
 

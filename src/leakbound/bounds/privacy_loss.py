@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from scipy import fft, optimize, special
@@ -22,6 +22,8 @@ from leakbound.bounds.law import Array
 
 Part = tuple[float, float, int]
 """Noise multiplier, sampling rate, steps."""
+Pair = Literal["remove", "add", "replace"]
+"""P and Q of a step: with an example and without, the reverse, or with two opposite ones."""
 T = TypeVar("T")
 ENTRY = 512
 """Bytes that a cache entry counts for, besides its arrays."""
@@ -34,6 +36,8 @@ COARSEST = 2.0
 POINTS = 2**21
 WIDEST = 1e6
 """For noise above this or below its inverse `visible` is used, which is equally good there."""
+RAREST = 1e-100
+"""Lower sampling rates count as this one, which can only raise the curve."""
 UNIT = 2.0**-53
 HUGE = 700.0
 FAINT = 300.0
@@ -146,49 +150,50 @@ class LossCurve:
 
 
 def curve(
-    noise: float, sampling_rate: float, steps: int, remove: bool = True, *, rough: bool = False
+    noise: float, sampling_rate: float, steps: int, pair: Pair = "remove", *, rough: bool = False
 ) -> LossCurve | None:
     """`mixed_curve` for steps of one kind."""
-    return mixed_curve([(noise, sampling_rate, steps)], remove, rough=rough)
+    return mixed_curve([(noise, sampling_rate, steps)], pair, rough=rough)
 
 
 def mixed_curve(
-    parts: Sequence[Part], remove: bool = True, *, rough: bool = False
+    parts: Sequence[Part], pair: Pair = "remove", *, rough: bool = False
 ) -> LossCurve | None:
     """The curve of all steps; None if no grid of a practical size is fine enough.
 
-    Results are cached by their numbers. With `remove`, P is the distribution with the example and Q
-    the one without; otherwise the reverse. `rough` uses wider cells: it also errs upwards, is less
-    tight and several times faster.
+    Results are cached by their numbers. For "replace", P is (1 - q) N(0, 1) + q N(s, 1) and Q the
+    same at -s, with s = 1 / noise multiplier: no two clipped gradients are easier to tell apart
+    (docs/risk.md). `rough` uses wider cells: it also errs upwards, is less tight and several times
+    faster.
 
-    Source: Doroshenko et al. 2022 (connect the dots).
+    Source: Doroshenko et al. 2022 (connect the dots); Koskela, Jälkö and Honkela 2020 (replace).
     """
     kinds = tuple((float(noise), float(q), int(steps)) for noise, q, steps in parts)
-    what = kinds, bool(remove), bool(rough)
+    what = kinds, pair, bool(rough)
     grid = RESOLUTION, COARSEST, POINTS, WIDEST, TAIL
     return CACHE.of((*what, *grid), lambda: _composed(*what))
 
 
-def _composed(parts: tuple[Part, ...], remove: bool, rough: bool) -> LossCurve | None:
+def _composed(parts: tuple[Part, ...], pair: Pair, rough: bool) -> LossCurve | None:
     if any(not 1 / WIDEST < noise < WIDEST for noise, *_ in parts):
         return None
-    steps = [(1 / noise, q) for noise, q, _ in parts]
+    steps = [(1 / noise, max(q, RAREST)) for noise, q, _ in parts]
     counts = [count for *_, count in parts]
     total, wider = sum(counts), ROUGH if rough else 1.0
     spread = min(
-        q * (np.sqrt(np.expm1(min(shift**2, TAIL))) if remove else min(shift, 1.0))
+        q * (np.sqrt(np.expm1(min(shift**2, TAIL))) if pair != "add" else min(shift, 1.0))
         for shift, q in steps
     )
     interval = wider * float(min(np.sqrt(8 * RESOLUTION / total), spread / 20))
     points = POINTS / wider**1.5
-    ranges = [_loss_range(shift, q, total, remove) for shift, q in steps]
+    ranges = [_loss_range(shift, q, total, pair) for shift, q in steps]
     interval = max(interval, max(high - low for low, high in ranges) / points)
     for _ in range(4):
         if total * interval**2 / 8 > COARSEST * wider or not interval > 0:
             return None
         ends = [(int(np.floor(a / interval)), int(np.ceil(b / interval))) for a, b in ranges]
         rows = [
-            one_step(shift, q, interval, own, remove)
+            one_step(shift, q, interval, own, pair)
             for (shift, q), own in zip(steps, ends, strict=True)
         ]
         laws = [(mass, own[0]) for (mass, _), own in zip(rows, ends, strict=True)]
@@ -213,19 +218,25 @@ def _composed(parts: tuple[Part, ...], remove: bool, rough: bool) -> LossCurve |
     return LossCurve(first * interval + float(drift), interval, delta, slack)
 
 
-def _loss_range(shift: float, q: float, steps: int, remove: bool) -> tuple[float, float]:
+def _loss_range(shift: float, q: float, steps: int, pair: Pair) -> tuple[float, float]:
     """The range of losses of one step, without exp(-TAIL) / (2 steps) of P at either end."""
     far = -float(special.ndtri_exp(-TAIL - np.log(2 * steps)))
-    ends = np.array([-far + (shift if remove and q == 1 else 0), far + (shift if remove else 0)])
+    held = pair != "add"
+    ends = np.array([-far + (shift if held and q == 1 else 0), far + (shift if held else 0)])
     with np.errstate(divide="ignore"):
-        losses = np.logaddexp(np.log1p(-q), np.log(q) + shift * ends - shift**2 / 2)
-    low, high = losses if remove else -losses[::-1]
+        losses, other = (
+            np.logaddexp(np.log1p(-q), np.log(q) + side * shift * ends - shift**2 / 2)
+            for side in (1, -1)
+        )
+    low, high = losses - other if pair == "replace" else losses if held else -losses[::-1]
     return float(low), float(high)
 
 
-def _tails(losses: Array, shift: float, q: float, remove: bool) -> tuple[Array, Array]:
+def _tails(losses: Array, shift: float, q: float, pair: Pair) -> tuple[Array, Array]:
     """P(loss > l) and log Q(loss > l) of one step."""
-    signed = losses if remove else -losses
+    if pair == "replace":
+        return _replaced(losses, shift, q)
+    signed = losses if pair == "remove" else -losses
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         odds = np.where(
             signed < 1,
@@ -233,19 +244,32 @@ def _tails(losses: Array, shift: float, q: float, remove: bool) -> tuple[Array, 
             signed + np.log1p(-(1 - q) * np.exp(-np.maximum(signed, 1.0))),
         )
         x = (odds - np.log(q)) / shift + shift / 2
-        if remove:
+        if pair == "remove":
             upper = (1 - q) * special.ndtr(-x) + q * special.ndtr(shift - x)
             return upper, special.log_ndtr(-x)
         mixed = np.log1p(-q) + special.log_ndtr(x), np.log(q) + special.log_ndtr(x - shift)
         return special.ndtr(x), np.logaddexp(*mixed)
 
 
+def _replaced(losses: Array, shift: float, q: float) -> tuple[Array, Array]:
+    """The tails of "replace": the loss is l at shift x = l / 2 + asinh(odds sinh(l / 2))."""
+    size = np.abs(losses)
+    with np.errstate(divide="ignore"):
+        odds = np.log1p(-q) - np.log(q) + shift**2 / 2
+        log_sinh = odds + size / 2 + np.log(-np.expm1(-size) / 2)
+        rest = np.logaddexp(log_sinh, np.logaddexp(0.0, 2 * log_sinh) / 2)
+        x = (losses / 2 + np.sign(losses) * rest) / shift
+        upper = (1 - q) * special.ndtr(-x) + q * special.ndtr(shift - x)
+        mixed = np.log1p(-q) + special.log_ndtr(-x), np.log(q) + special.log_ndtr(-x - shift)
+    return upper, np.logaddexp(*mixed)
+
+
 def one_step(
-    shift: float, q: float, interval: float, ends: tuple[int, int], remove: bool
+    shift: float, q: float, interval: float, ends: tuple[int, int], pair: Pair
 ) -> tuple[Array, float]:
     """Mass of one step on the grid and at infinity; no loss is below the true one."""
     losses = np.arange(ends[0], ends[1] + 1) * interval
-    upper, log_lower = _tails(losses, shift, q, remove)
+    upper, log_lower = _tails(losses, shift, q, pair)
     upper = np.minimum.accumulate(upper)
     cell = -np.diff(upper)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

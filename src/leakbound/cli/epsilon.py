@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch import nn
 from leakbound import audit as audits
 from leakbound import audit_epsilon as epsilons
 from leakbound import check, registry
-from leakbound._util.rounding import least, most
 from leakbound._util.user_code import find
 from leakbound.audit.context import module_of
 from leakbound.audit.plan import DataSpec
@@ -32,8 +31,8 @@ def audit_epsilon(command: options.AuditEpsilon) -> int:
     claims = _claims(command)
     context = audits.PlanContext(DataSpec(source=command.data))
     base = context.batches(command.examples, 1, command.seed)[0]
-    if not base.inputs.is_floating_point():
-        raise ValueError(f"data is {command.data!r}, which is text; give images, series or rows")
+    if not base.inputs.is_floating_point() and command.model == options.AuditEpsilon.model:
+        raise ValueError(f"data is {command.data!r}, which is text; give --model decoder or yours")
     errors.say(f"importing Python code: {brief(command.function)}")
     client, model = find("function", command.function), _model(command, context)
     if command.client == "training":
@@ -53,17 +52,18 @@ def audit_epsilon(command: options.AuditEpsilon) -> int:
             found = epsilons.audit_one_run(*given, canaries=command.canaries, **how)
         else:
             found = epsilons.audit_many_runs(*given, runs=command.runs, watch=bar, **how)
+    found = replace(found, client=command.function)
     if command.json:
         known = {"verdict": found.sentence, "code": found.code, "bounded": claims.bounded}
         print(json.dumps(asdict(found) | known, indent=1, sort_keys=True))
     else:
-        _show(found, command)
+        _show(found, command.model)
     return found.code
 
 
 def _claims(command: options.AuditEpsilon) -> epsilons.Claims:
     names = ("delta", "declared", "noise_multiplier", "sampling_rate", "steps")
-    said = {name: getattr(command, name) for name in names}
+    said = {name: getattr(command, name) for name in names} | {"rounds": command.rounds}
     if command.deployment is not None:
         given, _ = file.read(command.deployment)
         own, local = given.claim, given.local
@@ -71,6 +71,12 @@ def _claims(command: options.AuditEpsilon) -> epsilons.Claims:
         for name, value in zip(names, stated, strict=True):  # an option counts more than the file
             if value is not None and said[name] == getattr(options.AuditEpsilon, name):
                 said[name] = value
+        covered = own.rounds or given.rounds or command.rounds
+        if said["declared"] == own.epsilon and own.epsilon is not None and command.rounds > covered:
+            raise ValueError(
+                f"rounds is {command.rounds}, and the claim in {str(command.deployment)!r} covers "
+                f"{covered}; give at most as many"
+            )
     return epsilons.Claims(**said, replace=command.neighbors == "replace")
 
 
@@ -88,20 +94,15 @@ def _model(command: options.AuditEpsilon, context: audits.PlanContext) -> nn.Mod
     return model
 
 
-def _show(found: epsilons.EpsilonAudit, command: options.AuditEpsilon) -> None:
-    claims, rows = found.claims, table("", right=["epsilon"])
+def _show(found: epsilons.EpsilonAudit, model: str) -> None:
+    rows = table("", right=["epsilon"])
     rows.add_column("from")
-    said = "not given" if claims.declared is None else f"{claims.declared:g}"
-    rows.add_row("declared", said, "the program's claim")
-    if claims.bounded is not None:
-        steps = f"{plural(claims.steps, 'step')} at sampling rate {claims.sampling_rate:g}"
-        known = f"noise multiplier {claims.noise_multiplier:g}, {steps}"
-        rows.add_row("bounded", most(claims.bounded), known)
-    for one in found.lower:
-        rows.add_row("found, at least", least(one.epsilon), f"{one.method}: {safe(one.shown)}")
-        rows.add_row("", "", f"assumes: {one.assumes}")
+    for name, value, source in found.lines:
+        rows.add_row(name, value or "not given", safe(source))
     runs = plural(found.runs, "run")
-    console.print(f"{brief(command.function)}: {runs} with {brief(command.model)}")
+    console.print(f"{brief(found.client)}: {runs} with {brief(model)}")
     console.print(rows)
-    console.print(f"delta {claims.delta:g}; {found.confidence:.0%} confidence, all bounds together")
+    console.print(
+        f"delta {found.claims.delta:g}; {found.confidence:.0%} confidence, all bounds together"
+    )
     console.print(f"[bold]{safe(found.sentence)}[/bold]")

@@ -20,13 +20,15 @@ from leakbound.risk.corridor import TrainingSetting, epsilon
 
 if TYPE_CHECKING:
     from leakbound.cli import options
-    from leakbound.report.evidence.parts import Epsilons, EvidenceReport, Subject
+    from leakbound.report.evidence.parts import EpsilonPart, Epsilons, EvidenceReport, Subject
     from leakbound.report.folder import Run
 
 PAGE, DATA, PLAN = "evidence.html", "report.json", "evidence.toml"
 RECORDS = ("run.json", "records.jsonl", "utility.jsonl")
 LONGEST = 400
 """Letters of a statement."""
+MOST_AUDITED = 2
+"""Audits of clients that the page has room for."""
 
 
 def evidence(command: options.Evidence) -> int:
@@ -35,6 +37,7 @@ def evidence(command: options.Evidence) -> int:
 
     check_installed()
     statements, images = _statements(command.declare), not command.no_examples
+    audited = _audited(command.audited)
     out = _place(command)
     single("delta", probability("delta", command.delta))
     runs = [folder.read(place) for place in command.runs]
@@ -47,7 +50,7 @@ def evidence(command: options.Evidence) -> int:
         return _epsilons(noise, command.delta)
 
     subjects = [
-        pages.of_run(run, statements, accountant, images=images, plan=name)
+        pages.of_run(run, statements, accountant, images=images, plan=name, audited=audited)
         for run, name in zip(runs, names, strict=True)
     ]
     content = pages.document(subjects, images=images)
@@ -122,6 +125,27 @@ def _statements(given: Sequence[str]) -> dict[str, str]:
             )
         found[name] = line
     return found
+
+
+def _audited(given: Sequence[Path]) -> list[EpsilonPart]:
+    from leakbound.audit_epsilon import finding
+    from leakbound.report.evidence.auxiliary import item
+    from leakbound.report.evidence.parts import EpsilonPart, Status
+
+    if len(given) > MOST_AUDITED:
+        raise ValueError(f"audited names {len(given)} files; give at most {MOST_AUDITED}")
+    status: dict[str, Status] = {"declared": "declared", "bounded": "computed"}
+    holds = {finding.CONSISTENT: True, finding.LEAKS: False, finding.UNKNOWN: None}
+    parts = []
+    for path in given:
+        own = finding.read(path)
+        items = tuple(
+            item(name, value, status.get(name, "measured"), source)
+            for name, value, source in own.lines
+        )
+        about = own.claims.delta, own.confidence, holds[own.code], own.sentence
+        parts.append(EpsilonPart(own.client or path.name, *about, items))
+    return parts
 
 
 def _pairs(option: str, given: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:

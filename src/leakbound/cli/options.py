@@ -317,7 +317,7 @@ class Evidence:
     """
 
     GROUPS: ClassVar = {
-        "What to cover": "runs declare delta",
+        "What to cover": "runs declare audited delta",
         "Output": "out no_examples",
     }
 
@@ -325,6 +325,8 @@ class Evidence:
     """Output folders of runs."""
     declare: Annotated[tuple[str, ...], Option("NAME=TEXT ...")] = ()
     """Statements of yours that leakbound cannot check. For the names see docs/evidence.md."""
+    audited: Annotated[tuple[Path, ...], Option("FILE ...")] = ()
+    """What "leakbound audit-epsilon --json" printed of your client; at most 2."""
     out: Annotated[Path | None, Option("PATH")] = None
     """The page, or a folder for it; by default the run's folder. report.json and the plan go to the
     same folder."""
@@ -515,7 +517,7 @@ class AuditEpsilon:
 
     GROUPS: ClassVar = {
         "Client": "function client model weight_scale data examples",
-        "Claim": "declared delta deployment noise_multiplier sampling_rate steps neighbors",
+        "Claim": "declared delta deployment noise_multiplier sampling_rate steps rounds neighbors",
         "Audit": "runs one_run canaries confidence seed",
         "Output": "json",
     }
@@ -543,11 +545,13 @@ class AuditEpsilon:
     deployment: File = None
     """A deployment file that states noise, sampling and claim (docs/federated_privacy.md)."""
     noise_multiplier: float | None = None
-    """Noise standard deviation / clip norm, for the accountant."""
+    """Noise standard deviation / clip norm."""
     sampling_rate: float = 1.0
     """Probability that a step holds an example."""
     steps: int = 1
     """Training steps in one update."""
+    rounds: int = 1
+    """Updates that the claim covers. The client is run so often, and the audit sees all."""
     neighbors: Literal["add-remove", "replace"] = "add-remove"
     """What the canary does. "replace" keeps the number of examples, and counts twice the
     sensitivity."""

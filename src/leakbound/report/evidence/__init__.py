@@ -23,7 +23,7 @@ from leakbound.report.evidence.parts import (
     PrivacyClaim,
     Subject,
 )
-from leakbound.report.evidence.sign_off import chance, fitting
+from leakbound.report.evidence.sign_off import chance, epsilons, fitting
 from leakbound.report.evidence.subjects import digests, of_run
 from leakbound.report.folder import Run, Strip
 from leakbound.report.settings import telling
@@ -66,7 +66,8 @@ def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> st
         words = meanings(truth_known=not one.measured.captured)
         beside = files[place] if place < len(files) else {}
         warnings = _warnings(one)
-        rows = fitting(one.sign_off, warnings, len(beside), words)
+        known = [epsilons(own) for own in one.epsilon_audits]
+        rows = fitting(one.sign_off, [*warnings, *known], len(beside), words)
         sheets.append(
             {
                 "subject": one,
@@ -74,6 +75,7 @@ def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> st
                 "more": len(one.sign_off.rows) - len(rows),
                 "meanings": {row.verdict: words[row.verdict] for row in rows},
                 "warnings": warnings,
+                "epsilons": known,
                 "files": beside,
             }
         )

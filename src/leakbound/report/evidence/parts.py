@@ -243,6 +243,20 @@ class PrivacyClaim(ReportPart, frozen=True):
     items: tuple[Item, ...]
 
 
+class EpsilonPart(ReportPart, frozen=True):
+    """An audit of the client's own code: its epsilon as declared, bounded and found.
+
+    `holds`: whether it leaks no more than it claims; null if the audit cannot tell.
+    """
+
+    client: str
+    delta: float
+    confidence: float
+    holds: bool | None
+    verdict: str
+    items: tuple[Item, ...]
+
+
 class Check(ReportPart, frozen=True):
     """What was computed again from the folder; `holds` is null if it cannot be known."""
 
@@ -330,6 +344,7 @@ class Subject(ReportPart, frozen=True, kw_only=True):
     strongest: tuple[StrongestLine, ...]
     utility: tuple[TrainingCost, ...]
     differential_privacy: tuple[PrivacyClaim, ...]
+    epsilon_audits: tuple[EpsilonPart, ...] = ()
     provenance: Provenance
     rerun: RunAgain
 

@@ -17,6 +17,7 @@ from leakbound.report.evidence.parts import (
     NOT_STATED,
     Answer,
     AuxiliaryLine,
+    EpsilonPart,
     SignOff,
     ThresholdLine,
 )
@@ -88,10 +89,20 @@ def of_run(
     )
 
 
+def epsilons(found: EpsilonPart) -> str:
+    """Epsilon as declared, bounded and found, in a few lines of the page."""
+    known = "; ".join(f"{one.name} {one.value or NOT_STATED}" for one in found.items)
+    text = f"{shortened(found.client)}: {known} (delta {found.delta:g}): {found.verdict}"
+    return text if len(text) < 3 * NARROW else f"{text[: 3 * NARROW - 2]}…"
+
+
 def fitting(
     found: SignOff, warnings: Sequence[str], files: int, meanings: Mapping[Verdict, str]
 ) -> list[SettingRow]:
-    """The most important rows that fit on one page, with what their verdicts mean."""
+    """The most important rows that fit on one page, with what their verdicts mean.
+
+    `warnings`: and all other lines of the page that `found` does not hold.
+    """
     wide = [found.answer, found.advice]
     narrow = [found.tested, found.attacker, found.criterion, *found.not_covered, *warnings]
     room = LINES - sum(_lines(text, WIDE) for text in wide) - (files + 1) // 2

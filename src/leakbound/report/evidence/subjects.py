@@ -58,8 +58,12 @@ def of_run(
     *,
     images: bool,
     plan: str = "evidence.toml",
+    audited: Sequence[parts.EpsilonPart] = (),
 ) -> parts.Subject:
-    """One run as a subject of the report; `plan` names the file in the command to run it again."""
+    """One run as a subject of the report; `plan` names the file in the command to run it again.
+
+    `audited`: audits of the client's code, which stand beside what is declared and bounded.
+    """
     names, theorems = Names(run.assessments, run.trainings), Theorems(run.assessments)
     rows = tables.configurations(run.assessments, names, theorems)
     limits = {a.criterion.value for a in run.assessments}
@@ -87,7 +91,7 @@ def of_run(
             *questions.of_edpb(page, measured, claims, known.auxiliary, declared),
         ),
         notices=tuple(_notices(run, ends)),
-        checks=tuple(checks),
+        checks=(*checks, *map(_kept, audited)),
         configurations=tuple(rows),
         measured=measured,
         bounded=_bounded(run.assessments, names, theorems),
@@ -99,6 +103,7 @@ def of_run(
         strongest=tuple(_strongest(run, names, rows, images=images)),
         utility=costs,
         differential_privacy=claims,
+        epsilon_audits=tuple(audited),
         provenance=_provenance(run, names),
         rerun=_rerun(run, plan),
     )
@@ -146,6 +151,12 @@ def _checks(run: Run) -> list[parts.Check]:
         named = whole == len(pictures), f"{whole} of {len(pictures)}"
         rows["Every picture has the name of its content"] = named
     return [parts.Check(words, *found) for words, found in rows.items()]
+
+
+def _kept(own: parts.EpsilonPart) -> parts.Check:
+    return parts.Check(
+        f"The audit of {own.client} found no more than it claims", own.holds, own.verdict
+    )
 
 
 def _follows(own: Assessment) -> bool:
