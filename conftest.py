@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,15 @@ LONG = Path(__file__).parent / "tests" / "long.txt"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves to `make test-long`."""
+    """Mark what `make test` leaves to `make test-long`; skip elsewhere what needs Linux."""
     long = set(LONG.read_text("utf-8").splitlines())
     for item in items:
         function = item.nodeid.partition("[")[0]
         file = function.partition("::")[0]
         if long & {item.nodeid, function, file}:
             item.add_marker("long")
+        if sys.platform != "linux" and item.get_closest_marker("linux"):
+            item.add_marker(pytest.mark.skip(reason="needs Linux"))
 
 
 def pytest_collection_finish() -> None:

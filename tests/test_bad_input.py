@@ -102,6 +102,7 @@ def test_plans(complain, plan, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.linux
 def test_arguments(complain, plan, tmp_path):
     command = plan()
     assert "workers is -1" in complain(*command[:-1], "-1")
@@ -199,6 +200,7 @@ def test_reports(complain, tmp_path):
     assert "[bold]\\x1b[2J [red]" in complain("report", hostile)
 
 
+@pytest.mark.linux
 def test_links_to_themselves(complain, plan, tmp_path):
     """A folder of images that holds one, and one in the place of every kind of file or folder."""
     loop, other = tmp_path / "loop", tmp_path / "other"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shlex
 import signal
@@ -333,6 +332,7 @@ def test_a_termination_ends_as_ctrl_c_does(plan, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err.endswith("run the same command again to go on\n")
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(
     ("arguments", "first"),
     [("list --json", "{"), ("bound --help", "u"), ("audit --help", "u")],
@@ -354,6 +354,7 @@ BOUND = ("bound", "--noise-multiplier", "1", "--dim", "64", "--norm", "3", "--pr
 MISTAKES = (("audit", "missing.toml"), ("nonsense",))
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -373,6 +374,7 @@ def test_a_reader_that_is_gone_is_not_taken_for_failed_cells(arguments):
     assert not run.stderr
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(
     "arguments", [("list",), ("audit", "--help"), ("--version",)], ids=" ".join
 )
@@ -392,6 +394,7 @@ def test_printable():
     assert len(terminal.brief("y" * 999)) == terminal.LONGEST + 3
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("columns", [30, 80])
 def test_progress_on_a_terminal(plan, tmp_path, columns):
     """A bar with the cells done, the time left and the current cell; it fits the screen."""
@@ -411,6 +414,8 @@ def test_progress_on_a_terminal(plan, tmp_path, columns):
 
 
 def on_terminal(arguments: list[str], columns: int) -> str:
+    import pty
+
     master, slave = pty.openpty()
     settings = {"COLUMNS": str(columns), "LINES": "24", "TERM": "xterm-256color"}
     process = subprocess.Popen(
@@ -441,6 +446,13 @@ def test_workers():
     with pytest.raises(ValueError, match="workers is -1"):
         shared.workers_of(-1)
     assert cli.USAGE == 2
+
+
+def test_windows_gets_no_more_workers_than_it_waits_for(monkeypatch):
+    for name, count in (("nt", 61), ("posix", 128)):
+        system = types.SimpleNamespace(name=name, cpu_count=lambda: 128)
+        monkeypatch.setattr(shared, "os", system)
+        assert shared.workers_of(0) == count
 
 
 def test_a_missing_report_library_is_told_before_any_cell_runs(tmp_path, capsys, monkeypatch):

@@ -38,6 +38,8 @@ RUN = ("run.json", "records.jsonl", "timings.jsonl", "report.html", "pictures", 
 KNOWN = ("--dim", "64", "--norm", "3", "--prior", "sphere")
 NOISE = ("noise_multiplier=1", "steps=2", "dim=64", "norm=3")
 
+pytestmark = pytest.mark.linux  # FIFOs, links, devices, private modes, kills
+
 
 def call(*arguments):
     """The exit code of `leakbound ARGUMENTS`, run here."""

@@ -138,6 +138,8 @@ def _lines(own, value):
         yield from (f"{own}.{member}" for member in _members(value))
     elif inspect.ismodule(value):
         yield f"{own}: module"
+    elif typing.get_origin(value) is not None:  # an alias of types, as in annotations
+        yield own
     elif callable(value):
         yield f"{own}{_arguments(value)}"
         if type(value).__module__.startswith("leakbound."):  # a law: called, and asked in reverse

@@ -163,7 +163,9 @@ def dangling(path):
     path.symlink_to(path.parent.parent / "nowhere")
 
 
-KINDS = [user_file, user_json, Path.touch, folder, os.mkfifo, link, dangling]
+SPECIAL = [getattr(os, "mkfifo", None), link, dangling]
+KINDS = [user_file, user_json, Path.touch, folder]
+KINDS += [pytest.param(make, marks=pytest.mark.linux) for make in SPECIAL]
 
 
 def snapshot(place):

@@ -317,6 +317,7 @@ def test_the_command_writes_a_prior(tmp_path, capsys):
     assert "safetensors" in capsys.readouterr().err
 
 
+@pytest.mark.linux
 def test_ctrl_c_keeps_what_was_reached(tmp_path, monkeypatch):
     import os
     import signal

@@ -36,6 +36,7 @@ def runs(folder: Path) -> int:
     return len((folder / "timings.jsonl").read_bytes().splitlines())
 
 
+@pytest.mark.linux
 def test_what_a_run_leaves(tiny, done):
     lines = (done / "records.jsonl").read_text().splitlines()
     assert [json.loads(line)["experiment"] for line in lines] == [
@@ -80,6 +81,7 @@ def test_damaged_lines_and_missing_pictures_run_again(tiny, done):
     assert runs(done) == 6 + 4, "two damaged, and two cells of one batch that share a picture"
 
 
+@pytest.mark.linux
 def test_pictures_that_do_not_hold_what_their_name_says_are_made_again(tiny, done):
     before = content(done)
     one, two = sorted((done / "pictures").iterdir())[:2]

@@ -105,10 +105,7 @@ def reference(tmp_path: Path) -> tuple[Path, dict[str, bytes]]:
     return plan, outcome(tmp_path / "reference")
 
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-
-
-@needs_proc
+@pytest.mark.linux
 @pytest.mark.filterwarnings("ignore:.*damaged line")
 def test_killed_stopped_and_resumed(tmp_path):
     """SIGKILL, Ctrl-C, then to the end: as never stopped, and nothing is run twice."""
@@ -143,6 +140,7 @@ def test_killed_stopped_and_resumed(tmp_path):
     assert len(times) >= 24 + 4 - 2, "a stop may come between a record and the note of its time"
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
 def test_a_stop_waits_while_a_future_is_touched(number):
     """Else it can leave the future's lock taken, and the pool's thread hangs at the exit.
@@ -175,7 +173,7 @@ def test_a_stop_waits_while_a_future_is_touched(number):
     assert reached == ["the end"]
 
 
-@needs_proc
+@pytest.mark.linux
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*damaged line")
 def test_killed_again_and_again(tmp_path):
@@ -231,6 +229,7 @@ def kill_workers(hold: Path, held: Path, times: int, over: threading.Event) -> N
             mark.unlink()
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("times", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_unit_whose_worker_was_killed_is_no_result(times, table, tmp_path, user_module):
     """Twice: the run itself mends it. Three times: it is recorded as failed, until the next run."""
@@ -257,7 +256,7 @@ def test_a_unit_whose_worker_was_killed_is_no_result(times, table, tmp_path, use
     assert outcome(tmp_path / "run") == outcome(tmp_path / "undisturbed")
 
 
-@needs_proc
+@pytest.mark.linux
 def test_a_worker_killed_while_it_starts_is_started_again(
     table, tmp_path, user_module, monkeypatch
 ):

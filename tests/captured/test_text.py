@@ -120,6 +120,7 @@ def test_what_does_not_fit_into_memory_is_refused_before(tokens, monkeypatch):
     task_of(model, update, form)
 
 
+@pytest.mark.linux
 def test_a_large_update_is_compared_tensor_by_tensor(tmp_path):
     """Deciding the kind of two files takes the memory of one tensor, not of all as doubles."""
     code = (

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +25,7 @@ from leakbound.cluster import connection
 
 pytest.importorskip("ray")
 pytestmark = [
+    pytest.mark.linux,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # files that Ray leaves open
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -280,6 +282,16 @@ def test_sockets_have_names_that_fit(longer, number, place, monkeypatch):
     with connection._temporary_folder() as folder:
         session = f"{folder}/session_2026-01-01_00-00-00_000000_{number}"
         assert len(os.fsencode(f"{session}/sockets/plasma_store")) <= 107
+
+
+def test_on_windows_the_folder_is_the_usual_one(place, monkeypatch):
+    """There is no /tmp, and Ray has no sockets with names."""
+    deep = place / ("d" * 40)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.setattr(connection, "os", SimpleNamespace(**vars(os) | {"name": "nt"}))
+    with connection._temporary_folder() as folder:
+        assert Path(folder).parent == deep
 
 
 def addresses(pid):

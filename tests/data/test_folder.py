@@ -227,6 +227,7 @@ def test_large_files_and_sets_are_refused(folder, monkeypatch):
     assert len(load(f"folder:{folder}", limit=2).inputs) == 2
 
 
+@pytest.mark.linux
 def test_links_that_leave_the_folder_are_refused(folder, tmp_path_factory):
     outside = tmp_path_factory.mktemp("outside")
     paint(outside / "secret.png")
@@ -241,6 +242,7 @@ def test_links_that_leave_the_folder_are_refused(folder, tmp_path_factory):
         load(f"folder:{folder}")
 
 
+@pytest.mark.linux
 def test_a_link_to_nothing_and_a_pipe_are_refused(tmp_path):
     for target in ("gone.png", "a.png"):  # a link to itself, too
         (tmp_path / "a.png").symlink_to(tmp_path / target)

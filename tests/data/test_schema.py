@@ -363,6 +363,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.linux
 def test_memory_does_not_grow_with_the_rows(tmp_path):
     line = "{0},{1}.5,{2},{3}\n"
     for name, count in (("small.csv", 100_000), ("large.csv", 400_000)):

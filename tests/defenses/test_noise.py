@@ -25,8 +25,8 @@ def _two_sided(value, law):
 
 
 def _gaussian(draws, std):
-    energy = (draws**2).sum() / std**2
-    return stats.kstest(draws, "norm", (0, std)).pvalue, _two_sided(energy, stats.chi2(draws.size))
+    energy, law = (draws**2).sum() / std**2, stats.norm(0, std)
+    return stats.kstest(draws, law.cdf).pvalue, _two_sided(energy, stats.chi2(draws.size))
 
 
 def _laplace(draws, std):

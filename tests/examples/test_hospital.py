@@ -143,7 +143,7 @@ def _started(home):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds daemons by /proc")
+@pytest.mark.linux
 def test_flwr_run(tmp_path):
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Flower's simulation needs ray")

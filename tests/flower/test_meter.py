@@ -181,6 +181,7 @@ def test_numbers_leave_only_by_a_release(flower, setup, one):
     assert json.loads(before.partition("knowingly: ")[2])["released-exposed"] == 0.0
 
 
+@pytest.mark.linux
 def test_every_so_many_rounds_it_measures_and_every_round_it_inspects(
     flower, setup, one, caplog, tmp_path
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -72,7 +73,9 @@ def checked(tmp_path, monkeypatch):
     return check
 
 
-def test_a_step_of_dp_sgd_holds(checked):
+@pytest.mark.parametrize("system", [sys.platform, "darwin"])  # fork server or spawn
+def test_a_step_of_dp_sgd_holds(checked, system, monkeypatch):
+    monkeypatch.setattr(sys, "platform", system)
     wrong, found = checked()
     assert wrong == set()
     assert [one.key for one in found] == ["sent", "noise", "clip", "clip", "sensitivity"]

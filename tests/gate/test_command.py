@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ntpath
 import os
 import re
 import shutil
@@ -189,6 +190,13 @@ def test_sarif():
     assert nothing["runs"][0]["results"] == []
 
 
+def test_a_file_on_another_drive_of_windows_has_its_whole_address(monkeypatch):
+    monkeypatch.setattr("os.path.relpath", lambda path: ntpath.relpath("D:\\a", "C:\\b"))
+    (result,) = json.loads(reports.sarif(FOUND[1:2]))["runs"][0]["results"]
+    uri = result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert uri == (Path.cwd() / "a b" / "policy.toml").as_uri()
+
+
 def test_markdown_is_a_table_whatever_the_text_holds():
     text = reports.markdown(FOUND).decode()
     head, empty, *table = text.splitlines()
@@ -212,6 +220,7 @@ def path(place):
     return f"{tool.parent}:{os.environ['PATH']}"
 
 
+@pytest.mark.linux
 def test_the_action_runs(place, path):
     """The text of its `run:`, as the runner's shell runs it."""
     action = yaml.safe_load(ACTION.read_text("utf-8"))
@@ -252,6 +261,7 @@ def test_the_action_runs(place, path):
     assert (code, set(said), summary) == (2, {"code"}, "")
 
 
+@pytest.mark.linux
 def test_the_hook_runs(place, path):
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
     assert {"id", "name", "entry", "language"} <= set(hook)

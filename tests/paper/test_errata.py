@@ -13,8 +13,8 @@ import torch
 from scipy import integrate, optimize, special, stats
 
 
-def draws(seed):
-    return np.random.default_rng([77, seed])
+def draws(*seed):
+    return np.random.default_rng([77, *seed])
 
 
 # paper A
@@ -103,7 +103,7 @@ def test_the_least_trace_is_not_the_largest_posterior_error():
     posterior error than equal noise in most models, but not in all."""
     errors = []
     for seed in range(240):
-        source = draws([8, seed])
+        source = draws(8, seed)
         jacobian = source.standard_normal((15, 6)) * source.lognormal(0, 0.7, (15, 1))
         squares, g = (jacobian**2).sum(1), abs(source.standard_normal(15))
         noises = [shape / (g**2 @ shape) for shape in (squares**0.5 / g, np.ones(15))]
@@ -138,7 +138,7 @@ def test_tensor_moments_err_as_one_over_the_root_of_the_width():
     for width, repeats in ((500, 200), (8000, 50)):
         found = []
         for seed in range(repeats):
-            w = draws([width, seed]).standard_normal((width, 3))
+            w = draws(width, seed).standard_normal((width, 3))
             response = (w @ x) ** 3
             cube = np.einsum("j,ja,jb,jc->abc", response, w, w, w) / width
             first = (response[:, None] * w).mean(0)

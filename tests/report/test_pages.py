@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
@@ -136,7 +135,7 @@ def test_what_many_records_hold_alike_is_held_once(tmp_path, make_assessment, ma
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+@pytest.mark.linux
 def test_a_report_of_ten_thousand_experiments(
     tmp_path, make_assessment, make_bound, make_defense, make_run
 ):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 HEADINGS = (
     *("Args", "Assumptions", "Cost", "Example", "Guarantees", "Raises", "Returns", "Shapes"),
@@ -52,6 +54,18 @@ def parts(documentation: str) -> Parts:
         lines.setdefault(heading, []).append(line)
     texts = {name: dedented(text) for name, text in lines.items()}
     return Parts(summary, texts.pop(""), texts)
+
+
+def cleaned(schema: Any) -> Any:
+    """A JSON schema; descriptions made from docstrings lose their indent, as in Python 3.13."""
+    if isinstance(schema, list):
+        return [cleaned(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: cleaned(value) for key, value in schema.items()}
+    if isinstance(text := found.get("description"), str):
+        found["description"] = inspect.cleandoc(text)
+    return found
 
 
 def _items(text: str) -> Iterator[str]:

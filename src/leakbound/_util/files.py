@@ -12,12 +12,14 @@ unchanged. One of two marks identifies what leakbound writes:
 A picture in a run is named by the digest of its content. A regular file with that name and other
 content is a damaged picture and is written again. Any other file (a table as CSV) is written once,
 and later only with the same bytes.
+
+Windows has no fcntl, changes line ends without O_BINARY, and neither renames nor removes a file
+that a process has open. `tests/test_portable.py` imitates it.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -26,12 +28,20 @@ import re
 import secrets
 import stat
 import struct
+import time
 import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+try:
+    from fcntl import LOCK_EX, LOCK_NB, flock
+
+    LOCKS = True
+except ImportError:  # Windows
+    LOCKS = False
 
 RUN = "run.json"
 LOCK = ".lock"
@@ -48,6 +58,11 @@ _PNG_HEADER = 33
 _CHARSET = b'<meta charset="utf-8">'
 _PART = re.compile(r"\..+\.[0-9a-f]{16}\.leakbound-part")
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_NO_LINKS |= {errno.EINVAL}  # Windows, on a FAT file system
+_PLAIN = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_NONBLOCK", "O_CLOEXEC"))
+_DIRECT = _PLAIN | getattr(os, "O_NOFOLLOW", 0)
+_FRESH = 600.0
+"""Seconds without locks in which a file that nobody has open may still be getting its name."""
 _CONTENT = re.compile(r"[0-9a-f]{16,64}")
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -62,7 +77,7 @@ _KINDS = {
 def opened(path: Path) -> BinaryIO:
     """A regular file, open for reading; a FIFO would block forever, and a device may never end."""
     _regular(Path(path).stat(), path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | _PLAIN)
     try:
         _regular(os.fstat(descriptor), path)
     except OSError:
@@ -167,12 +182,15 @@ def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = Non
         before = _known(path, key)
     part, descriptor = _new_part(path)
     try:
-        for lines in content:
-            _write_all(descriptor, lines)
-        os.fsync(descriptor)
-        _settle(part, path, before)
+        with os.fdopen(descriptor, "wb", buffering=0):
+            for lines in content:
+                _write_all(descriptor, lines)
+            os.fsync(descriptor)
+            if LOCKS:  # closed, it would be unlocked, and so a leftover
+                _settle(part, path, before)
+        if not LOCKS:
+            _settle(part, path, before)
     finally:
-        os.close(descriptor)
         with suppress(FileNotFoundError):
             part.unlink()
 
@@ -192,8 +210,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
 def appending(path: Path, key: str) -> int:
     """A descriptor that appends to an existing journal of leakbound."""
     before = _known(path, key)
-    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | _DIRECT)
     if before is None or not os.path.samestat(before, os.fstat(descriptor)):
         os.close(descriptor)
         raise _refusal(path)
@@ -210,7 +227,8 @@ def append(path: Path, record: Mapping[str, Any], key: str) -> None:
         return
     descriptor = appending(path, key)
     try:
-        whole = os.pread(descriptor, 1, os.fstat(descriptor).st_size - 1) == b"\n"
+        os.lseek(descriptor, -1, os.SEEK_END)
+        whole = os.read(descriptor, 1) == b"\n"
         _write_all(descriptor, encode(record) if whole else b"\n" + encode(record))
     finally:
         os.close(descriptor)
@@ -285,10 +303,11 @@ def _new_part(path: Path) -> tuple[Path, int]:
     """A new file next to `path`, locked while the process lives; an unlocked one is a leftover."""
     while True:
         part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.leakbound-part")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(part, flags, 0o600)
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | _DIRECT, 0o600)
+        if not LOCKS:
+            return part, descriptor
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            flock(descriptor, LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return part, descriptor
         os.close(descriptor)  # another process removed it as a leftover before it was locked
@@ -296,12 +315,19 @@ def _new_part(path: Path) -> tuple[Path, int]:
 
 def _remove_parts(place: Path) -> None:
     for part in place.iterdir():
-        if not _PART.fullmatch(part.name) or not stat.S_ISREG(part.lstat().st_mode):
+        if not _PART.fullmatch(part.name):
             continue
-        with suppress(OSError):  # a locked one is being written
-            descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with suppress(OSError):  # gone, or being written: locked, or open on Windows
+            found = part.lstat()
+            if not stat.S_ISREG(found.st_mode):
+                continue
+            if not LOCKS:
+                if time.time() - found.st_mtime > _FRESH:
+                    part.unlink()
+                continue
+            descriptor = os.open(part, os.O_RDWR | _DIRECT)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                flock(descriptor, LOCK_EX | LOCK_NB)
                 part.unlink()
             finally:
                 os.close(descriptor)
@@ -313,7 +339,7 @@ def _settle(part: Path, path: Path, before: os.stat_result | None) -> None:
         now = os.lstat(path)
         if not os.path.samestat(before, now) or before.st_mtime_ns != now.st_mtime_ns:
             raise _refusal(path)
-        part.rename(path)
+        part.replace(path)
         return
     try:
         os.link(part, path, follow_symlinks=False)

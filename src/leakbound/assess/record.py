@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from leakbound._util import files
+from leakbound._util.docstrings import cleaned
 from leakbound._util.results import ColumnResult, SequenceResult
 
 SCHEMA: Final = 1
@@ -608,7 +609,7 @@ def schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A line of records.jsonl, utility.jsonl or diagnosis.jsonl",
         "anyOf": list(found),
-        "$defs": {name.removeprefix("#/$defs/"): value for name, value in parts.items()},
+        "$defs": {name.removeprefix("#/$defs/"): cleaned(value) for name, value in parts.items()},
     }
 
 

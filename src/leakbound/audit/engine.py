@@ -16,8 +16,8 @@ from functools import partial
 from itertools import chain
 from math import ceil
 from multiprocessing import connection
-from queue import SimpleQueue
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +30,7 @@ from leakbound.engines.choose import LARGEST
 from leakbound.protocol import Round
 from leakbound.types import Reconstruction
 
+T = TypeVar("T")
 TOGETHER = 16
 """Most releases in a bundle; its results come at once."""
 TRIES = 3
@@ -198,7 +199,7 @@ def _run_many(
                     source.popleft()
                     for unit in bundle:
                         started(unit)
-                future = done.get()
+                future = _next(done)
                 with _undisturbed():
                     results = future.result()
                 running.pop(future)
@@ -257,7 +258,7 @@ def _wait_for_start(pool: ProcessPoolExecutor, *, last: bool) -> None:
         done: SimpleQueue[Future[Any]] = SimpleQueue()
         with _undisturbed():
             pool.submit(_started).add_done_callback(done.put)
-        future = done.get()
+        future = _next(done)
         with _undisturbed():
             future.result()
     except BrokenProcessPool:
@@ -267,6 +268,13 @@ def _wait_for_start(pool: ProcessPoolExecutor, *, last: bool) -> None:
             "worker processes cannot start; call this from a file under "
             'if __name__ == "__main__", or set workers = 1'
         ) from None
+
+
+def _next(done: SimpleQueue[Future[T]]) -> Future[T]:
+    """The next future that ended. On Windows, Ctrl-C comes only between two waits."""
+    while True:
+        with suppress(Empty):
+            return done.get(timeout=1.0)
 
 
 def _started() -> Any:

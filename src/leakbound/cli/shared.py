@@ -138,7 +138,8 @@ def workers_of(asked: int) -> int:
     if asked:
         return asked
     ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return len(ours) or os.cpu_count() or 1
+    found = len(ours) or os.cpu_count() or 1
+    return min(found, 61) if os.name == "nt" else found  # Windows waits for no more at once
 
 
 def announce_code(plan: Plan) -> None:

@@ -26,9 +26,10 @@ MORTAL = {
 }
 """For a local Ray: its processes end soon after one of them was killed."""
 PREFIX = (
-    107 - len("/") - 8 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+    103 - len("/") - 8 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 )
-"""Longest name before a folder's 8 random letters: a socket's name has at most 107 bytes."""
+"""Longest name before a folder's 8 random letters: a socket's name has at most 103 bytes
+on macOS, and 107 on Linux; on Windows Ray has no such sockets."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -190,7 +191,8 @@ def _signals_kept() -> Iterator[None]:
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """A temporary folder for Ray's sockets and logs: killed processes leave theirs behind."""
     usual, prefix = tempfile.gettempdir(), f"leakbound-ray-{os.getpid()}-"
-    place = usual if len(os.fsencode(usual)) + len(prefix) <= PREFIX else "/tmp"
+    short = os.name == "nt" or len(os.fsencode(usual)) + len(prefix) <= PREFIX
+    place = usual if short else "/tmp"
     return tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
 
 

@@ -61,8 +61,12 @@ def sarif(found: Sequence[Requirement]) -> bytes:
 
 
 def _result(one: Requirement) -> dict[str, Any]:
-    place = Path(os.path.relpath(one.file)).as_posix()
-    where = {"artifactLocation": {"uri": quote(place)}, "region": {"startLine": one.line or 1}}
+    try:
+        place = Path(os.path.relpath(one.file)).as_posix()
+        uri = quote(place)
+    except ValueError:  # on another drive of Windows
+        place = uri = Path(one.file).absolute().as_uri()
+    where = {"artifactLocation": {"uri": uri}, "region": {"startLine": one.line or 1}}
     words = f"{one.subject}: {one.stated}: {one.answer}. Found: {one.found}"
     return {
         "ruleId": one.key,

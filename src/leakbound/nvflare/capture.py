@@ -136,7 +136,8 @@ def _add_watch(job: Path, given: dict[str, Any]) -> None:
         watch = {"id": "leakbound_watch", "path": f"{ServerWatch.__module__}.ServerWatch"}
         own = [*settings.get("components", []), watch | {"args": given | {"about": about}}]
         path.unlink()
-        path.with_suffix(".json").write_text(json.dumps(settings | {"components": own}))
+        text = json.dumps(settings | {"components": own})
+        path.with_suffix(".json").write_text(text, "utf-8")
 
 
 def _model(components: Sequence[Mapping[str, Any]]) -> dict[str, str]:

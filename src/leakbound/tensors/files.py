@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -87,7 +88,10 @@ def _safetensors(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, st
                 )
             about = dict(file.metadata() or {})
             about.pop(SEALED, None)
-            return {name: file.get_tensor(name) for name in names}, about
+            named = {name: file.get_tensor(name) for name in names}
+            if os.name == "nt":  # replaces no file while it is mapped
+                named = {name: value.clone() for name, value in named.items()}
+            return named, about
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{str(path)!r} is not a valid safetensors file, or is truncated: {error}; save it "

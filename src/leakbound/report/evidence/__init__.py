@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from leakbound._util.docstrings import cleaned
 from leakbound.assess.verdict import MEANINGS, meanings
 from leakbound.report.evidence.auxiliary import STATEMENTS
 from leakbound.report.evidence.parts import (
@@ -53,7 +54,7 @@ def document(subjects: Sequence[Subject], *, images: bool) -> EvidenceReport:
 
 def schema() -> str:
     """The JSON Schema (draft 2020-12) of `report.json`, as text."""
-    parts = msgspec.json.schema(EvidenceReport)["$defs"]
+    parts = cleaned(msgspec.json.schema(EvidenceReport)["$defs"])
     form = "https://json-schema.org/draft/2020-12/schema"
     own = {"$schema": form, "$id": "urn:leakbound:report:1", "$defs": parts}
     return json.dumps(parts.pop("EvidenceReport") | own, indent=1, sort_keys=True)
