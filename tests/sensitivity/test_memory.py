@@ -11,6 +11,8 @@ from leakbound.engines.sensitivity import sensitivity
 from leakbound.random import stream
 from leakbound.types import Task
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # PyTorch 2.11
+
 
 def _peak(run):
     """The most bytes held at once, by PyTorch's own allocator: the same in every run."""

@@ -83,7 +83,10 @@ def _flushed(code: int) -> int:
                 stream.flush()
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            code = CLOSED if isinstance(error, BrokenPipeError) else USAGE
+            closed = isinstance(error, BrokenPipeError)
+            if not closed and not code:  # since Python 3.12 argparse does not let it through
+                _say(str(error))
+            code = CLOSED if closed else USAGE
     return code
 
 
