@@ -14,10 +14,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -215,8 +217,6 @@ logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 def leak_meter() -> None:
     """The log of a client, with little and with much noise."""
-    import textwrap
-
     page = code_of("reference/leak_meter_details.md", "LeakMeter")
     client = page.partition("\nassert ")[0]
     said = []
@@ -416,6 +416,22 @@ def gate() -> None:
         screen("gate", f"$ {command}\n{shown}")
 
 
+def log() -> None:
+    """What a gate logs, and what MLflow then says."""
+    policy = "[[deployment]]\nfile = 'deployment.toml'\nunit = ['client']\nepsilon = 6.0\n"
+    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_TRACKING_URI": ""}
+    with elsewhere() as folder, patch.dict(os.environ, quiet):
+        shutil.copy(ROOT / "examples" / "ci-gate" / "deployment.toml", folder)
+        (folder / "policy.toml").write_text(policy, "utf-8")
+        command = "leakbound check policy.toml --log mlflow"
+        shown = output("sh", "-c", f"{command} 2>/dev/null")
+        read = f"mlflow runs describe --run-id {shown.split()[-1]}"
+        some = "grep epsilon/[hvl]"
+        found = textwrap.dedent(output("sh", "-c", f"{read} 2>/dev/null | {some}"))
+        lines = [f"$ {command}", shown, f"$ {read} \\", f"      | {some}", found]
+        screen("log", "\n".join(lines))
+
+
 def add_an_attack() -> None:
     """What the page's attack answers."""
     attack = run_code("how_to/add_an_attack.md", "GrayImage")["GrayImage"]()
@@ -498,6 +514,7 @@ PICTURES: Mapping[str, Callable[[], None]] = {
         flower,
         from_flower,
         leak_meter,
+        log,
         lpips,
         many_machines,
         opacus,

@@ -76,7 +76,7 @@ def test_help_and_version_import_nothing_slow():
 
 
 COMMANDS = ("schema", "audit", "attack", "capture", "bound", "calibrate", "train", "reproduce",
-            "report", "compare", "evidence", "list")  # fmt: skip
+            "report", "compare", "evidence", "check", "list")  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

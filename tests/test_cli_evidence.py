@@ -124,7 +124,7 @@ def test_results_that_cannot_be_read_or_are_too_many(run, tmp_path, capsys):
     assert "audited names 3 files; give at most 2" in capsys.readouterr().err
 
 
-FILES = ("evidence.html", "evidence-annex.html", "report.json", "evidence.toml")
+FILES = ("evidence.html", "evidence-annex.html", "report.json", "model-card.md", "evidence.toml")
 
 
 def test_a_run_becomes_a_page_an_annex_a_value_and_a_plan(run, tmp_path, capsys):
@@ -166,7 +166,7 @@ def test_a_page_may_have_a_name_and_hold_several_subjects(run, tmp_path):
     assert len(content(page.parent)["subjects"]) == 2
     names = {path.name for path in page.parent.iterdir()}
     plans = {"evidence-1.toml", "evidence-2.toml"}
-    assert names == {"signed.html", "signed-annex.html", "report.json", *plans}
+    assert names == {"signed.html", "signed-annex.html", "report.json", "model-card.md", *plans}
     annex = (page.parent / "signed-annex.html").read_text()
     assert annex.count("leakbound audit evidence-2.toml --out rerun") == 1
     assert page.read_text().count('<article class="sheet"') == 2

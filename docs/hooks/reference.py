@@ -35,6 +35,8 @@ MODULES: Mapping[str, str] = {
     "leakbound.meter": "The leak meter",
     "leakbound.flower": "With Flower",
     "leakbound.opacus": "With Opacus",
+    "leakbound.gate": "The gate: answers of a policy",
+    "leakbound.loggers": "Results in MLflow and Weights & Biases",
     "leakbound.losses": "Losses by name",
     "leakbound.trees": "Trees of XGBoost clients",
     "leakbound.tensors": "Tensors in files",

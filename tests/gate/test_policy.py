@@ -40,7 +40,12 @@ def decided(tmp_path):
     def decide(text, **more):
         path = tmp_path / "policy.toml"
         path.write_text(text)
-        return [(one.key, one.answer, one) for one in rules.decide(policy.read(path), **more)]
+        found = rules.decide(policy.read(path), **more)
+        for one in found:  # its numbers say what its answer says
+            if one.answer != policy.UNSURE and one.found != "infinite":
+                value, limit = one.numbers
+                assert (value <= limit) == (one.answer == policy.HOLDS), one
+        return [(one.key, one.answer, one) for one in found]
 
     return decide
 

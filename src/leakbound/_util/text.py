@@ -9,6 +9,9 @@ from typing import Any
 
 DEEPEST = 8
 """How deep lists of a setting may lie in one another."""
+_MARKDOWN = re.compile(
+    r"[^\w .,:;=+()%/'’“”–−-]|(?<![^\W_])_|_(?![^\W_])|:(?! |$)|(?<=www)\.", re.IGNORECASE
+)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -22,6 +25,14 @@ def printable(text: str) -> str:
     """Untrusted text on one line that no terminal interprets as a command."""
     line = " ".join(text.split())
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
+def markdown(text: str) -> str:
+    """Untrusted text within a line of Markdown: it makes no link, mention, emphasis, column or tag.
+
+    What could is an entity; a "_" or ":" only where it means something.
+    """
+    return _MARKDOWN.sub(lambda found: f"&#{ord(found[0])};", printable(text))
 
 
 def toml(value: Any, depth: int = 0) -> str:

@@ -11,6 +11,10 @@ def check(command: options.CheckOptions) -> int:
     """Exit code 0: all hold; 1: one is broken; 2: none is broken, and one cannot be decided."""
     from leakbound.gate import policy, reports, rules
 
+    if command.log is not None:
+        from leakbound import loggers
+
+        loggers.check_installed(command.log)
     stated, workers = policy.read(command.policy), workers_of(command.workers)
     places = {form: path for form in reports.FORMS if (path := getattr(command, form)) is not None}
     for form, path in places.items():
@@ -25,4 +29,11 @@ def check(command: options.CheckOptions) -> int:
         console.say(f"{one.answer:<11} {words}")
     for form, path in places.items():
         write_files(path.parent, {path.name: reports.FORMS[form][0](found)})
-    return policy.CODES[rules.worst([one.answer for one in found])]
+    code = policy.CODES[rules.worst([one.answer for one in found])]
+    if command.log is not None:
+        try:
+            console.say(f"logged: {command.log} run {loggers.LOGGERS[command.log](found)}")
+        except (ValueError, OSError) as error:  # a known fault stays one
+            errors.say(f"leakbound: {brief(error)}")
+            return code or policy.CODES[policy.UNSURE]
+    return code

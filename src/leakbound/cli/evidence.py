@@ -1,13 +1,13 @@
-"""What `leakbound evidence` does: a sign-off page, its annex and both as JSON, for approvers."""
+"""What `leakbound evidence` does: a sign-off page with its annex, JSON, a model card's section."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,14 +16,14 @@ from leakbound._util.text import printable
 from leakbound.bounds.law import probability, single
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
-from leakbound.risk.corridor import TrainingSetting, epsilon
+from leakbound.risk.corridor import epsilons
 
 if TYPE_CHECKING:
     from leakbound.cli import options
-    from leakbound.report.evidence.parts import EpsilonPart, Epsilons, EvidenceReport, Subject
+    from leakbound.report.evidence.parts import EpsilonPart, EvidenceReport, Subject
     from leakbound.report.folder import Run
 
-PAGE, DATA, PLAN = "evidence.html", "report.json", "evidence.toml"
+PAGE, DATA, PLAN, CARD = "evidence.html", "report.json", "evidence.toml", "model-card.md"
 RECORDS = ("run.json", "records.jsonl", "utility.jsonl")
 LONGEST = 400
 """Letters of a statement."""
@@ -44,11 +44,8 @@ def evidence(command: options.Evidence) -> int:
     names = [PLAN]
     if len(runs) > 1:
         names = [PLAN.replace(".", f"-{number}.") for number in range(1, len(runs) + 1)]
-    check_files(out.parent, [out.name, _annex(out), DATA, *names[: len(runs)]])
-
-    def accountant(noise: float) -> Epsilons:
-        return _epsilons(noise, command.delta)
-
+    check_files(out.parent, [out.name, _annex(out), DATA, CARD, *names[: len(runs)]])
+    accountant = partial(epsilons, delta=command.delta)
     subjects = [
         pages.of_run(run, statements, accountant, images=images, plan=name, audited=audited)
         for run, name in zip(runs, names, strict=True)
@@ -78,10 +75,11 @@ def _write(out: Path, content: EvidenceReport, runs: Sequence[tuple[Run, str]]) 
     beside = {
         annex: pages.annex(content, [run for run, _ in runs]).encode(),
         DATA: json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n",
+        CARD: pages.card(content).encode(),
         **plans,
     }
     write_files(out.parent, beside)
-    common = pages.digests(out.parent, (annex, DATA))
+    common = pages.digests(out.parent, (annex, DATA, CARD))
     digests = [
         pages.digests(run.folder, RECORDS)
         | common
@@ -174,14 +172,3 @@ def _place(command: options.Evidence) -> Path:
     if command.out.suffix.lower() in (".html", ".htm"):
         return command.out
     return command.out / PAGE
-
-
-def _epsilons(noise: float, delta: float) -> Epsilons:
-    """Of one release, of adding or removing one example, and of replacing one: twice the shift."""
-    from leakbound.report.evidence.parts import Epsilons
-
-    def stated(level: float) -> float | Literal["infinite"]:
-        value = float(epsilon(TrainingSetting(level, dim=1), delta))
-        return value if math.isfinite(value) else "infinite"
-
-    return Epsilons(delta, stated(noise), stated(noise / 2))

@@ -261,6 +261,9 @@ class Report:
     """Output folder of the run."""
     no_examples: bool = False
     """Leave out all pictures."""
+    log: Literal["mlflow", "wandb"] | None = None
+    """Also log the results to MLflow or Weights & Biases, without examples. They stay on this
+    machine unless you configured a server (docs/how_to/log.md)."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +296,7 @@ class CheckOptions:
 
     GROUPS: ClassVar = {
         "What to check": "policy",
-        "Output": "junit sarif markdown",
+        "Output": "junit sarif markdown log",
         "Machine": "workers",
     }
 
@@ -305,6 +308,9 @@ class CheckOptions:
     """Write what does not hold as SARIF 2.1.0 (.sarif)."""
     markdown: File = None
     """Write a table for a pull request (.md)."""
+    log: Literal["mlflow", "wandb"] | None = None
+    """Log the answers to MLflow or Weights & Biases. They stay on this machine unless you
+    configured a server (docs/how_to/log.md)."""
     workers: int = 1
     """Processes of a plan's audit; 0 uses one per core."""
 
@@ -312,6 +318,8 @@ class CheckOptions:
 @dataclass(frozen=True)
 class Evidence:
     """Write a sign-off page for approvers: measured, bounded and declared risk, kept apart.
+
+    Also writes model-card.md, a section for the model's card.
 
     leakbound evidence runs/demo --declare accepted_by="A. Reader, 1 March"
     """

@@ -124,10 +124,11 @@ def judged(one: Sent, two: Sent, declared: Declared, *, same: bool) -> Iterator[
         yield _tested("sensitivity", stated, *noise.norm_of(moved, 2 * variance, change, level))
 
 
-def _tested(key: str, stated: str, found: str, broken: bool) -> Requirement:
-    return Requirement(
-        key, f"{stated} (false alarm at most {LEVEL:g})", found, BROKEN if broken else HOLDS
-    )
+def _tested(
+    key: str, stated: str, found: str, broken: bool, numbers: tuple[float, float] | None = None
+) -> Requirement:
+    stated = f"{stated} (false alarm at most {LEVEL:g})"
+    return Requirement(key, stated, found, BROKEN if broken else HOLDS, numbers=numbers)
 
 
 def _sent(seen: Sent) -> Requirement:

@@ -73,16 +73,20 @@ def faults_of(rows: Array, spans: Spans, *, ratio: float, level: float) -> Itera
             yield f"{name} and {other} have the same noise"
 
 
-def norm_of(mean: Array, variance: float, bound: float, level: float) -> tuple[str, bool]:
+def norm_of(
+    mean: Array, variance: float, bound: float, level: float
+) -> tuple[str, bool, tuple[float, float]]:
     """The norm of the signal behind a mean (P,) with noise of this variance; whether it is above
-    the bound.
+    the bound; its estimate, and from where on it is.
     """
     energy, size = float(np.square(mean).sum()), mean.size
     if not variance:
-        return f"{math.sqrt(energy):.3g}", not energy <= bound**2 * (1 + 1e-5)
+        norm = math.sqrt(energy)
+        return f"{norm:.3g}", not energy <= bound**2 * (1 + 1e-5), (norm, bound)
     critical = _upper(size, bound**2 / variance, level) * variance
     estimate, seen = (math.sqrt(max(0.0, x - size * variance)) for x in (energy, critical))
-    return f"about {estimate:.3g} (over {seen:.3g} breaks it)", energy > critical
+    words = f"about {estimate:.3g} (over {seen:.3g} breaks it)"
+    return words, energy > critical, (estimate, seen)
 
 
 def _upper(size: int, central: float, level: float) -> float:

@@ -115,7 +115,7 @@ class Requirement:
     """What was stated of a thing, what was found, and what that answers.
 
     `key` names the rule: the policy's key, or what was tested of a client. The `line` of `file`
-    states it.
+    states it. `numbers`: what was found, and what it must not exceed.
     """
 
     key: str
@@ -125,6 +125,7 @@ class Requirement:
     subject: str = ""
     file: str = ""
     line: int | None = None
+    numbers: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

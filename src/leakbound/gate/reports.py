@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -15,10 +14,10 @@ from xml.etree import ElementTree as Xml
 
 from leakbound._util.files import SEAL
 from leakbound._util.text import digest, printable
+from leakbound._util.text import markdown as escaped
 from leakbound.gate.policy import BROKEN, CODES, HOLDS, UNSURE, Requirement
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_OTHER = re.compile(r"[^A-Za-z0-9 .,=()%/-]|(?<=www)\.", re.IGNORECASE)
 
 
 def summary(found: Sequence[Requirement]) -> str:
@@ -78,12 +77,12 @@ def _result(one: Requirement) -> dict[str, Any]:
 
 
 def markdown(found: Sequence[Requirement]) -> bytes:
-    """A table for a pull request; of strangers' text all but plain letters are entities."""
+    """A table for a pull request."""
     lines = [f"**leakbound check**: {summary(found)}\n", "| answer | of | stated | found |"]
     lines.append("|---|---|---|---|")
     for one in sorted(found, key=lambda one: [*CODES].index(one.answer), reverse=True):
         texts = (one.subject, one.stated, one.found)
-        cells = [_OTHER.sub(lambda c: f"&#{ord(c[0])};", _line(text)) for text in texts]
+        cells = [escaped(_line(text)) for text in texts]
         lines.append(" | ".join([f"| **{one.answer}**", *cells]) + " |")
     return "\n".join(lines).encode() + b"\n"
 

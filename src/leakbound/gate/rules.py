@@ -33,7 +33,14 @@ SHOWN = 3
 def decide(
     policy: policies.GatePolicy, *, workers: int = 1, say: Callable[[str], None] = lambda text: None
 ) -> list[Requirement]:
-    """Every requirement of a policy with its answer; `say` gets what starts, with its code."""
+    """Every requirement of a policy with its answer; `say` gets what starts, with its code.
+
+    Example:
+        >>> own = policies.AuditPolicy(folder="no/run", exposed=0)
+        >>> stated = policies.GatePolicy(Path("policy.toml"), "", (("audit", 0, own),))
+        >>> [(one.subject, one.key, one.answer) for one in decide(stated)]
+        [('audit 1', 'audit', 'cannot tell')]
+    """
     found = []
     for kind, place, own in policy.tables:
         rows, subject = list[Requirement](), f"{kind} {place + 1}"
@@ -79,14 +86,15 @@ def _of_audit(own: policies.AuditPolicy, base: Path, workers: int) -> Iterator[R
         answer: Answer = BROKEN if len(bad) > own.exposed else UNSURE if gaps else HOLDS
         stated = f"at most {own.exposed} configurations are exposed"
         words = _words(f"{len(bad)} of {len(rows)}", bad, gaps)
-        yield Requirement("exposed", stated, words, answer)
+        yield Requirement("exposed", stated, words, answer, numbers=(len(bad), own.exposed))
     if own.verdict is not None:
         least = VERDICTS.index(own.verdict)
         bad = [row for row in rows if VERDICTS.index(row.verdict) < least]
         shown = any(row.verdict in (*EXPOSURES, RECOVERABLE) for row in bad)
         answer = BROKEN if shown else UNSURE if bad or gaps else HOLDS
         words = _words(f"{len(rows) - len(bad)} of {len(rows)} are", bad, gaps)
-        yield Requirement("verdict", f"each verdict is at least {own.verdict!r}", words, answer)
+        stated = f"each verdict is at least {own.verdict!r}"
+        yield Requirement("verdict", stated, words, answer, numbers=(len(bad), 0))
     if own.accuracy_cost is not None:
         yield _cost(own, own.accuracy_cost, tables.accuracies(run.trainings, names))
     if own.no_worse_than is not None:
@@ -138,9 +146,8 @@ def _no_worse(
     gaps += ["no configuration is in both"] * (not pairs)
     answer: Answer = BROKEN if worse and not found.grave else UNSURE if gaps else HOLDS
     words = _words(f"{len(worse)} of {len(pairs)} are less safe", worse, gaps)
-    yield Requirement(
-        "no_worse_than", f"no verdict is worse than in {before.folder}", words, answer
-    )
+    stated = f"no verdict is worse than in {before.folder}"
+    yield Requirement("no_worse_than", stated, words, answer, numbers=(len(worse), 0))
     if own.higher_scores is not None:
         rows = [row for row in found.attacks if row.score and _counts(own, row.key[2])]
         higher = [row for row in rows if row.score and row.score.side > 0]
@@ -149,14 +156,15 @@ def _no_worse(
         words = f"{len(higher)} of {len(rows)}; about {0.025 * len(rows):.1f} by chance"
         stated = f"at most {own.higher_scores} attacks score visibly higher"
         words = "; ".join([words, *labels, *found.grave])
-        yield Requirement("higher_scores", stated, words, UNSURE if found.grave else answer)
+        answer, numbers = UNSURE if found.grave else answer, (len(higher), own.higher_scores)
+        yield Requirement("higher_scores", stated, words, answer, numbers=numbers)
 
 
 def _cost(
     own: policies.AuditPolicy, limit: float, found: dict[tuple[str, str], tables.Accuracy]
 ) -> Requirement:
     """Decided by the interval over training seeds: by its upper end it holds, by its lower not."""
-    words, answers = [], list[Answer]()
+    words, answers, means = [], list[Answer](), list[float]()
     for (_, label), row in found.items():
         if label == tables.title(tables.NO_DEFENSE) or not _counts(own, label):
             continue
@@ -166,11 +174,13 @@ def _cost(
             continue
         mean, low, high = (100 * x for x in (row.lost.mean, row.lost.low, row.lost.high))
         answers.append(HOLDS if high <= limit else BROKEN if low > limit else UNSURE)
+        means.append(mean)
         words.append(f"{label}: {mean:.2f} [{low:.2f}, {high:.2f}], {row.lost.n} seeds")
     if not answers:
         words, answers = ["there is no training of a defense ([utility])"], [UNSURE]
     stated = f"a defense costs at most {limit:g} points of accuracy"
-    return Requirement("accuracy_cost", stated, "; ".join(words), worst(answers))
+    numbers = (max(means), limit) if means else None
+    return Requirement("accuracy_cost", stated, "; ".join(words), worst(answers), numbers=numbers)
 
 
 @_answers.register
@@ -184,7 +194,9 @@ def _of_deployment(
     stated = f"{own.file} has at most {own.mistakes} mistakes"
     where = (str(path), mistakes[0].line) if many else ("", None)
     answer: Answer = BROKEN if many else HOLDS
-    yield Requirement("mistakes", stated, found, answer, file=where[0], line=where[1])
+    yield Requirement(
+        "mistakes", stated, found, answer, "", *where, numbers=(len(mistakes), own.mistakes)
+    )
     known = msgspec.structs.replace(given.record, kappa=own.prior)
     given = msgspec.structs.replace(given, record=known)
     rows = state(given, delta=own.delta, audiences=own.audience)
@@ -203,7 +215,9 @@ def _of_deployment(
                 answer = HOLDS if value is not None and value <= limit else BROKEN
                 if row.missing and answer == BROKEN:  # it may be the worst case of what is missing
                     answer, found = UNSURE, f"{found}; not stated: {', '.join(row.missing)}"
-                yield Requirement(key, f"{key} at most {limit:g} {at} {of}", found, answer)
+                stated = f"{key} at most {limit:g} {at} {of}"
+                numbers = None if value is None else (value, limit)
+                yield Requirement(key, stated, found, answer, numbers=numbers)
 
 
 @_answers.register
@@ -221,4 +235,5 @@ def _of_model(own: policies.ModelPolicy, base: Path, workers: int) -> Iterator[R
     words = "; ".join(f"{mark.kind}: {mark.words}" for mark in found[:SHOWN])
     stated = f"{own.file or own.model} has no mark of a malicious model"
     answer: Answer = BROKEN if found else HOLDS
-    yield Requirement("file", stated, words or inspection.NOT_SAFE, answer)
+    words = words or inspection.NOT_SAFE
+    yield Requirement("file", stated, words, answer, numbers=(len(found), 0))

@@ -23,7 +23,15 @@ from leakbound.assess.record import (
 from leakbound.assess.verdict import together
 from leakbound.report.columns import RowTable, row_of
 from leakbound.report.folder import Run, Strip
-from leakbound.report.settings import Limit, advice, answer, by_setting, limits, telling
+from leakbound.report.settings import (
+    Limit,
+    SettingRow,
+    advice,
+    answer,
+    by_setting,
+    limits,
+    telling,
+)
 from leakbound.report.tables import (
     NO_DEFENSE,
     Accuracy,
@@ -350,7 +358,7 @@ def _shots(
         )
 
 
-def measured(line: Line) -> str:
+def measured(line: Line | SettingRow) -> str:
     """What was measured, as text: the share, its interval and n."""
     own = line.reconstructed
     if own is None:

@@ -69,7 +69,7 @@ def write(folder: Path, *, images: bool = True) -> Path:
     """
     check_installed()
     folder = Path(folder)
-    for name, page in _pages(read(folder), images):
+    for name, page in pages(read(folder), images=images):
         save(folder / name, page)
     return folder / FILE
 
@@ -81,7 +81,7 @@ def write_one(folder: Path, path: Path) -> Path:
         ValueError: as `write`; a run whose report needs several pages.
     """
     check_installed()
-    first, *more = _pages(read(Path(folder)), True)
+    first, *more = pages(read(Path(folder)), images=True)
     if more:
         raise ValueError(
             f"the report of {folder} has {len(more) + 1} pages, which stand beside its pictures; "
@@ -90,7 +90,7 @@ def write_one(folder: Path, path: Path) -> Path:
     return save(path, first[1])
 
 
-def _pages(run: Run, images: bool) -> Iterator[tuple[str, str]]:
+def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
     names = tables.Names(run.assessments, run.trainings)
     parts = pages_of(run.assessments, names)
     pages_at = [FILE, *(f"report-{number}.html" for number in range(2, len(parts) + 1))]

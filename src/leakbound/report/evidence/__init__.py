@@ -1,7 +1,7 @@
-"""Evidence for approvers: a sign-off page, its annex, and the content as JSON.
+"""Evidence for approvers: a sign-off page, its annex, a model card's section, and all as JSON.
 
-`document` makes the value of `report.json`. `page` and `annex` draw nothing but that value, the
-pictures that it names and the digests of the files beside it.
+`document` makes the value of `report.json`. `page`, `annex` and `card` draw nothing but that value,
+the pictures that it names and the digests of the files beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from leakbound._util.docstrings import cleaned
 from leakbound.assess.verdict import MEANINGS, meanings
 from leakbound.report.evidence.auxiliary import STATEMENTS
+from leakbound.report.evidence.model_card import card
 from leakbound.report.evidence.parts import (
     NOT_STATED,
     EvidenceReport,
@@ -38,7 +39,7 @@ WARNED = 160
 PREFIX = 16
 """How many digits of a SHA-256 the sign-off page shows."""
 
-__all__ = ["STATEMENTS", "annex", "digests", "document", "of_run", "page", "schema"]
+__all__ = ["STATEMENTS", "annex", "card", "digests", "document", "of_run", "page", "schema"]
 
 
 def document(subjects: Sequence[Subject], *, images: bool) -> EvidenceReport:
