@@ -443,24 +443,6 @@ def test_extreme_probabilities_end(capsys, chance):
     assert ("at least 1e-12" in capsys.readouterr().err) == (code == 2)
 
 
-def test_the_noise_for_an_honest_server_stands_beside(capsys, digits):
-    target = ("--target", "psnr>=25.5 with probability<=0.1", "--data", digits)
-    found, _ = parsed(capsys, "calibrate", *target, "--model", "lenet")
-    honest = found["honest_server"]
-    assert honest["verdict"] == "protected from an honest server"
-    assert honest["public_examples"] == 1000
-    assert 0 < honest["noise_multiplier"] < 0.8 * found["setting"]["noise_multiplier"]
-    assert call("calibrate", *target, "--model", "lenet") == 0
-    text = said(capsys)
-    assert "that sends lenet with these random weights (seed 0): noise multiplier" in text
-    assert text.index("are needed for this probability at least") < text.index("noise_multiplier =")
-    assert parsed(capsys, "calibrate", *target)[0]["honest_server"] is None
-    assert call("calibrate", *target, "--model", "lenet", "--steps", 5) == 2
-    assert "one full-batch step" in capsys.readouterr().err
-    assert call("calibrate", *target, "--model", "lenett") == 2
-    assert "did you mean 'lenet'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", ["bound", "calibrate"])
 def test_known_labels_need_more_noise(capsys, command, digits):
     if command == "bound":

@@ -477,7 +477,7 @@ class Calibrate(TrainingOptions):
     GROUPS: ClassVar = {
         "Target": "target solve",
         "Federated training": "deployment audience unit",
-        "Training": "steps sampling_rate participation noise_multiplier noise_std clip_norm model",
+        "Training": "steps sampling_rate participation noise_multiplier noise_std clip_norm",
         "Data": _DATA,
         "Risk": "prior labels_known",
         "Output": "explain delta json",
@@ -506,9 +506,6 @@ class Calibrate(TrainingOptions):
     """Noise standard deviation on the sum. Needed with --solve clip_norm."""
     clip_norm: float = 1.0
     """Bound on an example's gradient norm."""
-    model: Annotated[str | None, Option("NAME")] = None
-    """Also find the noise for an honest server. The server sends this model with random weights: a
-    built-in model, or package.module:build. Only for one full-batch step."""
 
 
 @dataclass(frozen=True)

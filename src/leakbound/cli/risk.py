@@ -7,23 +7,18 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from rich.markup import escape
 from rich.table import Table
 
-from leakbound import data
 from leakbound._util.decibels import psnr_of_mse
 from leakbound._util.rounding import BELOW, least, most, of_log, percent, short
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.record import HONEST, UNDECIDED
-from leakbound.audit.context import module_of, random_weights
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import Scope, positive, probability
 from leakbound.cli import options
 from leakbound.cli.shared import check_files, plural, write_files
 from leakbound.cli.terminal import console, errors, safe
 from leakbound.domains import Domain
-from leakbound.random import stream
 from leakbound.risk import statement
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
 from leakbound.risk.corridor import (
@@ -37,9 +32,7 @@ from leakbound.risk.corridor import (
 )
 from leakbound.risk.examples import Examples, listed, width_of
 from leakbound.risk.statement import UNINFORMED, of_membership
-from leakbound.risk.success import known_model
 from leakbound.risk.target import Target
-from leakbound.types import Task
 
 FILES = ("bound.json", "corridor.png")
 COLUMNS = ("baseline", "attained", "bound", "matched", "verdict")
@@ -80,77 +73,14 @@ def calibration(command: options.Calibrate) -> int:
     given = asdict(command)
     for name in ("deployment", "audience", "unit"):
         del given[name]
-    as_json, target, model, explain = (
-        given.pop(name) for name in ("json", "target", "model", "explain")
-    )
+    as_json, target, explain = (given.pop(name) for name in ("json", "target", "explain"))
     with errors.status("calibrating ..."):
         found = calibrate(target, **given)
-        honest = None if model is None else _honest(found, command, model)
     if as_json:
-        plain = found.plain() | {"honest_server": honest}
-        print(json.dumps(plain, indent=1, sort_keys=True, allow_nan=False))
+        print(json.dumps(found.plain(), indent=1, sort_keys=True, allow_nan=False))
     else:
         _show_calibration(found, explain=explain)
-        if honest is not None:
-            _show_honest(found, honest)
     return 0
-
-
-def _honest(found: Calibration, command: options.Calibrate, model: str) -> dict[str, Any]:
-    """The noise that protects from an honest server that sends a model with random weights."""
-    if found.solved != "noise_multiplier" or (found.setting.steps, command.sampling_rate) != (1, 1):
-        raise ValueError(
-            f"model is {model!r}, but the bound for one model is for the noise of one full-batch "
-            "step; leave out --model, or leave out --solve, --steps and --sampling-rate"
-        )
-    if command.data is None or command.exclude:
-        raise ValueError(
-            f"model is {model!r}, which needs all examples of a data source; give --data, without "
-            "--exclude"
-        )
-    how: dict[str, Any] = {
-        "size": command.size,
-        "channels": command.channels,
-        "schema": command.schema,
-    }
-    known = data.load(command.data, **how)
-    public = known.batch(torch.arange(len(known.labels)))
-    given = {"input_shape": tuple(public.inputs.shape[1:]), "classes": known.classes}
-    built = module_of(model, {}, **given, generator=stream(0, "model", model))
-    sample = Examples.of(command.data, **how).prior("sample")
-    assert isinstance(sample, PublicSample)
-    own = known_model(
-        Task.of(built),
-        public,
-        clip_norm=found.clip_norm,
-        sample=sample,
-        labels_known=command.labels_known,
-    )
-    answer: dict[str, Any] = {"model": model, "public_examples": own.n, "prior": own.name}
-    try:
-        noise = own.noise_for(found.target.gamma, found.target.eta)
-    except ValueError as error:
-        return answer | {"noise_multiplier": None, "reason": str(error), "verdict": UNDECIDED}
-    sure = random_weights(model)
-    why = None if sure else "it holds if no example chose the weights that are built"
-    verdict = HONEST if sure else UNDECIDED
-    return answer | {"noise_multiplier": noise, "reason": why, "verdict": verdict}
-
-
-def _show_honest(found: Calibration, honest: dict[str, Any]) -> None:
-    name, noise = escape(honest["model"]), honest["noise_multiplier"]
-    if noise is None:
-        console.print(f"{name} from an honest server: {escape(honest['reason'])}")
-        return
-    share = 1 - noise / found.noise_multiplier
-    weights = "with these random weights (seed 0)" if honest["reason"] is None else "as built"
-    more = "" if honest["reason"] is None else f"; {honest['reason']}"
-    less = f"{share:.0%} less" if share > 0 else "not less than for any server"
-    console.print(
-        f"[bold]{HONEST}[/bold] that sends {name} {weights}: noise multiplier {most(noise, 4)} "
-        f"({less}), by {honest['prior']}{more}. Other models, trained weights and further rounds "
-        "are not covered."
-    )
 
 
 def examples_of(command: options.TrainingOptions, **known: Any) -> Examples:
