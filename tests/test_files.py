@@ -233,6 +233,27 @@ def test_what_comes_between_the_look_and_the_write_stays(tmp_path, make, monkeyp
         path.unlink()
 
 
+@pytest.mark.linux
+def test_a_file_is_on_disk_before_its_name_and_the_name_before_the_next_file(tmp_path, monkeypatch):
+    calls = []
+
+    def noted(name, call):
+        def wrapped(*given, **more):
+            what = os.fstat(given[0]).st_ino if name == "fsync" else name
+            calls.append(what)
+            return call(*given, **more)
+
+        return wrapped
+
+    for name in ("fsync", "link", "replace"):
+        monkeypatch.setattr(os, name, noted(name, getattr(os, name)))
+    path, folder = tmp_path / "run.json", tmp_path.stat().st_ino
+    for content, named in ((b'{"a": 1}', "link"), (b'{"a": 2}', "replace")):
+        files.write(path, content)
+        assert calls == [path.stat().st_ino, named, folder]
+        calls.clear()
+
+
 def test_a_file_system_without_hard_links(tmp_path, monkeypatch):
     def refused(*_, **__):
         raise PermissionError(1, "Operation not permitted")

@@ -173,6 +173,23 @@ def _raise(error):
     return fail
 
 
+def test_new_models_of_many_seeds_do_not_fill_the_memory(tiny, monkeypatch):
+    """Those used last are kept, up to a number of weights; another is made again, the same."""
+    bench, spec = audit.PlanContext(tiny.data), tiny.models[0]
+    first = bench.task(spec, 0)
+    monkeypatch.setattr(contexts, "MOST_WEIGHTS", 3 * len(first.parameters))
+    others = [bench.task(spec, seed) for seed in (1, 2)]
+    assert bench.task(spec, 0) is first
+    bench.task(spec, 3)
+    assert list(bench._new) == [(spec, 2), (spec, 0), (spec, 3)]
+    again = bench.task(spec, 1)
+    assert again is not others[0]
+    assert torch.equal(again.parameters, others[0].parameters)
+    monkeypatch.setattr(contexts, "MOST_WEIGHTS", 0)
+    bench.task(spec, 4)
+    assert list(bench._new) == [(spec, 4)]
+
+
 def test_user_models_see_the_same_seed_everywhere(table, user_module):
     name = user_module(
         "randomly",

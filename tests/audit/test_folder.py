@@ -271,6 +271,77 @@ def test_a_full_disk_keeps_what_was_recorded(tiny, done, tmp_path, monkeypatch):
         assert kept == 0 or allowed > 2
 
 
+class PowerLoss(BaseException):
+    """No code of ours catches it: none runs without power."""
+
+
+def lose_power(patch, at, share):
+    """At that write, of which a part reaches the disk; nothing changes the disk after it."""
+    write, left = os.write, [at]
+
+    def cut(descriptor, data):
+        left[0] -= 1
+        if left[0] < 0:
+            whole = bytes(data)
+            write(descriptor, whole[: int(share * len(whole))] if left[0] == -1 else b"")
+            raise PowerLoss
+        return write(descriptor, data)
+
+    def unless_dark(call):
+        return lambda *given, **more: None if left[0] < 0 else call(*given, **more)
+
+    patch.setattr(os, "write", cut)
+    for name in ("link", "rename", "unlink", "fsync"):
+        patch.setattr(os, name, unless_dark(getattr(os, name)))
+
+
+@pytest.fixture
+def replay(tiny):
+    """The plan's results, run once: an audit with them has all writes and takes no time."""
+    results = list(audit.run(tiny))
+    return lambda plan, done, **more: (one for one in results if one.id not in done)
+
+
+@pytest.mark.filterwarnings("ignore:.*damaged line")
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.999, 1.0])
+def test_power_lost_at_any_write(tiny, replay, done, tmp_path, monkeypatch, share):
+    """Of records, trainings, times, pictures and `run.json`: the same command ends all the same."""
+    wanted, writes = content(done), 0
+    with monkeypatch.context() as patch:
+        count, write = [], os.write
+        patch.setattr(os, "write", lambda *given: count.append(0) or write(*given))
+        audit.audit(tiny, tmp_path / "whole", run=replay)
+        writes = len(count)
+    assert writes > 20
+    for at in range(writes):
+        folder = tmp_path / f"lost{at}"
+        with monkeypatch.context() as patch:
+            lose_power(patch, at, share)
+            with pytest.raises(PowerLoss):
+                audit.audit(tiny, folder, run=replay)
+        audit.audit(tiny, folder, run=replay)
+        assert content(folder) == wanted, at
+        assert not list(folder.rglob("*-part"))
+
+
+@pytest.mark.filterwarnings("ignore:.*damaged line")
+def test_what_no_call_made_durable_may_be_lost(tiny, replay, done, tmp_path):
+    """After a loss of power a name may be missing, and the end of a file be missing or zeros."""
+    wanted = content(done)
+    for path in sorted(p for p in done.rglob("*") if p.suffix in (".jsonl", ".png")):
+        whole = path.read_bytes()
+        last = whole[:-1].rfind(b"\n") + 1 if path.suffix == ".jsonl" else 0
+        for end in {*range(last, len(whole), max(1, (len(whole) - last) // 9)), len(whole) - 1}:
+            for tail in (b"", b"\0" * (len(whole) - end)):
+                path.write_bytes(whole[:end] + tail)
+                audit.audit(tiny, done, run=replay)
+                assert content(done) == wanted, (path, end, tail)
+                path.write_bytes(whole)
+        path.unlink()
+        audit.audit(tiny, done, run=replay)
+        assert content(done) == wanted, path
+
+
 def test_an_os_error_of_a_cell_or_of_the_screen_is_not_the_folders(tiny, tmp_path, monkeypatch):
     def broken(*_, **__):
         raise OSError(errno.EIO, "Input/output error")

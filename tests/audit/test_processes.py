@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import multiprocessing
 import os
@@ -141,6 +142,31 @@ def test_killed_stopped_and_resumed(tmp_path):
 
 
 @pytest.mark.linux
+def test_of_two_audits_in_one_folder_the_second_is_refused(tmp_path):
+    """The first, held in the middle, then ends undisturbed."""
+    plan, wanted = reference(tmp_path)
+    out = tmp_path / "run"
+    first = start(plan, out)
+    wait_for(first, out, 3)
+    os.killpg(first.pid, signal.SIGSTOP)
+    try:
+        before = outcome(out)
+        second = start(plan, out)
+        _, errors = second.communicate(timeout=LONG)
+        assert second.returncode == 2
+        assert f"out is {str(out)!r}, where another run is active; wait for it or" in errors
+        assert "Traceback" not in errors
+        assert outcome(out) == before
+    finally:
+        os.killpg(first.pid, signal.SIGCONT)
+    _, errors = first.communicate(timeout=LONG)
+    assert first.returncode == 0, errors
+    assert outcome(out) == wanted
+    times = Counter(json.loads(t)["id"] for t in (out / "timings.jsonl").read_bytes().splitlines())
+    assert set(times.values()) == {1}
+    assert len(times) == 24 + 4
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
 def test_a_stop_waits_while_a_future_is_touched(number):
     """Else it can leave the future's lock taken, and the pool's thread hangs at the exit.
@@ -254,6 +280,37 @@ def test_a_unit_whose_worker_was_killed_is_no_result(times, table, tmp_path, use
         assert (record.status, record.reason) == ("failed", DIED)
         assert audit.audit(plan, tmp_path / "run").failed == 0
     assert outcome(tmp_path / "run") == outcome(tmp_path / "undisturbed")
+
+
+WORK = """
+import os, pathlib
+from leakbound.audit import engine
+DIED = pathlib.Path({!r})
+def work(group, pictures):
+    if len(group) > 1 and not DIED.exists():
+        DIED.touch()
+        os._exit(3)
+    return engine._work(group, pictures)
+"""
+
+
+def test_a_bundle_gives_each_result_as_it_ends(table, tmp_path, user_module, monkeypatch):
+    """A death in the middle of a bundle costs nothing that had ended."""
+    user_module("dying", WORK.format(str(tmp_path / "died")))
+    table["attacks"].append({"name": "inverting_gradients", "steps": 3})
+    table["defenses"] = [{"name": "none"}, {"name": "gaussian_noise", "noise_std": 0.01}]
+    table["seeds"] = [0]
+    del table["utility"]
+    plan = audit.parse(table)
+    alone = list(audit.run(plan))
+    monkeypatch.setattr(engine, "_work", importlib.import_module("dying").work)
+    monkeypatch.setattr(engine, "ceil", lambda share: engine.TOGETHER)
+    started = Counter()
+    found = list(audit.run(plan, workers=2, started=lambda unit: started.update([unit.id])))
+    assert (tmp_path / "died").exists()
+    assert [started[one.id] for one in found] == [1, 2, 2, 2], "the first had ended"
+    assert sorted(one.id for one in found) == sorted(one.id for one in alone)
+    assert {one.id: one.record for one in found} == {one.id: one.record for one in alone}
 
 
 @pytest.mark.linux

@@ -39,7 +39,7 @@ TABLE = {
     "utility": {"rounds": 2, "repeats": 2},
 }
 MODEL = """
-import os, torch
+import os, time, torch
 from pathlib import Path
 class Noted(torch.nn.Module):
     def __init__(self, inner):
@@ -344,6 +344,62 @@ def test_a_cluster_of_others_stays_up(tmp_path):
             out, _ = head.communicate("go\n", timeout=600)
     assert out.strip() == "still here"
     assert sorted(encode(result.record) for result in results) == local
+
+
+@contextmanager
+def two_nodes(place):
+    """A Ray of two raylets with one CPU each, which listen on the loopback alone."""
+    from ray.cluster_utils import Cluster
+
+    (place / "ray").mkdir()
+    settings = connection.MORTAL | connection.QUIET | {"RAY_TMPDIR": str(place)}
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    with connection._loopback(), connection.environment(settings):
+        nodes = Cluster(shutdown_at_exit=False)
+        try:
+            first = nodes.add_node(**node, include_dashboard=False)
+            second = nodes.add_node(**node)
+            listening = set().union(*(addresses(pid) for pid, _ in descendants(os.getpid())))
+            assert listening
+            assert listening <= {"127.0.0.1", "::1"}
+            raylets = [n.all_processes["raylet"][0].process.pid for n in (first, second)]
+            yield nodes.address, raylets
+        finally:
+            nodes.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_a_node_that_is_lost_in_mid_run_changes_no_byte(user_module, place, tmp_path):
+    """Both raylets run experiments; then one of them gets SIGKILL, and its worker ends with it."""
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    met = f"len(os.listdir({str(pids)!r})) > 1 or time.sleep(0.01)"
+    note = f"Path({str(pids)!r}, str(os.getpid())).touch()"
+    wait = f"any({met} for _ in range(60_000))"
+    name = user_module("noted", f"os.getpid() == {os.getpid()} or ({note}, {wait})")
+    plan = audit.parse(TABLE | {"models": [*TABLE["models"], {"name": name}]})
+    audit.audit(plan, tmp_path / "local")
+    killed = []
+
+    def watch(now):
+        if killed or now.result is None:
+            return
+        at_work = {int(p.name) for p in pids.iterdir()}
+        if all(at_work & {pid for pid, _ in descendants(raylet)} for raylet in raylets):
+            killed.append(now.done)
+            os.kill(raylets[1], signal.SIGKILL)
+
+    out = tmp_path / "ray"
+    with two_nodes(place) as (address, raylets):
+        result = audit.audit(plan, out, workers=0, run=cluster.engine(address), watch=watch)
+    assert killed
+    assert killed[0] < 24, "the run was over"
+    assert result.failed == 0
+    assert outcome(out) == outcome(tmp_path / "local")
+    runs = runs_of(out)
+    assert set(runs.values()) == {1}
+    assert len(runs) == len(plan.experiments()) + len(plan.trainings()) == 24 + 8
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,38 @@ def test_many_settings_are_folded(tmp_path, make_assessment, make_defense, make_
     assert len(page) < 2e6
 
 
+def test_charts_and_tables_of_attacks_share_their_lines(
+    tmp_path, monkeypatch, make_assessment, make_defense, make_run
+):
+    """48 lines in all: 24 for each of two batch sizes, those with the highest scores."""
+    monkeypatch.setattr("leakbound.report.page.ROWS", 48)
+    cells = [
+        make_assessment(
+            defense=make_defense("prune", rate=i / 100), batch_size=size, psnr=[10.0 + i / 4] * size
+        )
+        for size in (1, 2)
+        for i in range(40)
+    ]
+    page = write(make_run(tmp_path / "run", cells)).read_text()
+    assert page.count("<summary>24 more settings</summary>") == 2
+    assert page.count("The 24 most exposed are here") == 2
+    for table in page.split('<table class="heat">')[1:]:
+        rates = re.findall(r'<tr><th scope="row">prune rate=([0-9.]+)', table.split("</table>")[0])
+        assert rates == [f"{i / 100:g}" for i in range(39, 15, -1)]
+        assert "The 24 defenses with the highest scores are here, of 40." in table
+
+
+def test_wide_rows_get_more_pages(tmp_path, few, make_table, make_run):
+    """An experiment of 31 columns counts as two; the first of several pages shows half as many."""
+    right = {f"column {i}": [True] for i in range(31)}
+    values = {name: (["1"], ["1"]) for name in right}
+    cells = [make_table(right, values=values, seed=seed) for seed in range(20)]
+    folder = make_run(tmp_path / "run", cells)
+    write(folder)
+    counts = [len(experiments_on(page)) for page in pages(folder).values()]
+    assert counts == [5, 10, 5]
+
+
 def test_what_many_records_hold_alike_is_held_once(tmp_path, make_assessment, make_bound, make_run):
     """A record of these took 12 kB when each had its own."""
     bounds = [make_bound(assumptions=[f"{i}: " + "x" * 200 for i in range(5)])]

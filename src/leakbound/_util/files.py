@@ -167,10 +167,11 @@ def check(*paths: Path, key: str | None = None) -> None:
 def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = None) -> None:
     """Write a file in one step; readable by its owner only. It replaces only leakbound's files.
 
-    A kill leaves the old file or the new one; `folder` removes what else it leaves. `content`: a
-    document without its seal, or, with a `key`, a journal's lines, whole or one by one.
+    A kill or a loss of power leaves the old file or the new one (of a picture in a run, perhaps
+    none); `folder` removes what else it leaves. `content`: a document without its seal, or, with a
+    `key`, a journal's lines, whole or one by one.
     """
-    path = Path(path)
+    path, named = Path(path), False
     if isinstance(content, bytes):
         digest = hashlib.sha256(content).hexdigest()
         named = _CONTENT.fullmatch(path.stem) is not None and digest.startswith(path.stem)
@@ -190,6 +191,8 @@ def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = Non
                 _settle(part, path, before)
         if not LOCKS:
             _settle(part, path, before)
+        if not named:
+            _keep_name(path)
     finally:
         with suppress(FileNotFoundError):
             part.unlink()
@@ -351,6 +354,16 @@ def _settle(part: Path, path: Path, before: os.stat_result | None) -> None:
         if os.path.lexists(path):
             raise _refusal(path) from None
         part.rename(path)
+
+
+def _keep_name(path: Path) -> None:
+    """Wait until the folder is on disk: what a run writes later never outlives its run.json."""
+    with suppress(OSError):  # a folder that we may not read, or a file system that cannot
+        descriptor = os.open(path.parent, os.O_RDONLY | _PLAIN)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _holds(path: Path, content: bytes) -> bool:

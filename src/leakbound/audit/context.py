@@ -34,6 +34,8 @@ DISTRACTORS = 100
 SMALLEST = 50
 """Minimum number of a split's images that are compared with others."""
 FEW = 10
+MOST_WEIGHTS = 1 << 28
+"""Weights of new models that are kept, 1 GiB; trained and loaded models are all kept."""
 T = TypeVar("T")
 
 
@@ -64,6 +66,8 @@ class PlanContext:
             torch.backends.cudnn.allow_tf32 = False
             torch.backends.cudnn.deterministic = True
         self._kept: dict[Any, Any] = {}
+        self._new: dict[tuple[ModelSpec, int], Task] = {}
+        self._weights = 0  # of all of them
 
     @cached_property
     def dataset(self) -> data.Dataset:
@@ -198,7 +202,16 @@ class PlanContext:
     def task(self, spec: ModelSpec, seed: int) -> Task:
         """The model at its weights: new from the seed, from a file, or trained for some steps."""
         with one_thread():
-            return self.once(("task", spec, seed), lambda: self._make_task(spec, seed))
+            if spec.train_steps or spec.weights is not None:
+                return self.once(("task", spec, seed), lambda: self._make_task(spec, seed))
+            task = self._new.pop((spec, seed), None)
+            if task is None:
+                task = self._make_task(spec, seed)
+                self._weights += len(task.parameters)
+                while self._new and self._weights > MOST_WEIGHTS:  # the longest unused first
+                    self._weights -= len(self._new.pop(next(iter(self._new))).parameters)
+            self._new[spec, seed] = task
+            return task
 
     def _make_task(self, spec: ModelSpec, seed: int) -> Task:
         module, loss, classes = self._module(spec, seed), self.loss, self.dataset.classes

@@ -32,7 +32,7 @@ from leakbound.types import Reconstruction
 
 T = TypeVar("T")
 TOGETHER = 16
-"""Most releases in a bundle; its results come at once."""
+"""Most releases in a bundle; what runs together in it has its results at once."""
 TRIES = 3
 """Number of processes that a unit may end before it counts as failed; the last runs it alone."""
 
@@ -68,28 +68,26 @@ def run(
         yield from _run_many(units, context, workers, pictures, started)
         return
     for bundle in bundles(units, context):
-        yield from _run_bundle(bundle, context, pictures, started)
+        for group in groups_of(bundle):
+            for unit in group:
+                started(unit)
+            yield from _run_group(group, context, pictures)
 
 
-def _run_bundle(
-    bundle: tuple[Unit, ...],
-    context: PlanContext,
-    pictures: bool,
-    started: Callable[[Unit], None] = lambda unit: None,
-) -> Generator[Result, None, None]:
-    """Run its trainings, and its experiments with one attack together if the attack can."""
-    groups: dict[object, list[Experiment]] = {}
+def groups_of(bundle: Iterable[Unit]) -> list[tuple[Unit, ...]]:
+    """What of it runs together: the experiments with one attack if the attack can, else one."""
+    found: dict[object, list[Unit]] = {}
     for unit in bundle:
-        if isinstance(unit, TrainingUnit):
-            started(unit)
-            yield run_training(unit, context)
-        else:
-            many = plans.build_attack(unit.attack).at_once > 1
-            groups.setdefault(unit.attack if many else unit.id, []).append(unit)
-    for group in groups.values():
-        for unit in group:
-            started(unit)
-        yield from run_experiments(group, context, pictures=pictures)
+        attack = unit.attack if isinstance(unit, Experiment) else None
+        many = attack is not None and plans.build_attack(attack).at_once > 1
+        found.setdefault(attack if many else unit.id, []).append(unit)
+    return [tuple(own) for own in found.values()]
+
+
+def _run_group(group: tuple[Unit, ...], context: PlanContext, pictures: bool) -> list[Result]:
+    results = [run_training(unit, context) for unit in group if isinstance(unit, TrainingUnit)]
+    own = [unit for unit in group if isinstance(unit, Experiment)]
+    return results or run_experiments(own, context, pictures=pictures)
 
 
 def bundles(
@@ -169,50 +167,68 @@ def _run_many(
     pictures: bool,
     started: Callable[[Unit], None],
 ) -> Iterator[Result]:
-    """Hand out bundles; a unit running in `TRIES` processes that died is recorded as failed."""
+    """Hand out bundles, each to one process, whose results come as each of its groups ends.
+
+    If a process dies, the units of the group that it ran are tried again, each alone; what else was
+    handed out waits again. A unit running in `TRIES` processes that died is recorded as failed.
+    """
     waiting, suspects = deque(bundles(units, context, workers)), deque[tuple[Unit, ...]]()
     deaths: Counter[str] = Counter()
     starts = 0  # that failed, one after the other
     while waiting or suspects:
         alone = bool(suspects)
-        source, width = (suspects, 1) if alone else (waiting, workers + 1)
-        running: dict[Future[list[Result]], tuple[Unit, ...]] = {}
+        source, count = (suspects, 1) if alone else (waiting, workers)
+        pools = [_pool(context) for _ in range(count)]
+        held: list[deque[tuple[Unit, ...]]] = [deque() for _ in pools]  # the first one runs
+        running: dict[Future[list[Result]], int] = {}
         done: SimpleQueue[Future[list[Result]]] = SimpleQueue()
-        pool = ProcessPoolExecutor(
-            1 if alone else workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(context.spec, context.dataset.fingerprint, str(context.device)),
-        )
+        at = 0  # the process that dies, if one does
         try:
             if alone:
                 starts += 1
-                _wait_for_start(pool, last=starts == TRIES)
+                _wait_for_start(pools[0], last=starts == TRIES)
                 starts = 0
-            while source or running:
-                while source and len(running) < width:
-                    bundle = source[0]
-                    with _undisturbed():
-                        future = pool.submit(_work, bundle, pictures)
-                        future.add_done_callback(done.put)
-                        running[future] = bundle
-                    source.popleft()
-                    for unit in bundle:
-                        started(unit)
+            while source or any(held):
+                ahead = not alone and len(source) > count  # no process then waits for this one
+                for at in sorted(range(count), key=lambda one: len(held[one])):
+                    if not source or len(held[at]) > ahead:
+                        continue
+                    groups = groups_of(source.popleft())
+                    held[at].extend(groups)  # first: a death meanwhile loses none of them
+                    for group in groups:
+                        with _undisturbed():
+                            future = pools[at].submit(_work, group, pictures)
+                            future.add_done_callback(done.put)
+                            running[future] = at
+                        for unit in group:
+                            started(unit)
                 future = _next(done)
+                at = running.pop(future)
                 with _undisturbed():
                     results = future.result()
-                running.pop(future)
+                held[at].popleft()
                 yield from results
         except BrokenProcessPool:
-            for unit in [unit for bundle in running.values() for unit in bundle]:
+            guilty = held[at].popleft() if held[at] else ()
+            waiting.extendleft(tuple(chain(*own)) for own in held if own)
+            for unit in guilty:
                 deaths[unit.id] += 1
                 if deaths[unit.id] == TRIES:
                     yield died(unit, context)
                 else:
-                    suspects.append((unit,))  # each is tried again alone
+                    suspects.append((unit,))
         finally:
-            _stop(pool)
+            _stop(pools)
+
+
+def _pool(context: PlanContext) -> ProcessPoolExecutor:
+    """One process: it runs what it gets in that order, and keeps what releases share."""
+    return ProcessPoolExecutor(
+        1,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(context.spec, context.dataset.fingerprint, str(context.device)),
+    )
 
 
 @contextmanager
@@ -281,10 +297,11 @@ def _started() -> Any:
     """Return nothing; only a worker's response matters."""
 
 
-def _stop(pool: ProcessPoolExecutor) -> None:
+def _stop(pools: Iterable[ProcessPoolExecutor]) -> None:
     """Cancel what waits and end the workers, so that Ctrl-C waits for no running experiment."""
-    processes = list((pool._processes or {}).values())
-    pool.shutdown(wait=False, cancel_futures=True)
+    processes = [process for pool in pools for process in (pool._processes or {}).values()]
+    for pool in pools:
+        pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
         process.terminate()
     for process in processes:
@@ -309,11 +326,11 @@ def _die_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def _work(bundle: tuple[Unit, ...], pictures: bool) -> list[Result]:
+def _work(group: tuple[Unit, ...], pictures: bool) -> list[Result]:
     assert _bench is not None  # set by _start_worker
     if _bench.dataset.fingerprint != _fingerprint:
         raise ValueError(
             f"data source {_bench.spec.source!r} changed while the audit ran; "
             "restore it, or start again in another folder"
         )
-    return list(_run_bundle(bundle, _bench, pictures))
+    return _run_group(group, _bench, pictures)

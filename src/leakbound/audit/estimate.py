@@ -74,15 +74,15 @@ def _gradient(context: PlanContext, model: ModelSpec, size: int, seed: int) -> f
 class Clock:
     def __init__(self, seconds: Mapping[str, float], basis: str, workers: int) -> None:
         self._seconds, self.basis, self._workers = dict(seconds), basis, workers
-        self._whole = sum(self._seconds.values())
+        self._whole = self._rest = sum(self._seconds.values())
         self._began = time.monotonic()
 
     def finished(self, unit: str) -> None:
-        self._seconds.pop(unit, None)
+        self._rest -= self._seconds.pop(unit, 0.0)
 
     @property
     def left(self) -> float:
-        rest, prior = sum(self._seconds.values()), PRIOR * self._whole
+        rest, prior = max(self._rest, 0.0), PRIOR * self._whole
         done, passed = self._whole - rest, time.monotonic() - self._began
         passed = passed if done else 0.0
         return rest * (prior / self._workers + passed) / max(prior + done, 1e-9)

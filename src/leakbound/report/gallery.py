@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
 from leakbound.assess.record import Assessment, CaptureInfo, Explained
-from leakbound.report.columns import RowTable, row_of
+from leakbound.report.columns import MOST, RowTable, row_of
 from leakbound.report.folder import Run, Strip
 from leakbound.report.rerun import Rerun, reruns
 from leakbound.report.tables import Names, grouped, mean_value
 
 EXAMPLE_SIDE = 64
 EXPERIMENTS = 500
-"""How many experiments a page shows one by one."""
-ROWS = 8000
+"""How many experiments a page shows one by one; the first of several pages shows half as many."""
+CELLS = 30
+"""The columns or tokens of a row from which on an experiment counts as several."""
+ROWS = 5000
 """How many lines of numbers (one example, one attack) a page holds; large batches are cut."""
 BASELINE = "baseline"
 """The column of the prior-only baseline."""
@@ -158,15 +161,24 @@ def pages_of(assessments: Iterable[Assessment], names: Names) -> list[list[CardS
         if a.status != "not_applicable"
     )
     pages: list[list[CardSource]] = [[]]
-    left = EXPERIMENTS
+    sizes = {key: sum(map(_size, own)) for key, own in found.items()}
+    left = EXPERIMENTS if sum(sizes.values()) <= EXPERIMENTS else EXPERIMENTS // 2
     certified_first = sorted(found.items(), key=lambda one: not any(a.certificate for a in one[1]))
     for number, (key, own) in enumerate(certified_first, 1):
-        if pages[-1] and len(own) > left:
+        if pages[-1] and sizes[key] > left:
             pages.append([])
             left = EXPERIMENTS
         pages[-1].append(CardSource(number, key, tuple(own)))
-        left -= len(own)
+        left -= sizes[key]
     return pages
+
+
+def _size(own: Assessment) -> int:
+    """As how many experiments it counts: a wide row takes the room of several."""
+    wide = len(own.columns or ()) or max(
+        (len(s.reconstruction) for s in own.sequences or ()), default=0
+    )
+    return max(1, math.ceil(min(wide, MOST) / CELLS))
 
 
 def cards_of(

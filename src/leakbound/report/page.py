@@ -131,9 +131,11 @@ def _opening(
     """What the first page begins with, and its functions for single lines."""
     rows, accuracies, best = context["verdicts"], context["accuracies"], context["best"]
     found = overview.overview(run, names, rows, accuracies, best, images=images, inline=inline)
+    views = found.views[: overview.VIEWS]
     return {
         "over": found,
-        "views": found.views[: overview.VIEWS],
+        "views": views,
+        "folded": max(0, ROWS // max(1, len(views)) - overview.LINES),
         "views_left_out": max(0, len(found.views) - overview.VIEWS),
         "lines": overview.LINES,
         "measured": overview.measured,
@@ -354,7 +356,9 @@ def _charts(
     bounds = {row.key: row.error_bound for row in verdicts}
     progress = trainings.loss_curves(run.trainings, names)
     return {
-        "heatmaps": heatmap.heatmaps(rows, attacks, bounds, top_of(run.assessments[0].criterion)),
+        "heatmaps": heatmap.heatmaps(
+            rows, attacks, bounds, top_of(run.assessments[0].criterion), ROWS
+        ),
         "strongest": {key: max(medians) for key, medians in strongest.items()},
         "panels_left_out": max(0, len(both) - PANELS),
         "lines_left_out": len(names.attacks) - len(attacks),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,16 @@ def environment_of(**settings: Any) -> Environment:
 def rendered(
     template: str, context: dict[str, Any], filters: dict[str, Callable[..., str]] | None = None
 ) -> str:
+    environment = _environment()
+    if filters:
+        environment = environment.overlay()
+        environment.filters = environment.filters | filters
+    return environment.get_template(template).render(context) + "\n"
+
+
+@cache
+def _environment() -> Environment:
+    """That of our pages, which keeps its templates: a large run has many pages."""
     from jinja2 import PackageLoader
     from markupsafe import Markup
 
@@ -83,8 +94,8 @@ def rendered(
     common = (decimal, significant, score, cell, brief, percent, plain, listing, plural, explained)
     environment.filters |= {own.__name__: own for own in common} | {"chance": probability}
     # our charts' own markup; matplotlib escapes what it is given
-    environment.filters |= {"svg": Markup, "name": breakable, **(filters or {})}
-    return environment.get_template(template).render(context) + "\n"
+    environment.filters |= {"svg": Markup, "name": breakable}
+    return environment
 
 
 def breakable(text: str) -> Markup:
