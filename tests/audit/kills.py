@@ -28,18 +28,22 @@ WORKERS = 2
 """Kills of workers in one process: a unit whose worker died three times counts as failed."""
 
 
+RATE = 0.8
+"""Kills a second, without memory: most hit a start, some a run in full progress."""
+
+
 def doubled(out: Path) -> int:
     ends = Counter(json.loads(t)["id"] for t in (out / "timings.jsonl").read_bytes().splitlines())
     return sum(count - 1 for count in ends.values())
 
 
 def shoot(process: subprocess.Popen[str], draw: random.Random, left: int) -> Counter[str]:
-    """Kill workers, and then perhaps the main process, at random moments of its first seconds."""
+    """Kill workers, and then perhaps the main process, at random moments."""
     killed: Counter[str] = Counter()
     while draw.random() < 0.99 and process.poll() is None and len(group(process)) < 4:
         time.sleep(0.1)  # mostly until the workers are there
     for _ in range(draw.randrange(WORKERS + 1)):
-        time.sleep(draw.uniform(0.0, 4.0))
+        time.sleep(draw.expovariate(RATE))
         workers = [pid for pid in group(process) if int(pid) != process.pid]
         if process.poll() is not None or not workers or sum(killed.values()) >= left:
             return killed
@@ -48,7 +52,7 @@ def shoot(process: subprocess.Popen[str], draw: random.Random, left: int) -> Cou
             killed["worker"] += 1
         except ProcessLookupError:
             pass
-    time.sleep(draw.uniform(0.0, 4.0))
+    time.sleep(draw.expovariate(RATE))
     if process.poll() is None and sum(killed.values()) < left:
         process.kill()
         killed["main"] += 1

@@ -322,6 +322,8 @@ def test_power_lost_at_any_write(tiny, replay, done, tmp_path, monkeypatch, shar
         audit.audit(tiny, folder, run=replay)
         assert content(folder) == wanted, at
         assert not list(folder.rglob("*-part"))
+        times = (folder / "timings.jsonl").read_bytes().splitlines(keepends=True)
+        assert sum(files.decode(line, "id") is not None for line in times) >= 5, at
 
 
 @pytest.mark.filterwarnings("ignore:.*damaged line")

@@ -17,7 +17,7 @@ from leakbound.audit.run_file import claim, header
 COUNT = 10_000
 SETTINGS = 1000
 SHAPES = {
-    "digits": ("mnist5k", 16, [0, 1], {"name": "inverting_gradients", "steps": [1, 2, 3, 4]}),
+    "digits": ("mnist5k", 32, [0, 1], {"name": "inverting_gradients", "steps": [1, 2, 3, 4]}),
     "rows": ("breast_cancer", 4, [0, 1, 2, 3, 4], {"name": "mean_image"}),
 }
 """Source, batch size, seeds and the second attack: many configurations, and long pages."""

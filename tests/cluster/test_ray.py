@@ -371,12 +371,18 @@ def two_nodes(place):
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 def test_a_node_that_is_lost_in_mid_run_changes_no_byte(user_module, place, tmp_path):
-    """Both raylets run experiments; then one of them gets SIGKILL, and its worker ends with it."""
-    pids = tmp_path / "pids"
+    """Both raylets run experiments; then one of them gets SIGKILL, and its worker ends with it.
+
+    Workers wait for each other, and that of the lost raylet stays at what it runs.
+    """
+    pids, held = tmp_path / "pids", tmp_path / "held"
     pids.mkdir()
-    met = f"len(os.listdir({str(pids)!r})) > 1 or time.sleep(0.01)"
+    held.mkdir()
+    free = (
+        f"len(os.listdir({str(pids)!r})) > 1 and not Path({str(held)!r}, str(os.getpid())).exists()"
+    )
     note = f"Path({str(pids)!r}, str(os.getpid())).touch()"
-    wait = f"any({met} for _ in range(60_000))"
+    wait = f"any({free} or time.sleep(0.01) for _ in range(60_000))"
     name = user_module("noted", f"os.getpid() == {os.getpid()} or ({note}, {wait})")
     plan = audit.parse(TABLE | {"models": [*TABLE["models"], {"name": name}]})
     audit.audit(plan, tmp_path / "local")
@@ -386,8 +392,10 @@ def test_a_node_that_is_lost_in_mid_run_changes_no_byte(user_module, place, tmp_
         if killed or now.result is None:
             return
         at_work = {int(p.name) for p in pids.iterdir()}
-        if all(at_work & {pid for pid, _ in descendants(raylet)} for raylet in raylets):
+        own = [at_work & {pid for pid, _ in descendants(raylet)} for raylet in raylets]
+        if all(own):
             killed.append(now.done)
+            (held / str(own[1].pop())).touch()
             os.kill(raylets[1], signal.SIGKILL)
 
     out = tmp_path / "ray"
