@@ -383,7 +383,7 @@ def test_a_node_that_is_lost_in_mid_run_changes_no_byte(user_module, place, tmp_
     )
     note = f"Path({str(pids)!r}, str(os.getpid())).touch()"
     wait = f"any({free} or time.sleep(0.01) for _ in range(60_000))"
-    name = user_module("noted", f"os.getpid() == {os.getpid()} or ({note}, {wait})")
+    name = user_module("held", f"os.getpid() == {os.getpid()} or ({note}, {wait})")
     plan = audit.parse(TABLE | {"models": [*TABLE["models"], {"name": name}]})
     audit.audit(plan, tmp_path / "local")
     killed = []

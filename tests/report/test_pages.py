@@ -199,5 +199,5 @@ def test_a_report_of_ten_thousand_experiments(
     peak, torch = done.stdout.split()[-2:]
     assert torch == "False"
     assert int(peak) < 200_000
-    assert len(pages(folder)) == 20
+    assert len(pages(folder)) == 21
     assert all(len(page) < 5e6 for page in pages(folder).values())
