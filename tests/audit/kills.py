@@ -29,7 +29,7 @@ WORKERS = 2
 
 
 RATE = 0.8
-"""Kills a second, without memory: most hit a start, some a run in full progress."""
+"""Mean kills a second; the waits have no memory. Most kills hit a start, some a running audit."""
 
 
 def doubled(out: Path) -> int:

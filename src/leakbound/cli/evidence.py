@@ -16,7 +16,7 @@ from leakbound._util.text import printable
 from leakbound.bounds.law import probability, single
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
-from leakbound.risk.corridor import epsilons
+from leakbound.risk.corridor import release_epsilons
 
 if TYPE_CHECKING:
     from leakbound.cli import options
@@ -45,7 +45,7 @@ def evidence(command: options.Evidence) -> int:
     if len(runs) > 1:
         names = [PLAN.replace(".", f"-{number}.") for number in range(1, len(runs) + 1)]
     check_files(out.parent, [out.name, _annex(out), DATA, CARD, *names[: len(runs)]])
-    accountant = partial(epsilons, delta=command.delta)
+    accountant = partial(release_epsilons, delta=command.delta)
     subjects = [
         pages.of_run(run, statements, accountant, images=images, plan=name, audited=audited)
         for run, name in zip(runs, names, strict=True)

@@ -31,7 +31,7 @@ from leakbound.report import check_installed as check_report
 from leakbound.report import evidence, folder, page
 from leakbound.report.evidence.parts import Subject
 from leakbound.report.tables import Configuration
-from leakbound.risk.corridor import epsilons
+from leakbound.risk.corridor import release_epsilons
 
 __all__ = ["check_installed", "to_mlflow", "to_wandb"]
 
@@ -156,7 +156,7 @@ def _of_run(place: Path) -> LoggedContent:
     """Numbers by the names of report.json; the rank of a verdict is 0 (the worst) to 9."""
     check_report()
     run, taken = folder.read(place), set[str]()
-    subject = evidence.of_run(run, {}, partial(epsilons, delta=DELTA), images=False)
+    subject = evidence.of_run(run, {}, partial(release_epsilons, delta=DELTA), images=False)
     told, made = subject.sign_off, subject.provenance
     key = _name(taken, "leakbound", subject.name)
     counts = Counter(row.verdict for row in subject.configurations)

@@ -337,7 +337,7 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
     return float(least_where(holds, np.array(0.0), np.array(high)))
 
 
-def epsilons(noise: float, delta: float) -> Epsilons:
+def release_epsilons(noise: float, delta: float) -> Epsilons:
     """Of one release, of adding or removing one example, and of replacing one: twice the shift."""
     from leakbound.report.evidence.parts import Epsilons
 

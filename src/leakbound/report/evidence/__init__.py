@@ -25,7 +25,7 @@ from leakbound.report.evidence.parts import (
     PrivacyClaim,
     Subject,
 )
-from leakbound.report.evidence.sign_off import chance, epsilons, fitting
+from leakbound.report.evidence.sign_off import chance, epsilon_line, fitting
 from leakbound.report.evidence.subjects import digests, of_run
 from leakbound.report.folder import Run, Strip
 from leakbound.report.settings import telling
@@ -68,7 +68,7 @@ def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> st
         words = meanings(truth_known=not one.measured.captured)
         beside = files[place] if place < len(files) else {}
         warnings = _warnings(one)
-        known = [epsilons(own) for own in one.epsilon_audits]
+        known = [epsilon_line(own) for own in one.epsilon_audits]
         rows = fitting(one.sign_off, [*warnings, *known], len(beside), words)
         sheets.append(
             {

@@ -89,7 +89,7 @@ def of_run(
     )
 
 
-def epsilons(found: EpsilonPart) -> str:
+def epsilon_line(found: EpsilonPart) -> str:
     """Epsilon as declared, bounded and found, in a few lines of the page."""
     known = "; ".join(f"{one.name} {one.value or NOT_STATED}" for one in found.items)
     text = f"{shortened(found.client)}: {known} (delta {found.delta:g}): {found.verdict}"
