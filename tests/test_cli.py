@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import leakbound
 from leakbound import cli, registry
 from leakbound._util.text import printable
 from leakbound.cli import audit as audit_command
@@ -73,6 +74,7 @@ def test_help_and_version_import_nothing_slow():
         for word in words:
             assert word in run.stdout
         assert run.stderr == ""
+    assert leakbound.__version__ == version("leakbound")
 
 
 COMMANDS = ("schema", "audit", "attack", "capture", "bound", "calibrate", "train", "reproduce",

@@ -116,6 +116,8 @@ _PACKAGES = tuple(name for name in __all__ if name not in _WHERE)
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"leakbound.{name}")
+    if name == "__version__":
+        return import_module("leakbound._util.text").version("leakbound")
     if name in _WHERE:
         return getattr(import_module(f"leakbound.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'leakbound' has no attribute {name!r}")

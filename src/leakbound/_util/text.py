@@ -1,10 +1,11 @@
-"""Make untrusted text safe: on one line of a terminal, and as values of TOML; name JSON values."""
+"""Make untrusted text safe: on one line of a terminal, and as values of TOML; name things."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from importlib import metadata
 from typing import Any
 
 DEEPEST = 8
@@ -19,6 +20,14 @@ def digest(value: Any) -> str:
     """Sixteen hex digits that name a JSON value."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def version(name: str) -> str:
+    """Of a distribution that is installed here."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def printable(text: str) -> str:

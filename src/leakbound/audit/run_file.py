@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from leakbound._util import files
+from leakbound._util.text import version
 from leakbound.assess.record import SCHEMA
 from leakbound.audit.context import PlanContext, code, fingerprint
 from leakbound.audit.plan import Plan, plain
@@ -71,13 +71,7 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that a record depends on."""
-    found = {"python": platform.python_version()}
-    for name in OWN:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return {"python": platform.python_version()} | {name: version(name) for name in OWN}
 
 
 def claim(folder: Path, now: dict[str, Any]) -> None:

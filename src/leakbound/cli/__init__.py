@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import cast
 
-from leakbound._util.text import printable
+from leakbound._util.text import printable, version
 from leakbound.check import closest
 from leakbound.cli import usage
 from leakbound.cli.options import VERBS
@@ -95,8 +95,6 @@ def _ended(arguments: list[str]) -> int:
     command: object = None
     try:
         if arguments in (["--version"], ["-V"]):
-            from importlib.metadata import version
-
             print(f"leakbound {version('leakbound')}")
             return 0
         known = verbs(arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,10 @@ import msgspec
 
 from leakbound import check
 from leakbound._util.text import printable
+from leakbound.bounds import conversions
 from leakbound.bounds.law import probability, single
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
-from leakbound.risk.corridor import release_epsilons
 
 if TYPE_CHECKING:
     from leakbound.cli import options
@@ -34,6 +33,7 @@ MOST_AUDITED = 2
 def evidence(command: options.Evidence) -> int:
     from leakbound.report import check_installed, folder
     from leakbound.report import evidence as pages
+    from leakbound.report.evidence.privacy import accountant_of
 
     check_installed()
     statements, images = _statements(command.declare), not command.no_examples
@@ -45,7 +45,7 @@ def evidence(command: options.Evidence) -> int:
     if len(runs) > 1:
         names = [PLAN.replace(".", f"-{number}.") for number in range(1, len(runs) + 1)]
     check_files(out.parent, [out.name, _annex(out), DATA, CARD, *names[: len(runs)]])
-    accountant = partial(release_epsilons, delta=command.delta)
+    accountant = accountant_of(conversions.epsilon, command.delta)
     subjects = [
         pages.of_run(run, statements, accountant, images=images, plan=name, audited=audited)
         for run, name in zip(runs, names, strict=True)

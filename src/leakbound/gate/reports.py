@@ -6,14 +6,13 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree as Xml
 
 from leakbound._util.files import SEAL
-from leakbound._util.text import digest, printable
+from leakbound._util.text import digest, printable, version
 from leakbound._util.text import markdown as escaped
 from leakbound.gate.policy import BROKEN, CODES, HOLDS, UNSURE, Requirement
 

@@ -14,7 +14,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,13 +24,14 @@ from msgspec import to_builtins
 from leakbound._util import files
 from leakbound._util.text import printable
 from leakbound.assess.record import DELTA, VERDICTS
+from leakbound.bounds.conversions import epsilon
 from leakbound.gate import reports
 from leakbound.gate.policy import BROKEN, HOLDS, Requirement
 from leakbound.report import check_installed as check_report
 from leakbound.report import evidence, folder, page
 from leakbound.report.evidence.parts import Subject
+from leakbound.report.evidence.privacy import accountant_of
 from leakbound.report.tables import Configuration
-from leakbound.risk.corridor import release_epsilons
 
 __all__ = ["check_installed", "to_mlflow", "to_wandb"]
 
@@ -156,7 +156,7 @@ def _of_run(place: Path) -> LoggedContent:
     """Numbers by the names of report.json; the rank of a verdict is 0 (the worst) to 9."""
     check_report()
     run, taken = folder.read(place), set[str]()
-    subject = evidence.of_run(run, {}, partial(release_epsilons, delta=DELTA), images=False)
+    subject = evidence.of_run(run, {}, accountant_of(epsilon, DELTA), images=False)
     told, made = subject.sign_off, subject.provenance
     key = _name(taken, "leakbound", subject.name)
     counts = Counter(row.verdict for row in subject.configurations)
@@ -180,8 +180,8 @@ def _measured(row: Configuration, subject: Subject) -> dict[str, Any]:
     attacks = [a for a in subject.measured.attacks if (a.model, a.batch_size, a.defense) == row.key]
     scores = [attack.score for attack in attacks if attack.score is not None]
     score = max(scores, key=lambda one: one.median, default=None)
-    epsilon = {claim.claim: claim.epsilons for claim in subject.differential_privacy}
-    more = {"score": score, "epsilon": epsilon.get(row.defense)}
+    known = {claim.claim: claim.epsilons for claim in subject.differential_privacy}
+    more = {"score": score, "epsilon": known.get(row.defense)}
     found: dict[str, Any] = to_builtins(row) | to_builtins(more)
     return found | {"verdict_rank": VERDICTS.index(row.verdict)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import scipy
@@ -25,9 +25,6 @@ from leakbound.bounds.law import Scope, non_negative, positive, probability, rat
 from leakbound.bounds.record_priors import Baseline
 from leakbound.bounds.roots import least_where
 from leakbound.risk.statement import UNINFORMED
-
-if TYPE_CHECKING:
-    from leakbound.report.evidence.parts import Epsilons
 
 Array = NDArray[Any]
 Participation = Literal["visible", "hidden"]
@@ -335,17 +332,6 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
     if not math.isfinite(high):
         return 0.0 if holds(np.array(0.0)) else math.inf
     return float(least_where(holds, np.array(0.0), np.array(high)))
-
-
-def release_epsilons(noise: float, delta: float) -> Epsilons:
-    """Of one release, of adding or removing one example, and of replacing one: twice the shift."""
-    from leakbound.report.evidence.parts import Epsilons
-
-    def stated(level: float) -> float | Literal["infinite"]:
-        value = epsilon(TrainingSetting(level, dim=1), delta)
-        return value if math.isfinite(value) else "infinite"
-
-    return Epsilons(delta, stated(noise), stated(noise / 2))
 
 
 def around(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
 
 import msgspec
 
 from leakbound._util.docstrings import cleaned
+from leakbound._util.text import version
 from leakbound.assess.verdict import MEANINGS, meanings
 from leakbound.report.evidence.auxiliary import STATEMENTS
 from leakbound.report.evidence.model_card import card
@@ -46,7 +46,7 @@ def document(subjects: Sequence[Subject], *, images: bool) -> EvidenceReport:
     """The value of `report.json`: the same subjects give the same value."""
     shown = [s for s in subjects if any(one.pictures for one in s.strongest)]
     return EvidenceReport(
-        leakbound=_version(),
+        leakbound=version("leakbound"),
         images=images and bool(shown),
         private_pictures=images and any(s.provenance.own_data is not False for s in shown),
         subjects=tuple(subjects),
@@ -161,10 +161,3 @@ def _pictures(run: Run, subject: Subject) -> dict[str, Strip]:
     named = {name for one in subject.strongest for name in (one.pictures or {}).values()}
     found = {name: run.picture(name) for name in sorted(named)}
     return {name: picture for name, picture in found.items() if picture is not None}
-
-
-def _version() -> str:
-    try:
-        return version("leakbound")
-    except PackageNotFoundError:
-        return "not installed"

@@ -7,8 +7,9 @@ The questions follow NIST SP 800-226 (2025), in our own words and choice. A line
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -16,6 +17,8 @@ from leakbound.assess.record import DefenseInfo
 from leakbound.report.evidence.auxiliary import asked, item
 from leakbound.report.evidence.parts import NOT_STATED, Epsilons, Item, PrivacyClaim
 
+Accountant = Callable[[float], Epsilons]
+"""Epsilons of one release with a noise multiplier."""
 QUESTIONS = {
     "unit_of_privacy": "Unit of privacy",
     "parameters": "Epsilon and delta",
@@ -49,6 +52,16 @@ FLOATS = (
     "noise is drawn and added in floating point; the proof is for real numbers, and released "
     "digits can reveal more (docs/sharp_edges/floating_point_noise.md)"
 )
+
+
+def accountant_of(epsilon: Callable[..., float], delta: float) -> Accountant:
+    """Of `leakbound.bounds.conversions.epsilon`, which this package does not import."""
+
+    def of_release(noise: float) -> Epsilons:
+        both = (epsilon(noise, delta=delta, replace=replace) for replace in (False, True))
+        return Epsilons(delta, *(one if math.isfinite(one) else "infinite" for one in both))
+
+    return of_release
 
 
 def mechanism(settings: str) -> tuple[float, float] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,12 @@ from leakbound.report import tables
 from leakbound.report.best_attack import best_attack_tables
 from leakbound.report.columns import column_tables
 from leakbound.report.evidence import auxiliary, parts, privacy, questions, sign_off
-from leakbound.report.evidence.parts import Epsilons
+from leakbound.report.evidence.privacy import Accountant
 from leakbound.report.folder import Run
 from leakbound.report.gallery import captured_updates
 from leakbound.report.rerun import command_of, toml_of
 from leakbound.report.tables import Names, Theorem, Theorems, grouped
 
-Accountant = Callable[[float], Epsilons]
-"""Epsilons of one release with a noise multiplier."""
 SHOWN = 100
 """Of how many configurations the pictures are kept."""
 MEASURED = (
