@@ -246,6 +246,36 @@ def test_a_deployment(decided, tmp_path):
     assert found[1][1] == policy.BROKEN
 
 
+FOUND = """{"claims": {"declared": 4.0, "noise_multiplier": 1.0}, "confidence": 0.95, "runs": 500,
+"power": 5.0, "lower": [{"method": "a", "epsilon": 3.0, "assumes": "nothing", "shown": "b"}],
+"code": 0}"""
+
+
+def test_an_epsilon_audit(decided, tmp_path):
+    text = "[[epsilon_audit]]\nfile = 'found.json'\n"
+    (found,) = decided(text)
+    assert found[1] == policy.UNSURE
+    assert "give what leakbound audit-epsilon --json printed" in found[2].found
+    path = tmp_path / "found.json"
+    path.write_text(FOUND)
+    (found,) = decided(text)
+    assert found[:2] == ("file", policy.HOLDS)
+    assert found[2].numbers == (3.0, 4.0)
+    assert answers(decided(text + "epsilon = 3.1")) == {"file": policy.HOLDS}
+    (found,) = decided(text + "epsilon = 2.9")
+    assert found[1] == policy.BROKEN
+    assert "epsilon is at least 3 " in found[2].found
+    assert "the claim is 2.9" in found[2].found
+    (found,) = decided(text + "epsilon = 9.0")  # the file's own claim counts, too
+    assert found[2].numbers == (3.0, 4.0)
+    path.write_text(FOUND.replace("4.0", "2.0"))  # and its "code" does not
+    assert answers(decided(text)) == {"file": policy.BROKEN}
+    path.write_text(FOUND.replace('"declared": 4.0, "noise_multiplier": 1.0', ""))
+    assert answers(decided(text)) == {"file": policy.UNSURE}
+    path.write_text(FOUND.replace('"power": 5.0', '"power": 3.0'))  # too few runs to show 4
+    assert answers(decided(text)) == {"file": policy.UNSURE}
+
+
 def test_a_model(decided, tmp_path):
     text = "[[model]]\nmodel = 'mlp,hidden=[64]'\ninput_shape = [1, 6, 6]\nclasses = 3\n"
     net = models.mlp(input_shape=(1, 6, 6), classes=3, generator=stream(0, "m"), hidden=(64,))

@@ -69,6 +69,13 @@ class DeploymentPolicy(_Table, frozen=True, kw_only=True):
     mistakes: Count = 0
 
 
+class EpsilonPolicy(_Table, frozen=True, kw_only=True):
+    """`[[epsilon_audit]]`: what `leakbound audit-epsilon` found must not exceed what is claimed."""
+
+    file: str
+    epsilon: Number | None = None
+
+
 class NamedModel(_Table, frozen=True, kw_only=True):
     """A model, and the inputs that it takes."""
 
@@ -105,6 +112,7 @@ class ClientPolicy(NamedModel, frozen=True, kw_only=True):
 KINDS: dict[str, Any] = {
     "audit": AuditPolicy,
     "deployment": DeploymentPolicy,
+    "epsilon_audit": EpsilonPolicy,
     "model": ModelPolicy,
     "client": ClientPolicy,
 }

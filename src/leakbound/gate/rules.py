@@ -15,6 +15,7 @@ from leakbound import inspection, tensors
 from leakbound._util.rounding import most
 from leakbound.assess.record import EXPOSURES, RECOVERABLE, VERDICTS
 from leakbound.audit import Progress, run_audit
+from leakbound.audit_epsilon import finding
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import task_of
 from leakbound.domains import of_shape
@@ -218,6 +219,19 @@ def _of_deployment(
                 stated = f"{key} at most {limit:g} {at} {of}"
                 numbers = None if value is None else (value, limit)
                 yield Requirement(key, stated, found, answer, numbers=numbers)
+
+
+@_answers.register
+def _of_epsilon(own: policies.EpsilonPolicy, base: Path, workers: int) -> Iterator[Requirement]:
+    found = finding.read(base / own.file)
+    said = [value for value in (own.epsilon, found.claims.declared) if value is not None]
+    claims = replace(found.claims, declared=min(said, default=None))
+    holds: dict[int, Answer] = {finding.CONSISTENT: HOLDS, finding.LEAKS: BROKEN}
+    stated = f"no epsilon above its claim is found in {own.file}, at delta {claims.delta:g}"
+    numbers = None if claims.least is None else (found.best.epsilon, claims.least)
+    found = replace(found, claims=claims)
+    answer = holds.get(found.code, UNSURE)
+    yield Requirement("file", stated, found.sentence, answer, numbers=numbers)
 
 
 @_answers.register
