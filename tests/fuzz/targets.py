@@ -143,6 +143,9 @@ folder = "runs/mine"
 defenses = ["dp_sgd"]
 exposed = 0
 accuracy_cost = 2.0
+[[epsilon_audit]]
+file = "found.json"
+epsilon = 3.0
 [[client]]
 update = "my_app.client:update"
 deployment = "deployment.toml"
