@@ -168,8 +168,9 @@ def by_dp_accounting(claims):
     return one.self_compose(claims.steps * claims.rounds).get_epsilon_for_delta(claims.delta)
 
 
+@pytest.mark.parametrize("trials", [100, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SEVERAL)
-def test_the_limits_keep_their_level_over_several_rounds(name):
+def test_the_limits_keep_their_level_over_several_rounds(name, trials):
     """The canary's coordinate of all updates, summed: of the worst program that is correct."""
     source, claims = np.random.default_rng(8), SEVERAL[name]
     count = claims.steps * claims.rounds
@@ -181,9 +182,10 @@ def test_the_limits_keep_their_level_over_several_rounds(name):
         sign = 2 * held - 1 if claims.replace else held
         return sign * moved + noise * count**0.5 * source.standard_normal(n)
 
-    assert sum(above(true, claims, draws, 400)) <= stats.binom.ppf(0.975, 400, 0.05)
-    half = claims.noise_multiplier / 2
-    assert above(claims.bounded, claims, lambda *a: draws(*a, half), 50, 500)[1] >= 45
+    assert sum(above(true, claims, draws, trials)) <= stats.binom.ppf(0.975, trials, 0.05)
+    half, weak = claims.noise_multiplier / 2, trials // 8
+    found = above(claims.bounded, claims, lambda *a: draws(*a, half), weak, 500)
+    assert found[1] >= 0.9 * weak
 
 
 def test_several_rounds_show_what_one_round_hides():

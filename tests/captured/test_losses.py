@@ -136,7 +136,7 @@ def batch(seed):
 SHOWN = "the update does not show it"
 
 
-@pytest.mark.parametrize("trials", [50, 1000])
+@pytest.mark.parametrize("trials", [50, pytest.param(1000, marks=pytest.mark.slow)])
 def test_no_mixture_of_records_is_certified(trials):
     """If a batch size of 1 is told, which is false, the sentence says that it is not shown."""
     rate, tried, proved, mixed = 0.01, 0, 0, 0

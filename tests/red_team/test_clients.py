@@ -129,16 +129,37 @@ SCENES = {
 }
 
 
-def hits(domain: domains.Domain, adversary, seen, eta: float, copies: int = 1) -> int:
+def nearest(answers: Array, rows: Array, copies: int) -> Array:
+    """(n,) mean squared error of each answer for the nearest of its row and the next ones."""
+    n, dim = rows.shape
+    after = rows[np.arange(n + copies - 1) % n]
+    squares, own = np.square(after).sum(1), np.square(answers).sum(1)
+    found = np.full(n, np.inf)
+    for k in range(copies):
+        inner = np.einsum("ij,ij->i", answers, after[k : k + n])
+        found = np.minimum(found, (own + squares[k : k + n] - 2 * inner) / dim)
+    return found
+
+
+def test_the_nearest_of_several_rows():
+    source = np.random.default_rng(1)
+    answers, rows = source.standard_normal((2, 7, 5))
+    each = [errors(answers, np.roll(rows, -k, 0)) for k in range(9)]
+    for copies in (1, 3, 9):
+        wanted = np.min(each[:copies], 0)
+        assert nearest(answers, rows, copies) == pytest.approx(wanted, rel=1e-12)
+
+
+def hits(domain: domains.Domain, adversary, seen, eta: float, counts: tuple[int, ...]) -> Array:
     """How many held-out examples an adversary reconstructs; each is seen with one of the noises.
 
-    With `copies`, an example counts if the answer for it matches it or one of the copies - 1
-    examples that follow it, which its client holds as well.
+    For each of the counts `copies`, an example counts if the answer for it matches it or one of
+    the copies - 1 examples that follow it, which its client holds as well.
     """
     held = domain.held[False].rows
     shares_ = np.array([share for share, _ in seen], float)
     ends = np.round(np.cumsum(shares_ / shares_.sum()) * len(held)).astype(int)
-    found, start = 0, 0
+    found, start = np.zeros(len(counts), int), 0
     for (_, noise), end in zip(seen, ends, strict=True):
         rows = held[start:end]
         if len(rows) == 0:
@@ -147,8 +168,7 @@ def hits(domain: domains.Domain, adversary, seen, eta: float, copies: int = 1) -
         finite = min(noise, 1e6)
         fitted = adversary.fit(domain.public[False], finite, eta, source)
         answers = fitted.answers(Sample(rows), source)
-        near = np.stack([errors(answers, np.roll(rows, -k, 0)) <= eta for k in range(copies)])
-        found += int(near.any(0).sum())
+        found += [int((nearest(answers, rows, copies) <= eta).sum()) for copies in counts]
         start = end
     return found
 
@@ -160,19 +180,20 @@ def stated(scene, psnr: float, unit: str) -> tuple[float, object]:
     return float(value), seen
 
 
-@pytest.mark.parametrize("unit", ["example", "any example"])
 @pytest.mark.parametrize("scene", SCENES)
-def test_no_adversary_is_above_a_statement_on_clients(scene, unit):
+def test_no_adversary_is_above_a_statement_on_clients(scene):
+    """The statement on one example of a client, and the one on any of its 20."""
     domain = domains.mnist()
+    n = len(domain.held[False].rows)
     for psnr in PSNR:
-        value, seen = stated(scene, psnr, unit)
-        if value >= matrix.OPEN:
+        both = [stated(scene, psnr, unit) for unit in ("example", "any example")]
+        if min(value for value, _ in both) >= matrix.OPEN:
             continue
-        one = Statement(domain, False, psnr, 0.0, value)
         for adversary in QUICK:
-            n = len(domain.held[False].rows)
-            found = hits(domain, adversary, seen, one.eta, 20 if unit == "any example" else 1)
-            assert not Pair(one, adversary.name, found, n).beaten, (adversary.name, found / n)
+            counts = hits(domain, adversary, both[0][1], matrix.eta_of(psnr), (1, 20))
+            for found, (value, _) in zip(counts, both, strict=True):
+                pair = Pair(Statement(domain, False, psnr, 0.0, value), adversary.name, found, n)
+                assert value >= matrix.OPEN or not pair.beaten, (adversary.name, found / n)
 
 
 FORGOTTEN = {
@@ -193,7 +214,7 @@ def test_statements_on_clients_are_nearly_attained(scene):
     rounds, weights, replies or who knows shares."""
     domain, (table, audience, seen) = domains.two_digits(), SCENES[scene]
     best = next(one for one in ADVERSARIES if one.name == "antipodal codebook")
-    found, n = hits(domain, best, seen, matrix.eta_of(25.5)), len(domain.held[False].rows)
+    (found,), n = hits(domain, best, seen, matrix.eta_of(25.5), (1,)), len(domain.held[False].rows)
     true, wrong = (
         next(e for e in laws_of(parse(own)) if (e.audience, e.unit) == (audience, "example"))
         for own in (table, table | FORGOTTEN[scene])
