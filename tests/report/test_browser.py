@@ -226,12 +226,12 @@ def test_pages_of_a_large_run(show, tmp_path, monkeypatch, make_grid):
 
 
 @pytest.mark.slow
-def test_five_hundred_experiments_are_quick_to_load(browser, tmp_path, make_grid):
+def test_a_page_of_480_experiments_is_quick_to_load(browser, tmp_path, make_grid):
     """Processor time of the page's process up to the load event; the least of three loads.
 
     Elapsed time tells what else the machine does, so no test bounds it.
     """
-    path = write(make_grid(tmp_path / "run", seeds=17))
+    path = write(make_grid(tmp_path / "run", seeds=16))
     taken = []
     for _ in range(3):
         page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
@@ -241,7 +241,7 @@ def test_five_hundred_experiments_are_quick_to_load(browser, tmp_path, make_grid
         found = session.send("Performance.getMetrics")["metrics"]
         taken += [one["value"] for one in found if one["name"] == "ProcessTime"]
         page.locator("html[data-whole]").wait_for(state="attached")
-        assert page.locator(".entry").count() == 500
+        assert page.locator(".entry").count() == 480
         page.context.close()
     assert len(taken) == 3
     assert 0 < min(taken) < LONGEST, taken
