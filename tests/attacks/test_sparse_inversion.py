@@ -1,6 +1,7 @@
 """Sparse inversion: the mask is read off the zeros, and what was withheld is left out."""
 
 from dataclasses import replace
+from statistics import mean
 
 import pytest
 import torch
@@ -237,7 +238,7 @@ def test_the_truth_is_in_order_and_a_guess_is_not():
 def test_knowing_that_the_largest_are_withheld_helps():
     """Paired: `ordered` against the same search without, 30 % withheld."""
     gains = []
-    for seed in range(5):
+    for seed in range(20):
         batch = digits(seed)
         seen = message(weights_of(seed), batch, 0.3)
         with_it, without = (
@@ -245,8 +246,8 @@ def test_knowing_that_the_largest_are_withheld_helps():
             for w in (0.1, 0.0)
         )
         gains.append(with_it - without)
-    assert sum(gains) / 5 > 2
-    assert sum(gain > 0 for gain in gains) >= 4
+    assert mean(gains) > 2  # measured: 3.2, standard deviation 2.7, 19 of 20 above 0
+    assert sum(gain > 0 for gain in gains) >= 16
 
 
 def test_presets_and_settings():
