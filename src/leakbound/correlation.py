@@ -362,7 +362,8 @@ def _blt(rounds: int, numbers: str) -> Array:
     theta, omega = (np.array([float(v) for v in part.split(",")]) for part in numbers.split("/"))
     if np.abs(theta).max() > 1 or theta.shape != omega.shape:
         raise ValueError(numbers)
-    return _lower(np.concatenate([[1.0], omega @ theta[:, None] ** np.arange(rounds - 1)]))
+    with np.errstate(over="ignore", invalid="ignore"):  # `Factor` rejects what is not finite
+        return _lower(np.concatenate([[1.0], omega @ theta[:, None] ** np.arange(rounds - 1)]))
 
 
 def _tree(rounds: int) -> Array:

@@ -1,6 +1,7 @@
 """Both bounds of correlated noise against printed values, simulation and independent searches."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -445,5 +446,6 @@ def test_bad_arguments():
         Factor.parse("none", 4096)
     with pytest.raises(ValueError, match="symmetric"):
         squared_sensitivity([[1, 2], [0, 1]])
-    with pytest.raises(ValueError, match=r"blt:2/0\.1"):
-        Factor.parse("blt:2/0.1", 4)
+    for numbers in ("2/0.1", "0.9/inf", "0,0.5/1e999,1", "0.9,0.5/1e308,1e308", "nan/1"):
+        with pytest.raises(ValueError, match=re.escape(f"mechanism is 'blt:{numbers}'; give none")):
+            Factor.parse(f"blt:{numbers}", 4)

@@ -168,6 +168,14 @@ def test_damage_is_one_clear_line(tmp_path):
         load(source)
 
 
+def test_a_member_without_a_name_is_refused(tmp_path):
+    source = pack(tmp_path / "a.zip", {f"{k}.png": png(k) for k in range(3)})
+    whole = (tmp_path / "a.zip").read_bytes()
+    (tmp_path / "a.zip").write_bytes(whole.replace(b"1.png", b"\0.png"))  # a name ends at a zero
+    with pytest.raises(ValueError, match="it holds a file without a name; save it again"):
+        load(source)
+
+
 @pytest.mark.parametrize("members", [{}, {"readme.txt": b"hello"}])
 def test_an_archive_without_images_is_refused(members, tmp_path):
     with pytest.raises(ValueError, match="holds no image"):

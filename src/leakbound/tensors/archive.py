@@ -59,6 +59,8 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         raise ValueError(f"{str(path)!r} is not a zip archive or is damaged") from error
     with archive:
         try:
+            if not all(info.filename for info in archive.infolist()):
+                raise ValueError("it holds a file without a name; save it again")
             names = Counter(info.filename for info in archive.infolist() if not info.is_dir())
             twice = [name for name, count in names.items() if count > 1]
             if twice:
