@@ -130,6 +130,10 @@ def test_other_files_are_refused(tmp_path):
     tensors.write(path, state, text)
     with pytest.raises(ValueError, match="not finite"):
         load_prior(path)
+    for other in (torch.int32, torch.float64):  # the first cannot be loaded, the second computed
+        tensors.write(path, {k: torch.ones_like(v, dtype=other) for k, v in state.items()}, text)
+        with pytest.raises(ValueError, match="damaged: shapes or types"):
+            load_prior(path)
     users = tmp_path / "mine.safetensors"
     users.write_bytes(b"mine")
     with pytest.raises(ValueError, match="did not write"):

@@ -84,9 +84,9 @@ def load_prior(path: Path) -> tuple[Denoiser, dict[str, Any]]:
             raise ValueError("sizes")
         with torch.device("meta"):  # allocates nothing: the file's header may state any size
             model = Denoiser(shape, *facts)
-        wanted = {name: value.shape for name, value in model.state_dict().items()}
-        if wanted != {name: value.shape for name, value in named.items()}:
-            raise ValueError("shapes")
+        wanted = {name: (v.shape, v.dtype) for name, v in model.state_dict().items()}
+        if wanted != {name: (v.shape, v.dtype) for name, v in named.items()}:
+            raise ValueError("shapes or types")
     except (ValueError, KeyError, TypeError, RuntimeError, RecursionError) as error:
         raise ValueError(f"{wrong} (it is damaged: {error})") from None
     if not all(bool(value.isfinite().all()) for value in named.values()):
