@@ -23,7 +23,7 @@ def digest(value: Any) -> str:
 
 
 def version(name: str) -> str:
-    """Of a distribution that is installed here."""
+    """The version of an installed distribution, or "not installed"."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -55,7 +55,7 @@ FLOATS = (
 
 
 def accountant_of(epsilon: Callable[..., float], delta: float) -> Accountant:
-    """Of `leakbound.bounds.conversions.epsilon`, which this package does not import."""
+    """`epsilon`: that of `leakbound.bounds.conversions`, which this package may not import."""
 
     def of_release(noise: float) -> Epsilons:
         both = (epsilon(noise, delta=delta, replace=replace) for replace in (False, True))
