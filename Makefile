@@ -49,6 +49,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/prose.py --readability
+	$(BIN)/python tools/size.py
 
 # Peers live in an environment of the benchmark's own: theirs would break ours.
 bench: bench-setup

@@ -49,7 +49,6 @@ ONE_PLACE = {
 
 
 # What is still wrong: take out of these lists what is mended, put nothing in.
-MOST_LINES = 72_500  # of the wheel: 48,000 after version 2; docs/decisions/0018 to 0021 for more
 MOST_ROOT_MODULES = 14
 IN_CYCLES: set[str] = set()
 
@@ -254,8 +253,7 @@ def test_a_class_name_stands_in_one_file():
     assert set(_shared_names({ROOT / "one.py": one, ROOT / "two.py": two})) == {"A"}
 
 
-def test_the_package_keeps_to_its_size():
-    assert sum(text.count("\n") for text in _texts().values()) <= MOST_LINES
+def test_the_root_keeps_to_its_size():
     modules = [path for path in ROOT.glob("*.py") if path.stem not in ("__init__", "__main__")]
     assert len(modules) <= MOST_ROOT_MODULES
 
@@ -279,28 +277,15 @@ MOST_METHODS = {
 }
 
 
-def _over_budget(text, tree):
-    """What is too long or too wide in one file."""
-    words = ast.get_docstring(tree)
-    if not words:
+def _over_budget(tree):
+    """What is too wide or not documented in one file."""
+    if not ast.get_docstring(tree):
         yield "the module has no docstring"
-    elif text.count("\n") > 600 and "one concept" not in " ".join(words.split()):
-        yield "past 600 lines the module's docstring says why it is 'one concept'"
     for node in _statements(tree):
-        if isinstance(node, FUNCTIONS) and _lines(node) > 60:
-            yield f"{node.name} has more than 60 lines"
-        elif isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.ClassDef):
             plain = [m for m in _public(node.body, FUNCTIONS) if not _is_property(m)]
             if len(plain) > MOST_METHODS.get(node.name, 8):
                 yield f"{node.name} has {len(plain)} public methods"
-
-
-def _lines(function):
-    """Its lines without its docstring."""
-    lines = function.end_lineno - function.lineno + 1
-    first = function.body[0]
-    documented = ast.get_docstring(function) is not None
-    return lines - (first.end_lineno - first.lineno + 1 if documented else 0)
 
 
 def _is_property(method):
@@ -309,9 +294,7 @@ def _is_property(method):
 
 def test_budgets():
     assert not [
-        f"{path}: {excess}"
-        for path, tree in _trees().items()
-        for excess in _over_budget(_texts()[path], tree)
+        f"{path}: {excess}" for path, tree in _trees().items() for excess in _over_budget(tree)
     ]
 
 
@@ -322,16 +305,12 @@ def _class(count, decorator):
 
 def test_a_planted_excess_is_caught():
     for text, count in (
-        ("'d'\ndef f():\n    'd'\n" + "    pass\n" * 59, 0),
-        ("'d'\ndef _f():\n    'd'\n" + "    pass\n" * 60, 1),
         ("pass", 1),
         (_class(8, "@staticmethod"), 0),
         (_class(9, "@staticmethod"), 1),
         (_class(9, "@cached_property"), 0),
-        ("'d'\n" + "A = 1\n" * 600, 1),
-        ("'''d, which is one\nconcept'''\n" + "A = 1\n" * 600, 0),
     ):
-        assert len(list(_over_budget(text, ast.parse(text)))) == count, text[:60]
+        assert len(list(_over_budget(ast.parse(text)))) == count, text[:60]
 
 
 def test_what_is_listed_as_long_exists():

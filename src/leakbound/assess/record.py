@@ -2,7 +2,7 @@
 
 A line of `records.jsonl` is an `Assessment`, of `utility.jsonl` a `Training`, of `diagnosis.jsonl`
 a `Diagnosis`, and `run.json` is a `RunInfo`. All code reads and writes them here
-(docs/reference/records.schema.json). The file is one concept: what a run's folder holds.
+(docs/reference/records.schema.json).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Priors of examples: the prior-only success for what an attacker may know.
 
-The file is one concept: the priors, and what public images alone say about each.
-
 Each `Baseline` is one distribution of examples. Its `log_kappa` bounds the prior-only success from
 above, which gives the upper bound on every attacker: `corridor(..., prior=prior)`. Examples are
 drawn from the prior, and the attacker knows no more about them than the prior says.

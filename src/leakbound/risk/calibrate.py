@@ -1,6 +1,4 @@
 """Find the noise, clip norm, steps or sampling rate for an accepted risk, and build the defense.
-
-It is one concept: the target, the search for what meets it, and the meaning of the result.
 """
 
 from __future__ import annotations
