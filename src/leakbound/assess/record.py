@@ -305,19 +305,24 @@ class Chance(RecordPart, frozen=True, kw_only=True):
     """A permutation test of whether matches are chance: the victims against decoys.
 
     Attributes:
-        p_value: probability of at least as many matches if the candidate ignores the victims.
-        decoys: number of rows that the attack never saw, drawn like the victims.
+        p_value: probability of matches at least as good if the candidates ignore the victims. None:
+            there are too few decoys for a test.
+        decoys: number of examples that the attack never saw, drawn like the victims, and with the
+            same labels.
         level: an attack counts only if `p_value` is at most this.
+        closer: without a test, whether a match is ten times closer than any guess without the
+            update comes to any example; it counts then.
     """
 
-    p_value: Probability
+    p_value: Probability | None
     decoys: Count
     level: Probability
+    closer: bool = False
 
     @property
     def excluded(self) -> bool:
         """Whether chance does not explain the matches."""
-        return self.p_value <= self.level
+        return self.closer if self.p_value is None else self.p_value <= self.level
 
 
 class Explained(RecordPart, frozen=True, kw_only=True):
@@ -369,8 +374,10 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
         problem: why the attack reports its own failure. This is no evidence of safety.
         metrics: by name, one number per example in the order of the truth. Empty if the truth is
             not known, as is `baseline`, the score of the prior-only baseline.
-        matched: by example, whether the criterion is met and the baseline is beaten. Of a table
-            nothing counts as matched if `chance` explains it.
+        matched: by example, whether the criterion is met, the baseline is beaten and `chance` does
+            not explain it.
+        chance: how likely matches this good are without the update; None if the update proves the
+            reconstruction, or if nothing was compared with the truth.
         certificate: why the reconstruction is certainly the input, if the update proves it.
         attained: success of a malicious server's best attack, if the noise is known.
         bounds_note: why bounds are missing.

@@ -31,7 +31,7 @@ from leakbound.assess.record import (
 )
 
 MEANINGS: Final[dict[Verdict, str]] = {
-    EXPOSED: "An attack reconstructed at least one example.",
+    EXPOSED: "An attack reconstructed at least one example, and chance does not explain it.",
     CERTIFIED: "The update itself proves that a reconstruction is the client's input. The truth "
     "was not given and is not needed.",
     RECOVERABLE: "No attack here reconstructed this example. A malicious server's attack, counted "
@@ -148,13 +148,13 @@ def together(given: Iterable[Verdict | None]) -> Verdict:
 def of_configuration(records: Iterable[Assessment]) -> Verdict:
     """The verdict on all experiments of one configuration.
 
-    Rows of a table match by chance in some of many experiments. So without a certificate, they are
-    exposed only if all permutation tests together exclude chance (`by_chance`), at the level of
-    each.
+    Some of many experiments match by chance. So without a certificate, or a match that is far
+    closer than any guess, they are exposed only if all permutation tests together exclude chance
+    (`by_chance`), at the level of each.
     """
     own = list(records)
     tests = [one.chance for one in own if one.chance is not None]
-    proved = any(one.certificate is not None for one in own)
+    proved = any(one.certificate is not None for one in own) or any(t.closer for t in tests)
     together_p = by_chance(own)
     if together_p is None or proved or together_p <= tests[0].level:
         return together(one.verdict for one in own)
@@ -171,7 +171,7 @@ def by_chance(records: Iterable[Assessment]) -> float | None:
     """
     tests: dict[str, list[float]] = {}
     for one in records:
-        if one.chance is not None:
+        if one.chance is not None and one.chance.p_value is not None:
             tests.setdefault(one.attack.hash, []).append(one.chance.p_value)
     if not tests:
         return None

@@ -327,7 +327,7 @@ def judged(
     domain = criterion.domain
     proof = None
     assert isinstance(played.defense, Chain)
-    if domain.metric == "columns" and not played.defense.links:  # elsewhere no match is by chance
+    if not played.defense.links:
         proof = certificate(played.observation, attack, answer, None, _TOLD)
     measured = measure(
         *(played.truth, answer, criterion, public),

@@ -260,7 +260,7 @@ def _measured(case: Case, answer: Reconstruction, proved: bool) -> Measured | No
 class PublicExamples(PlanContext):
     """A data source of public examples only, in the units of the model's input.
 
-    Of a table, a random half is kept from attacks as decoys.
+    A random half is kept from attacks as decoys.
     """
 
     def __init__(self, spec: plans.DataSpec, input_range: tuple[float, float] | None) -> None:
@@ -284,7 +284,7 @@ class PublicExamples(PlanContext):
     def halves(self) -> tuple[Batch | None, Batch | None]:
         """What attacks get, and decoys."""
         indices = self.splits["public"]
-        return halves(self.dataset.domain, self.batch(indices) if len(indices) else None)
+        return halves(self.batch(indices) if len(indices) else None)
 
     @cached_property
     def public(self) -> Batch | None:

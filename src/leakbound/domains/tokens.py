@@ -110,6 +110,10 @@ class TokenDomain:
 
     def costs(self, a: Tensor, b: Tensor) -> Tensor:
         """(A, B) distances of all pairs."""
+        return self.distances(a, b)
+
+    def distances(self, a: Tensor, b: Tensor) -> Tensor:
+        """(A, B) numbers of places that differ, of all pairs, float64 on the CPU."""
         left, right = a.detach().cpu(), b.detach().cpu()
         if not len(left) or not len(right):
             return torch.zeros(len(left), len(right), dtype=torch.float64)

@@ -63,7 +63,8 @@ class Policy:
     Args:
         psnr: the PSNR in dB from which an example counts as reconstructed.
         share: of a table, the share of columns within tolerance from which a row does. Matches
-            count only if half of the task's public rows, which no attack sees, exclude chance.
+            count only if chance does not explain them, by half of the task's public examples, which
+            no attack sees.
         on_leak: what to do if an attack reaches it: "ignore", "warn" or "refuse".
         on_planted: the same if the server's model has the marks of a malicious one.
         accepted: kinds of marks (`inspection.KINDS`) that cause no action, such as "zeroed paths"
@@ -291,7 +292,7 @@ def measure(
         check.within("inputs", batch.inputs, task.input_range)
     rules = defense or NoDefense(), policy or Policy()
     domain = task.domain or of_shape(shape, task.input_range)
-    public, decoys = halves(domain, task.public)
+    public, decoys = halves(task.public)
     seen = task if decoys is None else replace(task, public=public)
     case = _Case(seen, update, batch, domain, *rules, source, buffers, seeded, task.public, decoys)
     if findings is None:

@@ -168,7 +168,7 @@ class Configuration(ReportPart, frozen=True):
         reconstructed: the examples over the threshold, of the attack that has the largest share;
             the interval allows for that choice. `reconstructed_by`: this attack.
         proved: experiments whose update proves that the reconstruction is the input.
-        chance: of rows of a table, the p-value of all permutation tests together.
+        chance: the p-value of all permutation tests together; None without a test.
         mean_error: the PSNR of the mean squared error over all examples of the attack that comes
             closest: what `error_bound` limits. `baseline`: the same of the prior-only baseline.
             Null for other scores than PSNR.

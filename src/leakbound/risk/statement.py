@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from leakbound._util.rounding import FAINT, least, most, rounded
+from leakbound.assess.chance import FEWEST
 from leakbound.assess.record import DELTA, ESTIMATE, Assessment, Attained, Bound, DefenseInfo
 
 STRONG: Final = 1.0
@@ -49,14 +50,20 @@ def of_attack(found: Assessment) -> str:
 
 
 def _by_chance(found: Assessment, best: float | None) -> str:
-    """Why rows of a table that meet the criterion do not count."""
-    if best is None or best < found.criterion.value or found.criterion.of is None:
+    """Why examples that meet the criterion do not count."""
+    test = found.chance
+    if best is None or best < found.criterion.value or test is None:
         return ""
-    if found.chance is None:
-        return ": there are too few decoy rows to tell this from chance"
+    if test.p_value is None:
+        return (
+            f": there are too few public examples to tell this from chance ({test.decoys} with "
+            f"these labels that the attack never saw; {FEWEST} are needed)"
+        )
+    if test.excluded:
+        return ": a guess without the update is as close"
     return (
-        f": that may be chance (p = {found.chance.p_value:.2g} against {found.chance.decoys} rows "
-        f"that the attack never saw; {found.chance.level:g} or less counts)"
+        f": that may be chance (p = {test.p_value:.2g} against {test.decoys} examples that the "
+        f"attack never saw; {test.level:g} or less counts)"
     )
 
 
