@@ -18,13 +18,15 @@ from msgspec import Meta
 
 from leakbound._util import files
 from leakbound._util.docstrings import cleaned
-from leakbound._util.results import ColumnResult, SequenceResult
+from leakbound._util.results import ColumnResult, Fact, SequenceResult
 
 SCHEMA: Final = 1
 DELTA: Final = 1e-5
 """The delta at which a bound gives the release's epsilon."""
 EXPOSED: Final = "exposed"
 CERTIFIED: Final = "exposed (certified)"
+WORDS: Final = "words exposed"
+FACTS: Final = "facts exposed"
 RECOVERABLE: Final = "recoverable in principle"
 GUESSABLE: Final = "undecided (guessable)"
 UNDECIDED: Final = "undecided"
@@ -38,6 +40,8 @@ ESTIMATE: Final = "estimate"
 Verdict = Literal[
     "exposed (certified)",
     "exposed",
+    "words exposed",
+    "facts exposed",
     "recoverable in principle",
     "undecided (guessable)",
     "undecided",
@@ -51,6 +55,8 @@ VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 """From the worst to the best."""
 EXPOSURES: Final = (EXPOSED, CERTIFIED)
 """An attack reconstructed an example, by the truth or by a proof."""
+DISCLOSURES: Final = (WORDS, FACTS)
+"""No example is reconstructed, but the update reveals something about them."""
 UNSETTLED: Final = (RECOVERABLE, GUESSABLE, UNDECIDED, UNDER_MODEL)
 """Nothing is shown or proven: a model of the data proves nothing about real examples."""
 Basis = Literal["sample", "examples", "known model", "fitted model"]
@@ -378,6 +384,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
             not explain it.
         chance: how likely matches this good are without the update; None if the update proves the
             reconstruction, or if nothing was compared with the truth.
+        facts: what the update reveals though no example is reconstructed, what matters most first.
         certificate: why the reconstruction is certainly the input, if the update proves it.
         attained: success of a malicious server's best attack, if the noise is known.
         bounds_note: why bounds are missing.
@@ -412,6 +419,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
     columns: tuple[ColumnResult, ...] | None = None
     sequences: tuple[SequenceResult, ...] | None = None
     chance: Chance | None = None
+    facts: tuple[Fact, ...] = ()
     certificate: str | None = None
     capture: CaptureInfo | None = None
 

@@ -16,6 +16,7 @@ from leakbound._util import pictures as html
 from leakbound.assess import record as records
 from leakbound.assess.certificate import certificate
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.facts import facts_of
 from leakbound.assess.measure import measure, objective_of, release_of, shown, utility_of
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import Attack
@@ -341,6 +342,7 @@ def judged(
     leaks = None
     if images and any(bound.on_error for bound in limits.bounds):
         leaks = leak_map(released, wanted[0])
+    facts = facts_of(played.observation, answer, criterion.domain, public)
     found = measured.paired
     truth, guess = found.truth.inputs, found.inputs
     more_shown = {"baseline": measured.guess, "agreement": measured.agreement}
@@ -360,8 +362,13 @@ def judged(
         attained=limits.attained,
         bounds_note=limits.note,
         verdict=verdict(
-            measured.matched, limits.bounds, certified=proof is not None, attained=limits.attained
+            measured.matched,
+            limits.bounds,
+            certified=proof is not None,
+            attained=limits.attained,
+            facts=facts,
         ),
+        facts=facts,
         certificate=proof,
         **measured.fields,
         **parts.fields,

@@ -15,6 +15,7 @@ from leakbound.assess import record as records
 from leakbound.assess.certificate import certificate
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.facts import facts_of
 from leakbound.assess.measure import Measured, measure, objective_of, release_of, shown
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import settings_hash
@@ -203,6 +204,8 @@ def judged(
         proof = certificate(seen, attack, answer, direction, sure)
     limits = limits_of(case)
     own = _measured(case, answer, proof is not None)
+    public = None if case.public is None else case.public.public
+    facts = facts_of(seen, answer, case.criterion.domain, public, understood.facts)
     measured, matched = dict[str, Any](), tuple[bool, ...]()
     truth, inputs, baseline, agreement = None, answer.inputs, None, answer.agreement
     if own is not None:
@@ -233,8 +236,13 @@ def judged(
         attained=limits.attained,
         bounds_note=limits.note,
         verdict=verdict(
-            matched, limits.bounds, certified=proof is not None, attained=limits.attained
+            matched,
+            limits.bounds,
+            certified=proof is not None,
+            attained=limits.attained,
+            facts=facts,
         ),
+        facts=facts,
         certificate=proof,
         capture=capture,
         **measured,

@@ -118,6 +118,12 @@ class Domain(Protocol):
     def copies_count_once(self) -> bool:
         """Whether equal examples count as copies of one."""
 
+    def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
+        """How often what a fact names, as (subject, item), occurs in public examples (N, *shape).
+
+        Empty if facts of this domain name nothing that may be rare.
+        """
+
     def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
         """What to show of paired examples and their prior-only baselines, or of reconstructions
         without a known truth.
@@ -235,6 +241,10 @@ class NumberDomain:
         low, high = self.input_range
         error = self.distance(a, b).square() / (high - low) ** 2
         return -10 * error.clamp_min(10 ** (-PSNR_CAP / 10)).log10()
+
+    def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
+        """Nothing: single numbers are not rare."""
+        return {}
 
     def costs(self, a: Tensor, b: Tensor) -> Tensor:
         """(A, B) mean squared errors."""

@@ -339,6 +339,16 @@ class TableDomain:
         apart = torch.cdist(one, two, p=1) / self.shape[0]
         return self.distances(a, b) + 0.5 * apart / (1 + apart)
 
+    def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
+        """The share of public rows (N, n) with each level of each category."""
+        shares = public.detach().double().mean(0).tolist() if len(public) else []
+        return {
+            (column.name, level): share
+            for column, (start, stop) in zip(self.columns, self.places, strict=True)
+            if column.categorical
+            for level, share in zip(column.names, shares[start:stop], strict=False)
+        }
+
     @property
     def parts(self) -> int:
         """The number of columns."""

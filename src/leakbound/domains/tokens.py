@@ -119,6 +119,14 @@ class TokenDomain:
             return torch.zeros(len(left), len(right), dtype=torch.float64)
         return torch.stack([(right != row).sum(1) for row in left]).double()
 
+    def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
+        """The share of public sequences (N, n) that hold each token."""
+        found = dict[tuple[str, str], float]()
+        for sequence in public.cpu():
+            for word in self.text(sequence.unique()):
+                found["", word] = found.get(("", word), 0.0) + 1 / len(public)
+        return found
+
     def score(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) percent of places that are right."""
         return 100 * (1 - self.distance(a, b) / self.length)

@@ -20,6 +20,7 @@ from leakbound.assess.record import (
     Verdict,
 )
 from leakbound.assess.verdict import together
+from leakbound.report.facts import summary
 from leakbound.report.tables import (
     NO_DEFENSE,
     Accuracy,
@@ -169,13 +170,15 @@ def answer(own: Sequence[Assessment], rows: Sequence[Configuration], one: str, m
     who = WHO[servers.pop()] if len(servers) == 1 else "A server"
     exposed = [row for row in rows if row.verdict in EXPOSURES]
     place = plural(len(rows), "tested configuration")
+    known = summary(own)
     if exposed:
         proof = " The update itself proves it." * all(r.verdict == CERTIFIED for r in exposed)
         found = f"reconstructed {many} under {len(exposed)} of {place}"
-        return f"{who} {found}.{proof}"
+        return f"{who} {found}.{proof} {known}".strip()
     said = f"No attack reconstructed {'an' if one[0] in 'aeiou' else 'a'} {one} in {place}."
     if all(row.reconstructed is None for row in rows):
         said = f"No reconstruction could be checked in {place}: the true data are not known."
+    said = f"{known} {said}".strip()
     open_ = grouped((row.verdict, row) for row in rows if row.verdict not in ENOUGH)
     if not open_:
         return f"{said} Theorems keep every covered attacker to the accepted probability."

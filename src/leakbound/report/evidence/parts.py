@@ -296,7 +296,8 @@ class RunAgain(ReportPart, frozen=True):
 class SignOff(ReportPart, frozen=True):
     """What the sign-off page says, in sentences. `date`: of the records, by their file's time.
 
-    `rows`: every defense setting, the most important first; the page shows those that fit.
+    `revealed`: facts that the updates reveal for certain, sensitive ones first. `rows`: every
+    defense setting, the most important first; the page shows those that fit.
     """
 
     date: str | None
@@ -305,6 +306,7 @@ class SignOff(ReportPart, frozen=True):
     tested: str
     attacker: str
     criterion: str
+    revealed: tuple[str, ...]
     rows: tuple[SettingRow, ...]
     not_covered: tuple[str, ...]
 
