@@ -14,7 +14,7 @@ from leakbound.types import Batch, Exact, NotApplicable, Observation, Reconstruc
 
 ORDER: tuple[FactKind, ...] = ("words", "levels", "zero values", "classes", "batch statistics")
 """The kinds of facts, those that say most about a person first."""
-ZEROS = "every example of the batch changes the layer"
+ZEROS = "every example changes the first layer, and the client withholds no entries"
 
 
 def zero_values(observation: Observation) -> Fact | None:
@@ -42,6 +42,8 @@ def zero_values(observation: Observation) -> Fact | None:
     zero = (rows == 0).all(1).all(0)
     if bool(zero.all()):
         return None
+    # A column of weights that are all 0 may be pruned, and its gradient withheld.
+    zero = zero & (task.tensors()[weight] != 0).any(0)
     public = observation.auxiliary
     if public is not None and public.inputs.shape[1:] == observation.input_shape:
         zero = zero & (public.inputs.flatten(1) != 0).any(0).to(zero.device)

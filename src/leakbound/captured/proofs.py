@@ -23,7 +23,10 @@ from leakbound.types import (
     Task,
 )
 
-PLAIN_LOSS = "the loss is plain cross-entropy, without label smoothing, and training is SGD"
+PLAIN_LOSS = (
+    "the loss is plain cross-entropy, without label smoothing, weight decay or optimizer state of "
+    "earlier rounds"
+)
 ONE_BATCH = "it was one local step; after several they are weighted means over the steps"
 HALVES = (torch.float16, torch.bfloat16)
 BALANCED = 1e-3

@@ -134,6 +134,7 @@ def _show(record: Assessment, command: options.AttackOptions, name: str) -> None
         if record.threat.server == "honest" and describe.is_malicious(entry):
             console.print("This attack needs a malicious server: add --malicious-server.")
         return
+    captured.show_facts([record])
     console.print(_measured(record))
     captured.show_row(record)
     if record.problem:

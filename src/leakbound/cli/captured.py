@@ -329,7 +329,7 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
         for finding in understood.findings:
             if finding not in shown[at]:
                 _show_finding(finding)
-        _show_facts(own)
+        show_facts(own)
         console.print(_results(own))
         trusted = [one for one in own if one.certificate] or [one for one in own if one.scores]
         trusted = trusted or [one for one in own if _merit(one) >= EXPLAINED]
@@ -355,7 +355,7 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
         console.say(f"report: {brief(outcome.page)}")
 
 
-def _show_facts(records: Sequence[Assessment]) -> None:
+def show_facts(records: Sequence[Assessment]) -> None:
     """What the update reveals for certain, before all reconstructions."""
     facts = {(fact.kind, fact.subject): fact for one in records for fact in counted(one.facts)}
     if not facts:

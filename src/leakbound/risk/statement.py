@@ -81,11 +81,16 @@ def of_fact(fact: Fact, *, shown: int = 8) -> str:
     left = fact.count - min(shown, len(fact.items))
     named = f"{items} and {left:,} more" if left else items
     count = f"{fact.count:,}"
+    many = fact.count != 1
     words = {
-        "words": f"{count} words occur: {named}",
-        "levels": f"of the column {fact.subject} {count} levels occur: {named}",
-        "zero values": f"{count} values are 0 in every example (by index: {named})",
-        "classes": f"{count} classes occur: {named}",
+        "words": f"{count} words occur: {named}" if many else f"the word {named} occurs",
+        "levels": f"of the column {fact.subject} {count} levels occur: {named}"
+        if many
+        else f"of the column {fact.subject} only the level {named} is seen",
+        "zero values": f"{count} values are 0 in every example"
+        if many
+        else f"the value {named} is 0 in every example",
+        "classes": f"{count} classes occur: {named}" if many else f"the class {named} occurs",
         "batch statistics": f"mean and variance of {count} channels over the batch: {named}",
     }[fact.kind]
     sure = "certain" if fact.level is None else f"wrong with probability {most(fact.level)} at most"
