@@ -22,7 +22,7 @@ KINDS = {
 }
 
 
-class Revealed(ReportPart, frozen=True):
+class RevealedFacts(ReportPart, frozen=True):
     """What one update reveals, a sentence for each fact.
 
     `update`: the captured update, or the configuration whose first update it is.
@@ -32,7 +32,7 @@ class Revealed(ReportPart, frozen=True):
     facts: tuple[str, ...]
 
 
-def revealed(assessments: Iterable[Assessment], names: Names) -> list[Revealed]:
+def revealed(assessments: Iterable[Assessment], names: Names) -> list[RevealedFacts]:
     """The facts of every captured update; of an audit, those of each configuration's first seed."""
     found = grouped((_label(a, names), a) for a in assessments if counted(a.facts))
     lines = []
@@ -40,7 +40,7 @@ def revealed(assessments: Iterable[Assessment], names: Names) -> list[Revealed]:
         first = [a for a in own if a.seed == own[0].seed]
         facts = {(fact.kind, fact.subject): fact for a in first for fact in counted(a.facts)}
         said = tuple(of_fact(fact, shown=SHOWN) for fact in _ordered(facts.values()))
-        lines.append(Revealed(label, said))
+        lines.append(RevealedFacts(label, said))
     return lines
 
 
