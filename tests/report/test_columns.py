@@ -178,7 +178,7 @@ def test_private_values_are_warned_of(run, make_run):
         ),
         (
             {"p_value": None, "decoys": 50, "level": 0.01, "closer": True},
-            "ten times closer than any guess",
+            "a match is ten times closer than any guess",
         ),
     ],
 )
