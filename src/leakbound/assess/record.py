@@ -510,7 +510,12 @@ class Diagnosis(RecordPart, frozen=True, kw_only=True):
 class Training(RecordPart, frozen=True, kw_only=True):
     """A short federated training under a defense: what the defense costs.
 
-    `curve`: (round, test loss), the rounds rising.
+    Attributes:
+        accuracy, balanced_accuracy, auc: on test examples; the last two see rare classes.
+        majority: the accuracy of the best constant answer, which a model must beat.
+        tested: number of answers behind them.
+        auc_error: standard error of the AUC if the model learned nothing.
+        curve: (round, training loss), the rounds rising.
     """
 
     schema: Literal[1] = SCHEMA
@@ -524,6 +529,11 @@ class Training(RecordPart, frozen=True, kw_only=True):
     reason: str | None = None
     training_loss: Number | None = None
     accuracy: Number | None = None
+    balanced_accuracy: Number | None = None
+    majority: Probability | None = None
+    tested: Count | None = None
+    auc: Number | None = None
+    auc_error: Number | None = None
     curve: tuple[tuple[Count, Number | None], ...] = ()
 
     def __post_init__(self) -> None:

@@ -169,6 +169,10 @@ def _cost(
     for (_, label), row in found.items():
         if label == tables.title(tables.NO_DEFENSE) or not _counts(own, label):
             continue
+        if row.unskilled:
+            answers.append(UNSURE)
+            words.append(f"{label}: the undefended training did not beat the majority class")
+            continue
         if row.lost is None or row.lost.low is None or row.lost.high is None or row.failed:
             answers.append(UNSURE)
             words.append(f"{label}: no interval ({row.n} trainings, {row.failed} failed)")

@@ -181,6 +181,7 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
     summaries = tables.attack_summaries(own, names)
     words, defenses = _verdict_words(own), _defenses(own)
     facts = revealed(own, names)
+    accuracies = tables.accuracies(run.trainings, names)
     counts = Counter(row.verdict for row in verdicts)
     plan = json.dumps(run.info.plan, indent=1, sort_keys=True, ensure_ascii=False)
     missing = [*tables.missing_bounds(own, names).items()]
@@ -214,7 +215,8 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
         "attacks": list(names.attacks.items()),
         "models": list(names.models.items()),
         "labels_hidden": not all(a.threat.labels_known for a in own),
-        "accuracies": tables.accuracies(run.trainings, names),
+        "accuracies": accuracies,
+        "unskilled": any(one.unskilled for one in accuracies.values()),
         "title": tables.title,
         "threats": list(dict.fromkeys(a.threat for a in own)),
         "thresholds": list(dict.fromkeys(a.criterion.text for a in own)),

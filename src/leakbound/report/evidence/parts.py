@@ -216,13 +216,21 @@ class StrongestLine(ReportPart, frozen=True):
 
 
 class TrainingCost(ReportPart, frozen=True):
-    """Test accuracy of a model under a defense; `lost` against no defense, paired by seed."""
+    """Test accuracy of a model under a defense; `lost` against no defense, paired by seed.
+
+    `majority`: the accuracy of the best constant answer. `unskilled`: the training without a
+    defense did not beat it, so `lost` is not known.
+    """
 
     model: str
     defense: str
     rounds: int
     accuracy: MeanInterval | None
+    balanced_accuracy: float | None
+    auc: float | None
+    majority: float | None
     lost: MeanInterval | None
+    unskilled: bool
     failed: int
 
 
