@@ -241,7 +241,7 @@ class NamedLoss:
         if output[0].numel() == labels[0].numel():
             return output.reshape(len(output), -1), labels.reshape(len(labels), -1) > 0.5
         true = functional.one_hot(labels, output.shape[1]) > 0
-        return output.softmax(1), true
+        return output.double().softmax(1), true
 
 
 def dice(output: Tensor, mask: Tensor) -> Tensor:

@@ -59,6 +59,8 @@ DISCLOSURES: Final = (WORDS, FACTS)
 """No example is reconstructed, but the update reveals something about them."""
 UNSETTLED: Final = (RECOVERABLE, GUESSABLE, UNDECIDED, UNDER_MODEL)
 """Nothing is shown or proven: a model of the data proves nothing about real examples."""
+OPEN: Final = (*DISCLOSURES, *UNSETTLED)
+"""Whether whole examples can be reconstructed is not settled."""
 Basis = Literal["sample", "examples", "known model", "fitted model"]
 PROTECTS: Final[dict[Basis, Verdict]] = {
     "sample": PROTECTED,

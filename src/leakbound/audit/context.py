@@ -184,7 +184,7 @@ class PlanContext:
     def others(self, size: int, clients: int, seed: int) -> Batch | None:
         """Private and test examples outside of these batches, which no attack sees.
 
-        Those with the labels of the batches come first; the rest of many others is left out.
+        Of many, those with the classes of the batches come first, and others are left out.
         """
         order = self._order(size, clients, seed)
         taken, rest = order[: size * clients], order[size * clients :]
@@ -192,6 +192,8 @@ class PlanContext:
         if not len(rest):
             return None
         labels = self.dataset.labels
+        if labels.is_floating_point():  # near labels count as equal, by the ranks of all
+            return self.batch(rest[:MOST])
         same = comparable(labels[taken], labels[rest])
         return self.batch(torch.cat([rest[same][:MOST], rest[~same][:FEWEST]]))
 

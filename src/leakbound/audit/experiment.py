@@ -133,7 +133,10 @@ def run_training(unit: plans.TrainingUnit, context: PlanContext) -> Result:
         with one_thread():
             measured = train(unit, context)
         curve = tuple((number, records.short(loss)) for number, loss in measured.pop("curve"))
-        found = {name: records.short(value) for name, value in measured.items()}
+        found = {
+            name: value if isinstance(value, int) else records.short(value)
+            for name, value in measured.items()
+        }
         record = _training(unit, context, curve=curve, **found)
     except Exception as error:  # as above
         record = _training(unit, context, status="failed", reason=reason_of(error))

@@ -217,7 +217,7 @@ def table(units: Iterable[Training]) -> list[TrainingRow]:
 
 
 def _show(rows: Sequence[TrainingRow]) -> None:
-    right = ["training loss", "test accuracy", "balanced", "AUC", "seeds", "failed"]
+    right = ["loss", "accuracy", "balanced", "AUC", "seeds"]
     shown = terminal.table("model", "defense", right=right)
     shown.caption, shown.caption_justify = "mean [95 % interval over seeds]", "left"
     for row in rows:
@@ -235,7 +235,8 @@ def _words(row: TrainingRow) -> tuple[str, ...]:
     seeds = row.accuracy.n if row.accuracy else 0
     balanced = "–" if row.balanced_accuracy is None else f"{row.balanced_accuracy:.3f}"
     area = "–" if row.auc is None else f"{row.auc:.3f}"
-    return loss, _number(row.accuracy), balanced, area, str(seeds), str(row.failed or "")
+    failed = f" ({row.failed} failed)" if row.failed else ""
+    return loss, _number(row.accuracy), balanced, area, f"{seeds}{failed}"
 
 
 def _number(value: MeanInterval | None) -> str:
