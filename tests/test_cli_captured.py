@@ -12,6 +12,7 @@ from torch import nn
 
 from leakbound import data
 from leakbound.cli import main
+from leakbound.cli.captured import EXPOSED_CODE
 
 MODEL = """
 from torch import nn
@@ -91,7 +92,7 @@ def given(update, *more, build="build"):
 def test_one_local_step_on_one_image_is_rebuilt(update, kind, place, capsys):
     save(place)
     more = ("--kind", kind, "--truth", "truth.npz", "--attack", "linear_inversion", "--json")
-    assert call(*given(update, *more)) == 0
+    assert call(*given(update, *more)) == EXPOSED_CODE
     out, err = capsys.readouterr()
     (record,) = json.loads(out)
     assert record["metrics"]["psnr"][0] > 20
@@ -102,7 +103,7 @@ def test_one_local_step_on_one_image_is_rebuilt(update, kind, place, capsys):
 def test_what_is_shown_without_the_truth_claims_no_decibels(place, capsys):
     save(place)
     more = ("--attack", "linear_inversion", "robbing_the_fed", "--learning-rate", "0.1")
-    assert call(*given("after.safetensors", *more, "--out", "run")) == 0
+    assert call(*given("after.safetensors", *more, "--out", "run")) == EXPOSED_CODE
     text = " ".join(capsys.readouterr().out.split())
     for words in (
         "batch size: 1 (not certain)",
@@ -125,10 +126,10 @@ def test_several_images_and_told_labels(place, capsys):
     _, labels = save(place, count=3)
     words = ",".join(map(str, labels.tolist()))
     more = ("--labels", words, "--attack", "linear_inversion", "--truth", "truth.npz", "--json")
-    assert call(*given("after.safetensors", *more)) == 0
+    assert call(*given("after.safetensors", *more)) == EXPOSED_CODE
     told = json.loads(capsys.readouterr().out)[0]
     more = ("--labels", "truth.npz", "--attack", "linear_inversion", "--truth", "truth.npz")
-    assert call(*given("after.safetensors", *more, "--json")) == 0
+    assert call(*given("after.safetensors", *more, "--json")) == EXPOSED_CODE
     assert json.loads(capsys.readouterr().out)[0] == told
     assert told["batch_size"] == 3
     assert told["threat"]["labels_known"]
@@ -199,7 +200,7 @@ def test_names_of_attacks_are_whole_on_a_narrow_screen(place, capsys, monkeypatc
     monkeypatch.setattr("leakbound.cli.captured.console.width", 80)
     more = ("--attack", "linear_inversion", "inverting_gradients_large_steps,steps=1")
     for truth in ((), ("--truth", "truth.npz")):
-        assert call(*given("after.safetensors", *more, *truth)) == 0
+        assert call(*given("after.safetensors", *more, *truth)) == EXPOSED_CODE
         assert "inverting_gradients_large_steps " in capsys.readouterr().out
 
 
@@ -256,7 +257,7 @@ def test_a_run_config_is_read_as_toml():
 def test_a_convolution_network_by_default_attacks(place, capsys):
     save(place, "convolutions")
     more = ("--truth", "truth.npz", "--json")
-    assert call(*given("after.safetensors", *more, build="convolutions")) == 0
+    assert call(*given("after.safetensors", *more, build="convolutions")) == EXPOSED_CODE
     records = json.loads(capsys.readouterr().out)
     assert max(r["metrics"]["psnr"][0] for r in records if r["status"] == "ok") > 20
 
@@ -274,7 +275,7 @@ def test_a_flower_app_is_captured_and_attacked(tmp_path, monkeypatch, capsys):
         *("attack", "--update", tmp_path / "seen", "--model", "quickstart.task:Net"),
         *("--input-shape", "1,28,28", "--attack", "gradient_matching,steps=20", "--json"),
     )
-    assert call(*arguments) == 0
+    assert call(*arguments) == EXPOSED_CODE
     records = json.loads(capsys.readouterr().out)
     assert [record["capture"]["round"] for record in records] == ["1", "1"]
     assert all(record["batch_size"] == 1 for record in records)

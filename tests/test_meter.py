@@ -9,7 +9,7 @@ import torch
 
 from leakbound import data, models
 from leakbound._util.files import encode
-from leakbound.assess.record import EXPOSED, PROTECTED, UNDECIDED, UNDER_MODEL
+from leakbound.assess.record import EXPOSED, FACTS, PROTECTED, UNDECIDED, UNDER_MODEL
 from leakbound.attacks import GradientMatching, LinearTrap, MeanImage, RobbingTheFed, TrapWeights
 from leakbound.defenses import (
     ClipExamples,
@@ -77,7 +77,7 @@ def test_the_answer_is_judged_and_not_the_batch(digits):
     update = send(task, theirs, NoDefense(), stream(0, "noise"))
     reading = measure(task, update, batch=mine, source=stream(0))
     assert reading.best < 20
-    assert reading.verdict == UNDECIDED
+    assert reading.verdict == FACTS  # of the update, whosever it is
 
 
 def test_differential_privacy_protects(digits):
@@ -241,7 +241,12 @@ def test_without_a_batch_only_marks_and_bounds_count(digits):
     reading = measure(task, update, defense=defense, policy=ACCEPTED, **given)
     assert reading.verdict == UNDER_MODEL
     assert reading.best is None
-    assert measure(task, send(task, batch, NoDefense(), stream(0)), **given).verdict == UNDECIDED
+    reading = measure(task, send(task, batch, NoDefense(), stream(0)), **given)
+    assert reading.verdict == FACTS
+    assert "values are 0 in every example" in reading.decision.reasons[0]
+    quiet = Policy(on_facts="ignore")
+    silent = measure(task, send(task, batch, NoDefense(), stream(0)), policy=quiet, **given)
+    assert silent.decision.action == "send"
 
 
 def test_stronger_attacks_may_be_added(digits):

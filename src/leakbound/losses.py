@@ -212,15 +212,36 @@ class NamedLoss:
         found = self.searched(free)
         return found.round() if self.targets in ("binary", "mask") else found
 
-    def hits(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Whether outputs (B, K, ...) say the classes (B, ...), or the mask; of scored tokens."""
+    def classified(self, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Predicted and true classes (N,) of outputs (B, K, ...): of all examples, pixels of a
+        mask, or scored tokens.
+        """
         if self.targets == "tokens":
             if self.name == "next_token":
                 output, labels = output[:, :-1], labels[:, 1:]
             scored = labels != UNSCORED
-            return output.argmax(-1)[scored] == labels[scored]
+            return output.argmax(-1)[scored], labels[scored]
         one = output[0].numel() == labels[0].numel()
-        return (output.reshape(labels.shape) > 0 if one else output.argmax(1)) == labels
+        predicted = output.reshape(labels.shape) > 0 if one else output.argmax(1)
+        return predicted.long().flatten(), labels.long().flatten()
+
+    def class_scores(self, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Scores (B, K) that rise with the probability of each class, and which are true (B, K).
+
+        None if labels are pixels, tokens or numbers.
+
+        Example:
+            >>> scores, true = LOSSES["cross_entropy"].class_scores(
+            ...     torch.zeros(1, 2), torch.tensor([1]))
+            >>> scores.tolist(), true.tolist()
+            ([[0.5, 0.5]], [[False, True]])
+        """
+        if output.ndim > 2 or self.targets not in ("classes", "binary"):
+            return None
+        if output[0].numel() == labels[0].numel():
+            return output.reshape(len(output), -1), labels.reshape(len(labels), -1) > 0.5
+        true = functional.one_hot(labels, output.shape[1]) > 0
+        return output.double().softmax(1), true
 
 
 def dice(output: Tensor, mask: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from leakbound._util import pictures
+from leakbound._util.results import Fact
 from leakbound.covariance import Structured
 from leakbound.random import Source
 from leakbound.release import Exact, Gaussian, Laplace, Law, Unit, Unknown, Update
@@ -260,6 +261,8 @@ class Reconstruction:
             them, in a separate order; None if the attack does not look for them.
         agreement: (N, m) of rows of a table with m columns, or sequences of m tokens: the share of
             the attack's searches that agree with each value; None if it does not count them.
+        facts: what the attack found for certain, or at a stated level, though no example is
+            reconstructed: the words of a batch, the levels of columns.
     """
 
     inputs: Tensor
@@ -270,6 +273,7 @@ class Reconstruction:
     features: Tensor | None = None
     layer: str | None = None
     agreement: Tensor | None = None
+    facts: tuple[Fact, ...] = ()
 
     def _repr_html_(self) -> str:
         """The notebook display: the pictures, their labels, and whether they are trusted."""

@@ -87,15 +87,16 @@ def test_decoys_of_other_labels_do_not_count():
 def test_too_few_decoys_say_nothing():
     source = np.random.default_rng(3)
     truth, few = rows(1, source), rows(FEWEST - 1, source)
-    assert chance(Criterion(DOMAIN, 0), batch(truth), truth, batch(few)) is None
-    assert chance(Criterion(DOMAIN, 0), batch(truth), truth, None) is None
+    found = chance(Criterion(DOMAIN, 0), batch(truth), truth, batch(few))
+    assert (found.p_value, found.decoys, found.excluded) == (None, FEWEST - 1, False)
+    assert chance(Criterion(DOMAIN, 0), batch(truth), truth, None).p_value is None
 
 
 def test_public_rows_are_split_once():
     inputs = torch.arange(11.0)[:, None].expand(-1, 12).contiguous()
-    one, two = halves(DOMAIN, batch(inputs))
+    one, two = halves(batch(inputs))
     assert sorted([*one.inputs[:, 0].tolist(), *two.inputs[:, 0].tolist()]) == list(range(11))
-    assert torch.equal(one.inputs, halves(DOMAIN, batch(inputs))[0].inputs)
+    assert torch.equal(one.inputs, halves(batch(inputs))[0].inputs)
 
 
 @pytest.mark.parametrize("size", [1, 8])
@@ -118,7 +119,7 @@ def test_guesses_without_an_update_are_seldom_called_exposed(name, size):
             if trial % 2:
                 guess = blind.expand(size, -1)
             found = chance(criterion, truth, guess, decoys)
-            count_only += int((domain.counts(truth.inputs, guess) <= criterion.within).any())
+            count_only += int((domain.distances(truth.inputs, guess) <= criterion.within).any())
             alarms += found is not None and found.excluded
         # at most alpha + 2 standard errors, the standard error at alpha
         assert alarms <= 0.01 * trials + 2 * (0.01 * 0.99 * trials) ** 0.5, (share, alarms)

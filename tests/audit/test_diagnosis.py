@@ -13,6 +13,7 @@ from torch import nn
 import leakbound as lb
 from leakbound import audit, defenses
 from leakbound.assess import record as records
+from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
 from leakbound.audit import diagnosis
 from leakbound.domains import Column, TableDomain, of_shape
@@ -83,7 +84,8 @@ def test_with_public_examples_the_prior_is_their_covariance(monkeypatch):
         model, batch, (1, 3, 3), defense="gaussian_noise,noise_std=0.3", public=public
     )
     dense = diagnosis.diagnose(found.round, criterion, stream(0, "why"), public=public)
-    covariance = torch.cov(inputs.flatten(1).double().T, correction=0)
+    attacker = halves(public)[0].inputs
+    covariance = torch.cov(attacker.flatten(1).double().T, correction=0)
     rest = 1e-3 * covariance.diagonal().mean()
     inverse = torch.linalg.inv(covariance + rest * torch.eye(9))
     wide = model.double()

@@ -48,7 +48,7 @@ def test_a_table_with_numbers_as_labels(tmp_path, loss, rows):
     plain, noisy = found.assessments
     assert (plain.status, noisy.status) == ("ok", "ok")
     assert plain.scores == (100.0,)
-    assert (plain.chance is None) == (rows == 60)
+    assert (plain.chance.p_value is None) == (rows == 60)
     assert "outer product" in plain.certificate
     assert (plain.verdict, plain.matched) == ("exposed", (True,))
     assert noisy.certificate is None

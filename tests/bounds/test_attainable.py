@@ -33,6 +33,13 @@ def test_of_equal_atoms_it_is_the_law_of_orthogonal_signals(noise):
     assert 0.5 / 64 < found.baseline[0] <= 1 / 64
 
 
+@pytest.mark.parametrize("guesses", [2, 8, 64])
+def test_several_guesses_name_as_many_of_equal_atoms(guesses):
+    found = Attainable(atoms(64, 20_000), guesses=guesses).success([(1.0, 1e9)], 1e-3)
+    assert 0.8 * guesses / 64 < found.baseline[0] <= guesses / 64
+    assert found.success[0] >= found.baseline[0]
+
+
 def test_limits_are_seldom_above_the_law():
     """64 unequal atoms: what the codebook covers of the law is known; the limit stays below."""
     shares = np.arange(1, 65) / np.arange(1, 65).sum()

@@ -153,9 +153,9 @@ def test_bounds_and_domain_count_the_same_columns():
     a, b = (domain.hard(torch.rand(60, *domain.shape, generator=draw)) for _ in range(2))
     distance, double = distance_of(domain), lambda x: x.double().numpy()
     assert (distance.paired(double(a), double(b)) == domain.distance(a, b).numpy()).all()
-    assert (distance.apart(double(a), double(b)) == domain.counts(a, b).numpy()).all()
+    assert (distance.apart(double(a), double(b)) == domain.distances(a, b).numpy()).all()
     twice = np.concatenate(list(distance.among(distance.coded(double(a)))))
-    assert (twice == domain.counts(a, a, 2.0).numpy()).all()
+    assert (twice == domain.distances(a, a, 2.0).numpy()).all()
     gone = torch.tensor([[0.5, 0.1, 1, 0, 0, 0, 1.0], [0.5, 0.9, 1, 0, 0, 0, 1.0]])
     assert distance.paired(double(gone[:1]), double(gone[1:])).tolist() == [0]  # both missing
     assert distance.paired(double(gone[:1]), np.full((1, 7), np.nan)).tolist() >= [2]

@@ -8,6 +8,7 @@ from torch import nn
 from leakbound import captured
 from leakbound.captured import load
 from leakbound.cli import main
+from leakbound.cli.captured import EXPOSED_CODE
 
 SIZE, RATE = 20, 0.05
 
@@ -294,7 +295,7 @@ def test_the_command_line_takes_the_loss_of_an_update(tmp_path, capsys):
     ):
         with pytest.raises(SystemExit) as ended:
             main([*command, *more])
-        assert ended.value.code == 0
+        assert ended.value.code == EXPOSED_CODE
         out = " ".join(capsys.readouterr().out.split())
         assert said in out
         assert "1 exposed (certified)" in out

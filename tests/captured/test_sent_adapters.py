@@ -15,6 +15,7 @@ from leakbound.attacks.tokens.adapters import AdapterPursuit
 from leakbound.attacks.tokens.rows import TokenRows
 from leakbound.captured.adapters import CONFIG, WEIGHTS
 from leakbound.cli import main
+from leakbound.cli.captured import EXPOSED_CODE
 from leakbound.client import local_update
 from leakbound.domains import TokenDomain
 from leakbound.random import normal, stream
@@ -107,12 +108,12 @@ def test_a_sent_adapter_gives_its_tokens_on_the_command_line(tmp_path, capsys, o
     for update, adapter in ((back, sent), (back / WEIGHTS, sent / WEIGHTS)):
         words = ("--update", update, "--adapter", adapter, *WORDS, *TOLD)
         code, out, _ = attack(capsys, *words, "--attack", "adapter_pursuit", "--json")
-        assert code == 0
+        assert code == EXPOSED_CODE
         assert found_in(out) == set(ids[0, :-1].tolist())  # nothing attends to the last one
         assert "certain" not in json.loads(out)[0]["problem"]
     tensors.write(tmp_path / "truth.safetensors", {"inputs": ids, "labels": ids})
     code, out, _ = attack(capsys, *words, "--truth", tmp_path / "truth.safetensors")
-    assert code == 0
+    assert code == EXPOSED_CODE
     assert "adapter_pursuit" in out
     assert "client" in out
 
@@ -147,7 +148,7 @@ def test_peft_to_tokens_on_the_command_line(tmp_path, capsys, monkeypatch, ids):
     monkeypatch.setitem(sys.modules, "own_base", SimpleNamespace(build=lambda **_: base))
     words = ("--update", tmp_path / "client", "--adapter", tmp_path / "server", *WORDS, *TOLD)
     code, out, _ = attack(capsys, *words, "--attack", "adapter_pursuit", "--json")
-    assert code == 0
+    assert code == EXPOSED_CODE
     assert found_in(out) == set(ids[0, :-1].tolist())
 
 

@@ -11,6 +11,7 @@ from leakbound import data, tensors
 from leakbound.assess import read as read_records
 from leakbound.assess.record import Assessment
 from leakbound.cli import main
+from leakbound.cli.captured import EXPOSED_CODE
 from leakbound.data.schema import Schema
 
 MODEL = """
@@ -79,7 +80,7 @@ def records(folder):
 
 def test_one_row_under_bce_is_certified_without_its_truth(table, tmp_path, capsys):
     table([7])
-    assert attack("--attack", "linear_inversion", "--out", "rep") == 0
+    assert attack("--attack", "linear_inversion", "--out", "rep") == EXPOSED_CODE
     assert "exposed (certified)" in capsys.readouterr().out
     (record,) = records(tmp_path / "rep")
     row = next(csv.DictReader((tmp_path / "truth.csv").read_text().splitlines()))
@@ -96,7 +97,7 @@ def test_rows_are_counted_against_a_truth_and_decoys(table, tmp_path):
     more = ["--batch-size", "4", "--truth", "truth.csv", "--public", "table:t.csv"]
     assert (
         attack(*more, "--attack", "span_decoding", "--attack", "tab_leak,steps=2", "--out", "rep")
-        == 0
+        == EXPOSED_CODE
     )
     span, few = records(tmp_path / "rep")
     assert span.verdict == "exposed"

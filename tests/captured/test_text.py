@@ -13,6 +13,7 @@ from leakbound import models
 from leakbound.captured import load
 from leakbound.captured.observe import COPIES, task_of
 from leakbound.cli import main
+from leakbound.cli.captured import EXPOSED_CODE
 from leakbound.client import local_update
 from leakbound.domains import TokenDomain, of_shape
 from leakbound.random import stream
@@ -77,11 +78,12 @@ def test_from_the_command_line(tokens, tmp_path, monkeypatch, capsys):
     words = ["--update", "after.safetensors", "--before", "before.safetensors"]
     words += ["--model", "own_text:build", "--input-shape", str(N), "--vocabulary", str(V)]
     told = ["--batch-size", "2", "--learning-rate", str(RATE), "--local-steps", "1"]
-    assert attack(*words, *told, "--truth", "truth.safetensors") == 0
+    assert attack(*words, *told, "--truth", "truth.safetensors") == EXPOSED_CODE
     shown = capsys.readouterr().out
-    assert "1 exposed" in shown
+    assert "1 words exposed" in shown
+    assert "words occur" in shown
     assert "tokens right" in shown
-    assert attack(*words, *told) == 0
+    assert attack(*words, *told) == EXPOSED_CODE
     shown = capsys.readouterr().out
     assert "share of tokens" in shown
     assert "100.00000 %" in shown

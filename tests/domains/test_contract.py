@@ -84,6 +84,9 @@ def test_scores_and_costs_follow_the_distance(domain):
     scores = domain.score(x[:9], y)[order]
     assert bool((scores.diff() <= 1e-9).all())
     apart = torch.stack([domain.distance(x[k : k + 1].expand_as(y), y) for k in range(12)])
+    assert torch.allclose(domain.distances(x, y), apart, rtol=1e-12, atol=0)
+    assert domain.distances(x, y).dtype == torch.float64
+    assert domain.distances(x[:0], y).shape == (0, 9)
     if domain.distance_is_rmse:
         assert torch.allclose(costs, apart.square())
     elif domain.parts is not None:

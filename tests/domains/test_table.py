@@ -90,7 +90,7 @@ def test_misses_distance_counts_and_costs_are_counted_by_hand(scale):
     wanted = torch.tensor([[differ(a, b, scale) for b in rows] for a in rows])
     assert 0 < wanted.double().mean() < 0.95
     assert torch.equal(DOMAIN.misses(x[:, None], x[None], scale), wanted)
-    assert torch.equal(DOMAIN.counts(x, x, scale), wanted.sum(-1))
+    assert torch.equal(DOMAIN.distances(x, x, scale), wanted.sum(-1))
     for k in range(len(rows)):
         found = DOMAIN.distance(x, x[k : k + 1].expand_as(x), scale)
         assert torch.equal(found, wanted[:, k].sum(-1).double())

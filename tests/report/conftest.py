@@ -115,7 +115,8 @@ def table(
 
     fewest = -(-9 * count // 10)
     chance = changes.pop("chance", {"p_value": 0.002, "decoys": 499, "level": 0.01})
-    counts = chance is not None and chance["p_value"] <= chance["level"]
+    p_value = 1.0 if chance is None else chance["p_value"]
+    counts = chance["closer"] if p_value is None else p_value <= chance["level"]
     met = [counts and value >= 100 * fewest / count - 1e-9 for value in score(right)]
     fields: dict[str, Any] = {
         "metrics": {"columns": score(right)},

@@ -170,13 +170,21 @@ def test_private_values_are_warned_of(run, make_run):
 @pytest.mark.parametrize(
     ("chance", "said"),
     [
-        ({"p_value": 0.3, "decoys": 150, "level": 0.01}, "p = 0.3 against 150 rows"),
-        ({"p_value": 0.003, "decoys": 400, "level": 0.01}, "p = 0.003 against 400 rows"),
-        (None, "too few rows that the attack never saw"),
+        ({"p_value": 0.3, "decoys": 150, "level": 0.01}, "p = 0.3 against 150 examples"),
+        ({"p_value": 0.003, "decoys": 400, "level": 0.01}, "p = 0.003 against 400 examples"),
+        (
+            {"p_value": None, "decoys": 50, "level": 0.01, "closer": False},
+            "too few public examples to tell this",
+        ),
+        (
+            {"p_value": None, "decoys": 50, "level": 0.01, "closer": True},
+            "a match is ten times closer than any guess",
+        ),
     ],
 )
 def test_the_test_of_chance_is_said_where_it_decides(tmp_path, make_table, make_run, chance, said):
-    counts = chance is not None and chance["p_value"] <= 0.01
+    p_value = chance["p_value"]
+    counts = chance.get("closer", False) if p_value is None else p_value <= 0.01
     hit = make_table({"a": [True, False]}, chance=chance)
     miss = make_table({"a": [False, False]}, chance=chance, seed=1)
     text = write(make_run(tmp_path / "run", [hit, miss])).read_text()
@@ -184,10 +192,9 @@ def test_the_test_of_chance_is_said_where_it_decides(tmp_path, make_table, make_
     assert ("nothing here counts as reconstructed" in text) is not counts
     (row,) = tables.configurations([hit, miss], tables.Names([hit, miss]))
     assert row.verdict == ("exposed" if counts else "undecided")
-    if chance is None:
+    if p_value is None:
         assert row.chance is None
     else:
-        p_value = chance["p_value"]
         both = min(p_value, combine_pvalues([p_value] * 2).pvalue)  # Simes of two equal, Fisher
         assert row.chance == pytest.approx(2 * both)
 

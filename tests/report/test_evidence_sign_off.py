@@ -191,7 +191,7 @@ def rows(*verdicts):
 
 
 def page_of(found):
-    return SignOff(None, "a", "b", "c", "d", "e", found, ())
+    return SignOff(None, "a", "b", "c", "d", "e", (), found, ())
 
 
 def test_rows_give_way_where_a_sheet_is_full():

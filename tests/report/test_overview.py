@@ -169,11 +169,19 @@ def test_the_share_is_of_the_best_attack_and_its_interval_allows_for_the_choice(
     hits = {"a": [True] * 3 + [False] * 7, "b": [True] * 5 + [False] * 5, "c": [False] * 2}
     name, found = tables.largest_share(hits)
     assert (name, found.hits, found.n) == ("b", 5, 10)
-    lows = [beta.ppf(0.025 / 3, k, n - k + 1) for k, n in ((3, 10), (5, 10))]
-    highs = [beta.ppf(0.975, k + 1, n - k) for k, n in ((3, 10), (5, 10), (0, 2))]
-    assert found.low == pytest.approx(max(lows), rel=1e-9)
-    assert found.high == pytest.approx(max(highs), rel=1e-9)
+    tail = 0.025 / 3
+    assert found.low == pytest.approx(beta.ppf(tail, 5, 6), rel=1e-9)
+    assert found.high == pytest.approx(beta.ppf(1 - tail, 6, 5), rel=1e-9)
     assert tables.largest_share({"a": []}) == (None, None)
+
+
+def test_the_interval_follows_from_the_numbers_beside_it():
+    """Before, "4 of 4" stood beside 84 to 100 %, the lower limit of 30 of 30 elsewhere."""
+    name, found = tables.largest_share({"a": [True] * 4, "b": [True] * 30})
+    assert (name, found.hits, found.n) == ("b", 30, 30)
+    alone = tables.largest_share({"a": [True] * 4, "b": [True] * 29 + [False]})[1]
+    assert (alone.hits, alone.n) == (4, 4)
+    assert 0.3 < alone.low < 0.4
 
 
 def test_the_interval_covers_the_largest_true_share():

@@ -308,6 +308,16 @@ def test_what_a_guess_matches_is_guessable(many):
     assert record.verdict == "undecided (guessable)"
 
 
+def test_a_batch_has_as_many_guesses_as_examples(many):
+    """At 20 dB one guess is not enough to be guessable, and one for each of 32 examples is."""
+    settings = {"risk": {"probability": 0.01, "prior": "none"}, "criterion": {"psnr": 20}}
+    one, batch = (records(many, **KNOWN | settings | {"batch_sizes": [n]})[0] for n in (1, 32))
+    assert (one.attained.guessable, batch.attained.guessable) == (False, True)
+    assert batch.attained.attack == "guess without an update"
+    assert batch.attained.baseline[0] > 2 * one.attained.baseline[0]
+    assert batch.verdict == "undecided (guessable)"
+
+
 def test_who_holds_the_private_examples_has_an_exact_statement_about_them(many):
     """Between the profile over them and the limit for new ones; off by default."""
     noise = [{"name": "dp_sgd", "noise_multiplier": 0.62}]

@@ -215,7 +215,7 @@ def test_matches_of_rows():
     inputs = torch.tensor(own.images).float()
     blind = own.domain.blind(inputs)
     assert found.mean == (own.domain.distance(inputs, blind.expand_as(inputs)) <= 4).double().mean()
-    near = (own.domain.counts(inputs, inputs) <= 4).sum(1).max() - 1
+    near = (own.domain.distances(inputs, inputs) <= 4).sum(1).max() - 1
     assert found.example == pytest.approx(float(near) / 999)
     assert own.matches(4) == found
     assert Examples.of("digits").matches(0.01) == baseline_matches(

@@ -1,8 +1,8 @@
-"""Parts of records that domains fill in, apart from them: reports read records without torch."""
+"""Parts of records that domains and attacks fill in: reports read records without torch."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -36,3 +36,32 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     truth: tuple[str, ...] = ()
     matched: tuple[bool, ...] = ()
     agreement: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...] = ()
+
+
+LISTED = 1000
+"""Most items that a fact lists; their count has no limit."""
+FactKind = Literal["words", "levels", "classes", "zero values", "batch statistics"]
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that an update reveals about its examples, though no example is reconstructed.
+
+    Attributes:
+        kind: "words" of a text, "levels" of a column, "classes" of the labels, "zero values" of all
+            inputs, "batch statistics".
+        subject: the column or layer that it is about; "" for all of the input.
+        items: what is revealed, as text; what matters most comes first, and long lists are cut.
+        count: how many items there are.
+        level: the largest probability that any of them is wrong; None if none can be, under what it
+            `assumes`.
+        assumes: what must be true of the client's training, as the end of a sentence.
+        sensitive: the schema says that the subject is.
+    """
+
+    kind: FactKind
+    subject: str = ""
+    items: tuple[str, ...] = ()
+    count: Annotated[int, msgspec.Meta(ge=0)]
+    level: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    assumes: str
+    sensitive: bool = False

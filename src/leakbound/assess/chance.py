@@ -1,99 +1,197 @@
-"""Whether matching columns are chance: the victims compared with rows that no attack saw."""
+"""Whether chance explains a match: the victims compared with examples that no attack saw."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import Chance
-from leakbound.domains import Domain
+from leakbound.domains import Domain, smooth_axes
 from leakbound.pairing import assigned
-from leakbound.random import permutation, stream
+from leakbound.random import permutation, stream, uniform
 from leakbound.types import Batch
 
 LEVEL = 0.01
 """The largest p-value at which matches count."""
 FEWEST = 99
-"""Fewer decoys cannot show a p-value of LEVEL for one row."""
-DRAWS, ENOUGH = 9999, 25
-"""Most random subsets, and number of at least as good ones after which drawing stops."""
+"""Fewer decoys cannot show a p-value of LEVEL for one example."""
+MOST = 2000
+"""Decoys beyond this many are left out: they would only make the p-value finer."""
+BLOCKS, ENOUGH = (99, 900, *[1000] * 9), 25
+"""Random subsets drawn at a time, 9,999 in all, and number of at least as good ones after which
+drawing stops.
+"""
 STRATA, DISTINCT = 3, 20
 """Numbers as labels, if more than DISTINCT occur, count as equal within one of STRATA quantiles, or
-of as many as leave twice FEWEST rows in each.
+of as many as leave twice FEWEST examples in each.
 """
+CLOSER = 10.0
+"""How many times less error than any guess a match has that needs no test: 10 dB."""
 Score = tuple[float, float, float]
 
 
-def halves(domain: Domain, public: Batch | None) -> tuple[Batch | None, Batch | None]:
-    """Public rows of a table in two random halves: for the attack, and as decoys; else unchanged.
+def halves(public: Batch | None) -> tuple[Batch | None, Batch | None]:
+    """Public examples in two random halves: for the attack, and as decoys.
 
     Example:
-        >>> from leakbound.domains import of_shape
-        >>> halves(of_shape((3,)), None)
-        (None, None)
+        >>> one, two = halves(Batch(torch.rand(5, 3), torch.zeros(5)))
+        >>> one.size, two.size, halves(None)
+        (2, 3, (None, None))
     """
-    if public is None or domain.metric != "columns" or public.size < 2:
+    if public is None or public.size < 2:
         return public, None
     order = permutation(public.size, stream(0, "decoys")).to(public.labels.device)
-    parts = order[: public.size // 2], order[public.size // 2 :]
-    one, two = (Batch(public.inputs[own], public.labels[own]) for own in parts)
-    return one, two
+    half = public.size // 2
+    attack, decoys = order[:half], order[half:]
+    return (
+        Batch(public.inputs[attack], public.labels[attack]),
+        Batch(public.inputs[decoys], public.labels[decoys]),
+    )
 
 
-def chance(
-    criterion: Criterion, truth: Batch, guesses: Tensor, decoys: Batch | None
-) -> Chance | None:
-    """A permutation test of candidates (N, n) for the rows of `truth` (B, n) against decoys.
+def comparable(labels: Tensor, others: Tensor) -> Tensor:
+    """(D,) which decoys, by their labels, are compared with victims of these labels.
+
+    Example:
+        >>> comparable(torch.tensor([1]), torch.tensor([1, 2, 1])).tolist()
+        [True, False, True]
+    """
+    victims, decoys = torch.split(_strata(torch.cat([labels, others])), [len(labels), len(others)])
+    return torch.isin(decoys, victims)
+
+
+def chance(criterion: Criterion, truth: Batch, candidates: Tensor, decoys: Batch | None) -> Chance:
+    """A permutation test of candidates (N, *S) for the examples of `truth` (B, *S).
 
     If the candidates do not depend on the victims, given public data and the labels, the victims
-    are like a random part of victims and decoys with the same labels. The statistic is (rows that
-    meet the criterion, most columns of one row, columns in total), after the same pairing for each
-    part. A batch of one is compared with every decoy of its label. Otherwise parts are drawn until
-    ENOUGH of them are as good (Besag and Clifford 1991). Labels are kept even if the attacker does
-    not know them, because most updates reveal them: a label alone is no reconstruction. Labels that
-    are numbers count as the same within a third of all ranks, or less if there are many rows. What
-    the exact number says beyond that is left to the baseline, which knows it.
+    are like a random part of victims and decoys with the same labels. The statistic is (examples
+    that meet the criterion, smallest distance of one, distances in total), after the same pairing
+    for each part. So the best of B! pairings, examples that all look alike and candidates near the
+    mean are covered. A batch of one is compared with every decoy of its label. Otherwise parts are
+    drawn until ENOUGH of them are as good (Besag and Clifford 1991).
+
+    Labels are kept even if the attacker does not know them, because most updates reveal them: a
+    label alone is no reconstruction. Labels that are numbers count as the same within a third of
+    all ranks, or less if there are many examples. What the exact number says beyond that is left to
+    the baseline, which knows it.
 
     The p-value is valid only if decoys are drawn like the victims and no attack saw them.
 
-    None if there are fewer than FEWEST decoys with these labels.
+    With fewer than FEWEST decoys of these labels there is no p-value.
 
     Source: exchangeability; Besag and Clifford, "Sequential Monte Carlo p-values", 1991.
     """
     if decoys is None:
-        return None
-    labels = torch.cat([truth.labels.cpu(), decoys.labels.cpu()])
-    groups = torch.split(_strata(labels), [truth.size, decoys.size])
-    usable = torch.isin(groups[1], groups[0])
-    pool = int(usable.sum())
-    if pool < FEWEST:
-        return None
-    rows = torch.cat([truth.inputs.cpu(), decoys.inputs.cpu()[usable]])
-    group = torch.cat([groups[0], groups[1][usable]]).numpy()
-    cost = criterion.domain.costs(rows, guesses).numpy()
-    missed = np.floor(cost + 1e-9)  # the rest of a cost only breaks ties
+        return Chance(p_value=None, decoys=0, level=LEVEL)
+    victims, others = _labels(truth), _labels(decoys)
+    kept = comparable(victims, others).nonzero()[:MOST, 0]
+    if len(kept) < FEWEST:
+        return Chance(p_value=None, decoys=len(kept), level=LEVEL)
     size = truth.size
+    inputs = torch.cat([truth.inputs.cpu(), decoys.inputs.cpu()[kept]])
+    distance = criterion.domain.distances(inputs, candidates).numpy()
+    if size == 1:
+        nearest = distance.min(1)
+        as_good = int((nearest[1:] <= nearest[0]).sum())
+        p_value = (1 + as_good) / (1 + len(kept))
+        return Chance(p_value=p_value, decoys=len(kept), level=LEVEL)
+    cost = criterion.domain.costs(inputs, candidates).numpy()
+    group = _strata(torch.cat([victims, others[kept]]))
+    as_good, drawn = _as_good(distance, cost, criterion.within, group, size)
+    p_value = as_good / drawn if as_good >= ENOUGH else (1 + as_good) / (1 + drawn)
+    return Chance(p_value=p_value, decoys=len(kept), level=LEVEL)
 
-    def score(part: np.ndarray) -> Score:
-        own = missed[part, assigned(cost[part])]
-        return float((own <= criterion.within).sum()), -float(own.min()), -float(own.sum())
+
+def _as_good(
+    distance: NDArray[np.float64],
+    cost: NDArray[np.float64],
+    within: float,
+    group: Tensor,
+    size: int,
+) -> tuple[int, int]:
+    """How many random parts are as good as the first `size` examples, and how many were drawn."""
+
+    def score(part: NDArray[np.int64]) -> Score:
+        own = distance[part, assigned(cost[part])]
+        return float((own <= within).sum()), -float(own.min()), -float(own.sum())
 
     seen = score(np.arange(size))
-    if size == 1:
-        best = cost.min(1)
-        as_good = int((np.floor(best[1:] + 1e-9) <= np.floor(best[0] + 1e-9)).sum())
-        return Chance(p_value=(1 + as_good) / (1 + pool), decoys=pool, level=LEVEL)
-    own = np.unique(group[:size])
-    wanted = [(np.flatnonzero(group == g), int((group[:size] == g).sum())) for g in own]
-    source, as_good, drawn = stream(0, "chance"), 0, 0
-    while drawn < DRAWS and as_good < ENOUGH:
-        drawn += 1
-        parts = [these[permutation(len(these), source).numpy()[:k]] for these, k in wanted]
-        as_good += score(np.concatenate(parts)) >= seen
-    p_value = as_good / drawn if as_good >= ENOUGH else (1 + as_good) / (1 + drawn)
-    return Chance(p_value=p_value, decoys=pool, level=LEVEL)
+    nearest = distance.min(1)
+    near = nearest <= within
+    members = [(group == own).nonzero()[:, 0] for own in torch.unique(group[:size])]
+    counts = [int((these < size).sum()) for these in members]
+    source = stream(0, "chance")
+    as_good = drawn = 0
+    for block in BLOCKS:
+        parts = np.concatenate(
+            [
+                _subsets(these, count, block, source)
+                for these, count in zip(members, counts, strict=True)
+            ],
+            axis=1,
+        )
+        # No pairing of a part does better than every example with its nearest candidate.
+        limit = near[parts].sum(1)
+        best = -nearest[parts].min(1)
+        hopeful = (limit > seen[0]) | ((limit == seen[0]) & (best >= seen[1]))
+        for part, possible in zip(parts, hopeful, strict=True):
+            drawn += 1
+            as_good += bool(possible) and score(part) >= seen
+            if as_good == ENOUGH:
+                return as_good, drawn
+    return as_good, drawn
+
+
+def _subsets(members: Tensor, count: int, block: int, source: torch.Generator) -> NDArray[np.int64]:
+    """(block, count) uniformly random subsets of the members."""
+    if count == 1:
+        at = (uniform((block, 1), source) * len(members)).long()
+    else:
+        at = uniform((block, len(members)), source).topk(count).indices
+    return np.asarray(members[at].numpy())
+
+
+def unlike_any_guess(
+    domain: Domain, distances: Tensor, guessed: Tensor, inputs: Tensor, public: Tensor | None
+) -> Tensor:
+    """(B,) whether a match is far closer than any guess is to any example.
+
+    It replaces the test where there are too few decoys. No guess without the update, for any of the
+    examples `inputs` (victims and decoys), may come nearer than CLOSER times the match's error.
+    Guesses are the prior-only baselines, whose distances are `guessed`, the public examples and
+    flat examples.
+
+    Args:
+        domain: the form of an example.
+        distances: (B,) of the matches.
+        guessed: (E,) of each example's closest prior-only baseline.
+        inputs: (E, *S) the examples.
+        public: (P, *S) what the attacker may have; None if there is nothing.
+    """
+    nearest = guessed.clone()
+    if domain.parts is None:
+        axes = smooth_axes(domain.shape) or tuple(range(1 - inputs.ndim, 0))
+        flat = inputs.double().mean(axes, keepdim=True).expand(inputs.shape)
+        nearest = torch.minimum(nearest, domain.distance(inputs, flat))
+    if public is not None and len(public):
+        nearest = torch.minimum(nearest, domain.distances(inputs, public).amin(1))
+    closest = float(nearest.min())
+    if domain.parts is None:
+        return distances * math.sqrt(CLOSER) <= closest
+    # A count of wrong parts has no square; below CLOSER, not even 0 is ten times less than it.
+    return (distances * CLOSER <= closest) & (closest >= CLOSER)
+
+
+def _labels(batch: Batch) -> Tensor:
+    """What must be equal in victims and decoys: nothing if the labels are the input's own."""
+    labels = batch.labels.cpu()
+    own_tokens = not batch.inputs.is_floating_point() and labels.shape == batch.inputs.shape
+    return torch.zeros(len(labels)) if own_tokens else labels
 
 
 def _strata(labels: Tensor) -> Tensor:

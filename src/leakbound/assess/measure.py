@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from leakbound import metrics
-from leakbound.assess.chance import chance
+from leakbound.assess.chance import chance, unlike_any_guess
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import (
     Chance,
@@ -26,6 +26,8 @@ from leakbound.domains import Domain
 from leakbound.pairing import Paired, pair
 from leakbound.types import Batch, Exact, Gaussian, Observation, Reconstruction, Update
 
+COMPARED = 1000
+"""Decoys and public examples that are compared with each other where no test is possible."""
 GAP = 2
 NEAR = 9
 
@@ -40,7 +42,7 @@ class Measured:
     matched: tuple[bool, ...]
     guess: Tensor
     """(B, *S) the closest prior-only baseline of each example."""
-    chance: Chance | None = None
+    chance: Chance
     agreement: Tensor | None = None
     """(B, m) as the attack's, in the order of the truth."""
 
@@ -64,9 +66,9 @@ def measure(
 ) -> Measured:
     """Pair a reconstruction with the truth; measure it and the prior-only baseline.
 
-    The baseline is the closest of `guesses`; `quick` measures only the criterion's score. Of a
-    table, a match counts only if it is no chance: `decoys` are rows drawn like the truth that the
-    attack never saw, or the update proves the answer (`proved`).
+    The baseline is the closest of `guesses`; `quick` measures only the criterion's score. A match
+    counts only if chance does not explain it, or if the update proves the answer (`proved`).
+    `decoys` are examples drawn like the truth that the attack never saw.
     """
     domain = criterion.domain
     paired = pair(truth, answer, domain.costs)
@@ -76,11 +78,15 @@ def measure(
         found = metrics.evaluate(paired, data_range=high - low, distractors=distractors, more=more)
     found.setdefault(domain.metric, domain.score(truth.inputs, paired.inputs).tolist())
     baseline = pair(truth, Reconstruction(guesses(domain, truth, public)), domain.costs)
-    met, test = criterion.met(truth.inputs, paired.inputs, baseline.inputs), None
-    if domain.metric == "columns":
-        test = chance(criterion, truth, answer.inputs, decoys)
-        by_chance = not proved and (test is None or not test.excluded)
-        met = tuple(one and not by_chance for one in met)
+    met = criterion.met(truth.inputs, paired.inputs, baseline.inputs)
+    test = chance(criterion, truth, answer.inputs, decoys)
+    if not proved and any(met):
+        if test.p_value is None:
+            close = _unlike_any_guess(domain, paired, baseline.inputs, public, decoys)
+            met = tuple(one and own for one, own in zip(met, close, strict=True))
+            test = msgspec.structs.replace(test, closer=any(met))
+        elif not test.excluded:
+            met = (False,) * truth.size
     return Measured(
         paired,
         {name: tuple(short(value) for value in values) for name, values in found.items()},
@@ -90,6 +96,25 @@ def measure(
         test,
         None if answer.agreement is None else answer.agreement[list(paired.order)],
     )
+
+
+def _unlike_any_guess(
+    domain: Domain, paired: Paired, baseline: Tensor, public: Batch | None, decoys: Batch | None
+) -> list[bool]:
+    """For each example, whether its match is closer than a guess comes to any example."""
+    inputs = paired.truth.inputs
+    distances = domain.distance(inputs, paired.inputs)
+    guessed = domain.distance(inputs, baseline)
+    if decoys is not None:
+        few = Batch(decoys.inputs[:COMPARED], decoys.labels[:COMPARED])
+        blind = guesses(domain, few, public)
+        guessed = torch.cat([guessed, domain.distance(few.inputs, blind)])
+        inputs = torch.cat([inputs.cpu(), few.inputs.cpu()])
+    known = None
+    if public is not None and public.inputs.shape[1:] == inputs.shape[1:]:
+        known = public.inputs[:COMPARED]
+    close: list[bool] = unlike_any_guess(domain, distances, guessed, inputs, known).tolist()
+    return close
 
 
 def guesses(domain: Domain, truth: Batch, public: Batch | None) -> Tensor:

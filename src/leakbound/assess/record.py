@@ -18,13 +18,15 @@ from msgspec import Meta
 
 from leakbound._util import files
 from leakbound._util.docstrings import cleaned
-from leakbound._util.results import ColumnResult, SequenceResult
+from leakbound._util.results import ColumnResult, Fact, SequenceResult
 
 SCHEMA: Final = 1
 DELTA: Final = 1e-5
 """The delta at which a bound gives the release's epsilon."""
 EXPOSED: Final = "exposed"
 CERTIFIED: Final = "exposed (certified)"
+WORDS: Final = "words exposed"
+FACTS: Final = "facts exposed"
 RECOVERABLE: Final = "recoverable in principle"
 GUESSABLE: Final = "undecided (guessable)"
 UNDECIDED: Final = "undecided"
@@ -38,6 +40,8 @@ ESTIMATE: Final = "estimate"
 Verdict = Literal[
     "exposed (certified)",
     "exposed",
+    "words exposed",
+    "facts exposed",
     "recoverable in principle",
     "undecided (guessable)",
     "undecided",
@@ -51,8 +55,12 @@ VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 """From the worst to the best."""
 EXPOSURES: Final = (EXPOSED, CERTIFIED)
 """An attack reconstructed an example, by the truth or by a proof."""
+DISCLOSURES: Final = (WORDS, FACTS)
+"""No example is reconstructed, but the update reveals something about them."""
 UNSETTLED: Final = (RECOVERABLE, GUESSABLE, UNDECIDED, UNDER_MODEL)
 """Nothing is shown or proven: a model of the data proves nothing about real examples."""
+OPEN: Final = (*DISCLOSURES, *UNSETTLED)
+"""Whether whole examples can be reconstructed is not settled."""
 Basis = Literal["sample", "examples", "known model", "fitted model"]
 PROTECTS: Final[dict[Basis, Verdict]] = {
     "sample": PROTECTED,
@@ -305,19 +313,24 @@ class Chance(RecordPart, frozen=True, kw_only=True):
     """A permutation test of whether matches are chance: the victims against decoys.
 
     Attributes:
-        p_value: probability of at least as many matches if the candidate ignores the victims.
-        decoys: number of rows that the attack never saw, drawn like the victims.
+        p_value: probability of matches at least as good if the candidates ignore the victims. None:
+            there are too few decoys for a test.
+        decoys: number of examples that the attack never saw, drawn like the victims, and with the
+            same labels.
         level: an attack counts only if `p_value` is at most this.
+        closer: without a test, whether a match is ten times closer than any guess without the
+            update comes to any example; it counts then.
     """
 
-    p_value: Probability
+    p_value: Probability | None
     decoys: Count
     level: Probability
+    closer: bool = False
 
     @property
     def excluded(self) -> bool:
         """Whether chance does not explain the matches."""
-        return self.p_value <= self.level
+        return self.closer if self.p_value is None else self.p_value <= self.level
 
 
 class Explained(RecordPart, frozen=True, kw_only=True):
@@ -369,8 +382,11 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
         problem: why the attack reports its own failure. This is no evidence of safety.
         metrics: by name, one number per example in the order of the truth. Empty if the truth is
             not known, as is `baseline`, the score of the prior-only baseline.
-        matched: by example, whether the criterion is met and the baseline is beaten. Of a table
-            nothing counts as matched if `chance` explains it.
+        matched: by example, whether the criterion is met, the baseline is beaten and `chance` does
+            not explain it.
+        chance: how likely matches this good are without the update; None if the update proves the
+            reconstruction, or if nothing was compared with the truth.
+        facts: what the update reveals though no example is reconstructed, what matters most first.
         certificate: why the reconstruction is certainly the input, if the update proves it.
         attained: success of a malicious server's best attack, if the noise is known.
         bounds_note: why bounds are missing.
@@ -405,6 +421,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
     columns: tuple[ColumnResult, ...] | None = None
     sequences: tuple[SequenceResult, ...] | None = None
     chance: Chance | None = None
+    facts: tuple[Fact, ...] = ()
     certificate: str | None = None
     capture: CaptureInfo | None = None
 
@@ -495,7 +512,12 @@ class Diagnosis(RecordPart, frozen=True, kw_only=True):
 class Training(RecordPart, frozen=True, kw_only=True):
     """A short federated training under a defense: what the defense costs.
 
-    `curve`: (round, test loss), the rounds rising.
+    Attributes:
+        accuracy, balanced_accuracy, auc: on test examples; the last two see rare classes.
+        majority: the accuracy of the best constant answer, which a model must beat.
+        tested: number of answers behind them.
+        auc_error: standard error of the AUC if the model learned nothing.
+        curve: (round, training loss), the rounds rising.
     """
 
     schema: Literal[1] = SCHEMA
@@ -509,6 +531,11 @@ class Training(RecordPart, frozen=True, kw_only=True):
     reason: str | None = None
     training_loss: Number | None = None
     accuracy: Number | None = None
+    balanced_accuracy: Number | None = None
+    majority: Probability | None = None
+    tested: Count | None = None
+    auc: Number | None = None
+    auc_error: Number | None = None
     curve: tuple[tuple[Count, Number | None], ...] = ()
 
     def __post_init__(self) -> None:

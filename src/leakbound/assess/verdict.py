@@ -6,10 +6,12 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
+from leakbound._util.results import Fact
 from leakbound.assess.record import (
     ABSENT,
     CERTIFIED,
     EXPOSED,
+    FACTS,
     GUESSABLE,
     HONEST,
     ON_AVERAGE,
@@ -22,6 +24,7 @@ from leakbound.assess.record import (
     UNDER_MODEL,
     UNKNOWN,
     VERDICTS,
+    WORDS,
     Assessment,
     Attained,
     Basis,
@@ -31,9 +34,13 @@ from leakbound.assess.record import (
 )
 
 MEANINGS: Final[dict[Verdict, str]] = {
-    EXPOSED: "An attack reconstructed at least one example.",
+    EXPOSED: "An attack reconstructed at least one example, and chance does not explain it.",
     CERTIFIED: "The update itself proves that a reconstruction is the client's input. The truth "
     "was not given and is not needed.",
+    WORDS: "The update reveals words of the client's texts, for certain or at the stated level. No "
+    "whole text is reconstructed.",
+    FACTS: "The update reveals facts about the client's examples, such as which levels of a column "
+    "occur. No whole example is reconstructed.",
     RECOVERABLE: "No attack here reconstructed this example. A malicious server's attack, counted "
     "on examples like the public ones, does it more often than is accepted, and more often than a "
     "guess without the update.",
@@ -83,10 +90,20 @@ def meanings(*, truth_known: bool) -> dict[Verdict, str]:
     }
 
 
+LEVEL = 0.01
+"""The largest probability of an error at which a fact counts."""
+
+
+def counted(facts: Iterable[Fact]) -> tuple[Fact, ...]:
+    """Those with an error probability of at most LEVEL."""
+    return tuple(fact for fact in facts if fact.level is None or fact.level <= LEVEL)
+
+
 def decide(
     *,
     exposed: bool = False,
     certified: bool = False,
+    facts: Collection[Fact] = (),
     recoverable: bool = False,
     guessable: bool = False,
     excluded: Collection[Basis] = (),
@@ -100,6 +117,8 @@ def decide(
     shown = {
         EXPOSED: exposed,
         CERTIFIED: certified,
+        WORDS: any(fact.kind == "words" for fact in facts),
+        FACTS: bool(facts),
         RECOVERABLE: recoverable,
         GUESSABLE: guessable,
         **{word: basis in excluded for basis, word in PROTECTS.items()},
@@ -114,11 +133,12 @@ def verdict(
     *,
     certified: bool = False,
     attained: Attained | None = None,
+    facts: Sequence[Fact] = (),
 ) -> Verdict:
     """The verdict on one attack on one update.
 
-    `matched` is empty if the truth is not known. `attained` is the success of a known attack. A
-    certificate for another truth raises a `RuntimeError`.
+    `matched` is empty if the truth is not known. `attained` is the success of a known attack.
+    `facts` count up to their LEVEL. A certificate for another truth raises a `RuntimeError`.
     """
     exposed = any(matched)
     if certified and matched and not exposed:
@@ -130,6 +150,7 @@ def verdict(
     return decide(
         exposed=exposed,
         certified=certified,
+        facts=counted(facts),
         recoverable=attained is not None and attained.recoverable,
         guessable=attained is not None and attained.guessable,
         excluded={bound.basis for bound in general if bound.excludes_threshold},
@@ -148,13 +169,13 @@ def together(given: Iterable[Verdict | None]) -> Verdict:
 def of_configuration(records: Iterable[Assessment]) -> Verdict:
     """The verdict on all experiments of one configuration.
 
-    Rows of a table match by chance in some of many experiments. So without a certificate, they are
-    exposed only if all permutation tests together exclude chance (`by_chance`), at the level of
-    each.
+    Some of many experiments match by chance. So without a certificate, or a match that is far
+    closer than any guess, they are exposed only if all permutation tests together exclude chance
+    (`by_chance`), at the level of each.
     """
     own = list(records)
     tests = [one.chance for one in own if one.chance is not None]
-    proved = any(one.certificate is not None for one in own)
+    proved = any(one.certificate is not None for one in own) or any(t.closer for t in tests)
     together_p = by_chance(own)
     if together_p is None or proved or together_p <= tests[0].level:
         return together(one.verdict for one in own)
@@ -171,7 +192,7 @@ def by_chance(records: Iterable[Assessment]) -> float | None:
     """
     tests: dict[str, list[float]] = {}
     for one in records:
-        if one.chance is not None:
+        if one.chance is not None and one.chance.p_value is not None:
             tests.setdefault(one.attack.hash, []).append(one.chance.p_value)
     if not tests:
         return None

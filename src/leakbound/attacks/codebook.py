@@ -13,7 +13,7 @@ from leakbound._util.codewords import codewords
 from leakbound._util.decibels import EXTREME, mse_of_psnr
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED
-from leakbound.attacks.planted import sent_by_attacker
+from leakbound.attacks.planted import sent_by_attacker, takes_numbers
 from leakbound.attacks.trap import TrapLoss
 from leakbound.types import Exact, NotApplicable, Observation, Reconstruction, Task
 
@@ -98,8 +98,10 @@ class Codebook(Attack):
             raise ValueError(f"psnr is {self.psnr:g}; give decibels, such as 20")
 
     def plant(self, task: Task) -> Task:
-        """Replace the model by the codebook; return the task unchanged without public examples."""
-        if task.public is None:
+        """Replace the model by the codebook; the task unchanged without public examples, and of a
+        model that takes tokens.
+        """
+        if task.public is None or not takes_numbers(task):
             return task
         low, high = task.input_range
         public = task.public.inputs[: self.limit].flatten(1).double().cpu().numpy()

@@ -56,11 +56,18 @@ class Front(nn.Module):
         return torch.cat([weight, rows[:, cut : cut + units, None]], 2)
 
 
+def takes_numbers(task: Task) -> bool:
+    """Whether a layer can be put before the model: token numbers cannot be multiplied."""
+    return task.domain is None or task.domain.dtype.is_floating_point
+
+
 def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -> Task:
     """The task with a malicious layer of weight (units, N) and bias (units,) before its model. W
     and b are divided by (gain units): the image is brightened by the mean of relu(W_i x + b_i) for
-    any gain, and the model still works.
+    any gain, and the model still works. The task is unchanged if the model takes tokens.
     """
+    if not takes_numbers(task):
+        return task
     units, features = weight.shape
     model = Front(features, units, gain, kind, task.model)
     return placed(task, model, torch.cat([weight.flatten(), bias]) / (gain * units))
@@ -90,6 +97,8 @@ def sent_by_attacker(
     if observation.threat.server is not Server.MALICIOUS:
         raise NotApplicable(f"the server is honest: it sends the agreed model {agreed}")
     task = seen(observation)
+    if not takes_numbers(task):
+        raise NotApplicable("a malicious layer takes numbers, and this model takes tokens")
     if not holds(task):
         raise NotApplicable(f"the model that was sent holds no {lacks}")
     return task

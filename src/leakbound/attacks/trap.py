@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED, public_images
-from leakbound.attacks.planted import sent_by_attacker
+from leakbound.attacks.planted import sent_by_attacker, takes_numbers
 from leakbound.attacks.trap_estimators import (
     TrapReading,
     most_often,
@@ -143,8 +143,10 @@ class LinearTrap(Attack):
 
     def plant(self, task: Task) -> Task:
         """Put the trap in place of the model, or next to it; the task unchanged without a known
-        size.
+        size, and of a model that takes tokens.
         """
+        if not takes_numbers(task):
+            return task
         features = self.features
         if features is None:
             if task.public is None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from leakbound import check, client, data, registry
 from leakbound._util import files, optimizers
+from leakbound.assess.chance import FEWEST, MOST, comparable
 from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.bounds.counting import LOOKED, same_law
 from leakbound.domains import Domain
@@ -181,12 +182,20 @@ class PlanContext:
         return [self.batch(taken[at : at + size]) for at in range(0, size * clients, size)]
 
     def others(self, size: int, clients: int, seed: int) -> Batch | None:
-        """Private and test rows outside of these batches, which no attack sees; only for tables."""
-        if self.domain.metric != "columns":
-            return None
-        rest = self._order(size, clients, seed)[size * clients :]
+        """Private and test examples outside of these batches, which no attack sees.
+
+        Of many, those with the classes of the batches come first, and others are left out.
+        """
+        order = self._order(size, clients, seed)
+        taken, rest = order[: size * clients], order[size * clients :]
         rest = torch.cat([rest, self.splits["test"]])
-        return self.batch(rest) if len(rest) else None
+        if not len(rest):
+            return None
+        labels = self.dataset.labels
+        if labels.is_floating_point():  # near labels count as equal, by the ranks of all
+            return self.batch(rest[:MOST])
+        same = comparable(labels[taken], labels[rest])
+        return self.batch(torch.cat([rest[same][:MOST], rest[~same][:FEWEST]]))
 
     def _order(self, size: int, clients: int, seed: int) -> Tensor:
         """The private examples in the order in which batches take them."""

@@ -195,8 +195,8 @@ def _undecided(folder: Path) -> list[str]:
             groups.setdefault((*key, one.defense.settings, one.batch_size), []).append(one)
     found = []
     for own in groups.values():
-        if of_configuration(own) in records.UNSETTLED:
-            undecided = [one for one in own if one.verdict in records.UNSETTLED]
+        if of_configuration(own) in records.OPEN:
+            undecided = [one for one in own if one.verdict in records.OPEN]
             best = max(undecided, key=lambda one: max(map(_number, one.scores), default=-math.inf))
             found.append(best.experiment)
     return found

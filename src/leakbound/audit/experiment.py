@@ -16,6 +16,7 @@ from leakbound._util import pictures as html
 from leakbound.assess import record as records
 from leakbound.assess.certificate import certificate
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.facts import facts_of
 from leakbound.assess.measure import measure, objective_of, release_of, shown, utility_of
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import Attack
@@ -132,7 +133,10 @@ def run_training(unit: plans.TrainingUnit, context: PlanContext) -> Result:
         with one_thread():
             measured = train(unit, context)
         curve = tuple((number, records.short(loss)) for number, loss in measured.pop("curve"))
-        found = {name: records.short(value) for name, value in measured.items()}
+        found = {
+            name: value if isinstance(value, int) else records.short(value)
+            for name, value in measured.items()
+        }
         record = _training(unit, context, curve=curve, **found)
     except Exception as error:  # as above
         record = _training(unit, context, status="failed", reason=reason_of(error))
@@ -327,7 +331,7 @@ def judged(
     domain = criterion.domain
     proof = None
     assert isinstance(played.defense, Chain)
-    if domain.metric == "columns" and not played.defense.links:  # elsewhere no match is by chance
+    if not played.defense.links:
         proof = certificate(played.observation, attack, answer, None, _TOLD)
     measured = measure(
         *(played.truth, answer, criterion, public),
@@ -341,6 +345,7 @@ def judged(
     leaks = None
     if images and any(bound.on_error for bound in limits.bounds):
         leaks = leak_map(released, wanted[0])
+    facts = facts_of(played.observation, answer, criterion.domain, public)
     found = measured.paired
     truth, guess = found.truth.inputs, found.inputs
     more_shown = {"baseline": measured.guess, "agreement": measured.agreement}
@@ -360,8 +365,13 @@ def judged(
         attained=limits.attained,
         bounds_note=limits.note,
         verdict=verdict(
-            measured.matched, limits.bounds, certified=proof is not None, attained=limits.attained
+            measured.matched,
+            limits.bounds,
+            certified=proof is not None,
+            attained=limits.attained,
+            facts=facts,
         ),
+        facts=facts,
         certificate=proof,
         **measured.fields,
         **parts.fields,

@@ -114,8 +114,8 @@ def simulate(
         attack: an attack, or its name with settings, as in "inverting_gradients,steps=500".
         seed: names every draw; the same seed gives the same numbers.
         public: examples of the same kind that the attacker has. Bounds need them, and count them
-            as independent: give one of each photograph or person. Of a table, a random half is
-            kept from the attack: it shows how many columns match by chance.
+            as independent: give one of each photograph or person. A random half is kept from the
+            attack: it shows which matches are chance.
         psnr: PSNR in dB from which an example counts as reconstructed.
         share: share of right columns or tokens from which a row or sequence does.
         threat: what the attacker knows.
@@ -148,7 +148,7 @@ def simulate(
     threat = threat or ThreatModel(labels_known=not named(loss).of_inputs)
     domain = domain or of_shape(shape, input_range)
     every = public
-    public, decoys = halves(domain, public)
+    public, decoys = halves(public)
     task = Task.of(model, loss=loss, plan=plan, classes=classes, public=public, domain=domain)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from leakbound import client
@@ -16,7 +18,7 @@ from leakbound.defenses.base import Chain, State
 from leakbound.losses import named
 from leakbound.protocol import resolve, step
 from leakbound.random import permutation, stream
-from leakbound.types import Batch, Task, Update
+from leakbound.types import Batch, Loss, Task, Update
 
 EVALUATED, TOGETHER, COUPLED = 1000, 25, 100
 """Number of images for a loss, and number per model call. More per call do not fit the processor's
@@ -25,7 +27,7 @@ MARKS = tuple(5 * 2**i for i in range(16))
 
 
 def train(unit: TrainingUnit, context: PlanContext) -> dict[str, Any]:
-    """Train for some rounds; measure training loss on private and accuracy on test images.
+    """Train for some rounds; measure the loss on private and the quality on test examples.
 
     Seeds name weights, batches and noise, so defenses are compared on the same draws. `curve` holds
     [round, training loss] before the first round, after 5, 10, 20, ... and after the last.
@@ -56,7 +58,7 @@ def train(unit: TrainingUnit, context: PlanContext) -> dict[str, Any]:
         if round_ in (spec.rounds, *MARKS):
             curve.append([round_, _loss(task.with_parameters(weights.detach()), context)])
     trained = task.with_parameters(weights.detach())
-    return {"training_loss": curve[-1][1], "accuracy": _accuracy(trained, context), "curve": curve}
+    return {"training_loss": curve[-1][1], "curve": curve, **_tested(trained, context)}
 
 
 def _loss(task: Task, context: PlanContext) -> float:
@@ -65,10 +67,60 @@ def _loss(task: Task, context: PlanContext) -> float:
         return float(task.loss(_outputs(task, batch), batch.labels))
 
 
-def _accuracy(task: Task, context: PlanContext) -> float:
+def _tested(task: Task, context: PlanContext) -> dict[str, float | int | None]:
     batch = _batch(context.splits["test"][:EVALUATED], context)
-    found = named(task.loss).hits(_outputs(task, batch), batch.labels)
-    return float(found.double().mean())
+    return quality(task.loss, _outputs(task, batch), batch.labels)
+
+
+def quality(loss: Loss, output: Tensor, labels: Tensor) -> dict[str, float | int | None]:
+    """How good outputs (B, K, ...) are for the labels, in ways that see rare classes.
+
+    `accuracy`; `majority`, that of the best constant answer; `tested`, the number of answers;
+    `balanced_accuracy`, the mean over classes of the share that is right; `auc`, the mean over
+    classes of the area under the ROC curve, with `auc_error`, its standard error if outputs and
+    labels are independent. The AUC is None for pixels and tokens.
+
+    Example:
+        >>> labels = torch.tensor([0, 0, 0, 1])
+        >>> found = quality("cross_entropy", torch.tensor([[2.0, 0.0]] * 4), labels)
+        >>> found["accuracy"], found["majority"], found["balanced_accuracy"], found["auc"]
+        (0.75, 0.75, 0.5, 0.5)
+    """
+    own = named(loss)
+    predicted, true = own.classified(output, labels)
+    right = (predicted == true).double()
+    counts = torch.bincount(true - true.min())
+    recalls = [float(right[true == k].mean()) for k in torch.unique(true)]
+    found: dict[str, float | int | None] = {
+        "accuracy": float(right.mean()),
+        "majority": int(counts.max()) / len(true),
+        "tested": len(true),
+        "balanced_accuracy": sum(recalls) / len(recalls),
+    }
+    scored = own.class_scores(output, labels)
+    areas = [] if scored is None else _areas(*scored)
+    found["auc"] = sum(area for area, _ in areas) / len(areas) if areas else None
+    # The areas of several classes depend on each other, so their errors are not averaged out.
+    found["auc_error"] = sum(error for _, error in areas) / len(areas) if areas else None
+    return found
+
+
+def _areas(scores: Tensor, true: Tensor) -> list[tuple[float, float]]:
+    """For each class with and without examples: the area, and its error without any relation.
+
+    Source: Mann and Whitney 1947; ties count half.
+    """
+    found = []
+    for score, label in zip(scores.T, true.T, strict=True):
+        positive = int(label.sum())
+        negative = len(label) - positive
+        if not positive or not negative:
+            continue
+        ranks = rankdata(score.double().cpu().numpy())
+        total = float(ranks[label.cpu().numpy()].sum()) - positive * (positive + 1) / 2
+        error = math.sqrt((len(label) + 1) / (12 * positive * negative))
+        found.append((total / (positive * negative), error))
+    return found
 
 
 def _batch(places: Tensor, context: PlanContext) -> Batch:

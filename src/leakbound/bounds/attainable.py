@@ -59,6 +59,8 @@ class Attainable:
         thinness: lower bound on the density of private examples relative to these.
         distance: which candidates match, as in `PublicSample`. Codewords of others than the mean
             squared error are examples.
+        guesses: number of candidates of the prior-only baseline, of which one has to match: the
+            batch.
 
     Assumptions: the gradient is clipped per example, the noise is Gaussian, and the other examples
     of the batch are removed or known. The attacks do not use labels.
@@ -79,13 +81,20 @@ class Attainable:
     confidence: float = CONFIDENCE
     thinness: float = 1.0
     distance: Distance = field(default_factory=SquaredError)
+    guesses: int = 1
 
     @staticmethod
     def of(sample: PublicSample) -> Attainable | None:
         """Attacks on the examples of a sample; None if it has fewer than 8."""
         if sample.n < FEWEST:
             return None
-        return Attainable(sample.examples, sample.confidence, sample.thinness, sample.distance)
+        return Attainable(
+            sample.examples,
+            sample.confidence,
+            sample.thinness,
+            sample.distance,
+            sample.guesses,
+        )
 
     def __post_init__(self) -> None:
         rows = flat_images(self.examples)
@@ -135,7 +144,8 @@ class Attainable:
                 count_least(count, n, confidence=1 - tail / len(errors)) for count in counts
             )
             by_book = float((limits * named).max())
-            guess = max(fixed, float((limits / sizes).max()))
+            # Several guesses are distinct random codewords; of few codewords, all of them.
+            guess = max(fixed, float((limits * np.minimum(1, self.guesses / sizes)).max()))
             rows.append((by_book, max(lines), guess))
         # Success rises with eta: a limit at a smaller eta holds at a larger one.
         table = self.thinness * np.array(rows)[np.searchsorted(places, levels, "right") - 1]

@@ -15,6 +15,7 @@ from leakbound.assess import record as records
 from leakbound.assess.certificate import certificate
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.facts import facts_of
 from leakbound.assess.measure import Measured, measure, objective_of, release_of, shown
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import settings_hash
@@ -203,6 +204,8 @@ def judged(
         proof = certificate(seen, attack, answer, direction, sure)
     limits = limits_of(case)
     own = _measured(case, answer, proof is not None)
+    public = None if case.public is None else case.public.public
+    facts = facts_of(seen, answer, case.criterion.domain, public, understood.facts)
     measured, matched = dict[str, Any](), tuple[bool, ...]()
     truth, inputs, baseline, agreement = None, answer.inputs, None, answer.agreement
     if own is not None:
@@ -233,8 +236,13 @@ def judged(
         attained=limits.attained,
         bounds_note=limits.note,
         verdict=verdict(
-            matched, limits.bounds, certified=proof is not None, attained=limits.attained
+            matched,
+            limits.bounds,
+            certified=proof is not None,
+            attained=limits.attained,
+            facts=facts,
         ),
+        facts=facts,
         certificate=proof,
         capture=capture,
         **measured,
@@ -260,7 +268,7 @@ def _measured(case: Case, answer: Reconstruction, proved: bool) -> Measured | No
 class PublicExamples(PlanContext):
     """A data source of public examples only, in the units of the model's input.
 
-    Of a table, a random half is kept from attacks as decoys.
+    A random half is kept from attacks as decoys.
     """
 
     def __init__(self, spec: plans.DataSpec, input_range: tuple[float, float] | None) -> None:
@@ -284,7 +292,7 @@ class PublicExamples(PlanContext):
     def halves(self) -> tuple[Batch | None, Batch | None]:
         """What attacks get, and decoys."""
         indices = self.splits["public"]
-        return halves(self.dataset.domain, self.batch(indices) if len(indices) else None)
+        return halves(self.batch(indices) if len(indices) else None)
 
     @cached_property
     def public(self) -> Batch | None:

@@ -25,6 +25,8 @@ MOST_STEPS = 64
 TRIAL = 60
 FITS, SURE = 1e-2, 1e-3
 """Shares of the update's norm that may remain if a number of steps fits, and fits surely."""
+TYPICAL = 0.05
+"""How far outside of their range sums of labels may be by untypical outputs, for each example."""
 GIVE = "give the number of local steps if you know it"
 PLAIN = "if the client ran plain SGD in full precision without a defense"
 """The assumption behind conclusions from ranks."""
@@ -142,8 +144,7 @@ def targets(observation: Observation, *, sure: bool) -> tuple[Tensor | None, Fin
     except NotApplicable as error:
         how = f"{error.reason}; give labels"
         with suppress(NotApplicable):
-            sums = ", ".join(f"{v:.4g}" for v in label_totals(observation, source).tolist()[:64])
-            how += f". Their sums by output are about {sums}, if outputs are typical"
+            how += f". {_sums(observation, label_totals(observation, source))}"
         return None, Finding("labels", "unknown", how, False)
     one = observation.examples == 1 and isinstance(observation.update.law, Exact)
     how = "the last layer's gradients give the label of one example"
@@ -152,6 +153,23 @@ def targets(observation: Observation, *, sure: bool) -> tuple[Tensor | None, Fin
     elif hard:
         how = "the sign of the last layer's bias gradients, for labels 0 and 1"
     return found, Finding("labels", shown(found), how, one)
+
+
+def _sums(observation: Observation, totals: Tensor) -> str:
+    """The sums of the labels by output, or why they cannot be right."""
+    targets = named(observation.task.loss).targets
+    pixels = math.prod(observation.input_shape[1:]) if targets in ("mask", "class map") else 1
+    count = observation.examples * pixels
+    if targets in ("binary", "mask", "class map", "classes"):
+        slack = TYPICAL * count
+        if not bool(((totals >= -slack) & (totals <= count + slack)).all()):
+            return (
+                f"The last layer's bias gives no possible sums of {count} labels between 0 and 1: "
+                "another optimizer than SGD, weight decay, noise, or another loss"
+            )
+        totals = totals.clamp(0, count)
+    sums = ", ".join(f"{value:.4g}" for value in totals.tolist()[:64])
+    return f"Their sums by output are about {sums}, if outputs are typical and training is SGD"
 
 
 def shown(labels: Tensor) -> str:

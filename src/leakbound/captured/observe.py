@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from leakbound import check, client, tensors
 from leakbound._util.memory import free_bytes
+from leakbound._util.results import Fact
 from leakbound.assess.certificate import outside
 from leakbound.attacks.planted import Front
 from leakbound.attacks.tokens.layers import embeddings
@@ -80,7 +81,8 @@ class Understood:
 
     Without `rate_known` only the update's direction is informative. If the declared noise was
     `refuted`, no bound may use it. `found_steps` can search the `untried` numbers of local steps.
-    `declared` is the defense before it is resolved for the task.
+    `declared` is the defense before it is resolved for the task. `facts` are what the update shows
+    for certain of labels and batch statistics.
     """
 
     observation: Observation
@@ -92,6 +94,7 @@ class Understood:
     refuted: bool = False
     untried: tuple[int, ...] = ()
     declared: Chain = field(default_factory=chain)
+    facts: tuple[Fact, ...] = ()
 
 
 def observe(
@@ -169,7 +172,12 @@ def understand(
     if known is None:
         step, untried = (steps, ()) if steps else _steps(capture, observation, rate, size)
         observation = _with_steps(observation, step, found)
-    labels = _label_finding(observation, spread, proofs.coarsest(capture), found, notes, rate)
+    certain, odd = proofs.classes(observation, spread, proofs.coarsest(capture))
+    notes += filter(None, [odd])
+    facts = proofs.batch_statistics(capture)
+    if told.labels is None:
+        facts += proofs.classes_fact(certain)
+    labels = _label_finding(observation, certain, found, notes, rate)
     false = None if rate is None else proofs.missing_noise(observation)
     if false is not None and given.defense is None:  # metadata that the update itself refutes
         capture = _without_declared(capture, false)
@@ -185,6 +193,7 @@ def understand(
         refuted=false is not None,
         untried=untried,
         declared=stated,
+        facts=facts,
     )
 
 
@@ -225,15 +234,12 @@ def _declared(
 
 def _label_finding(
     observation: Observation,
-    spread: Tensor,
-    precision: float,
+    certain: tuple[int, ...],
     found: list[Finding],
     notes: list[str],
     rate: float | None,
 ) -> Tensor | None:
     """The labels that are given or inferred, compared with the signs of the last bias."""
-    certain, odd = proofs.classes(observation, spread, precision)
-    notes += filter(None, [odd])
     if named(observation.task.loss).of_inputs:
         found.append(Finding("labels", "the tokens", "what a language model trains on", True))
         return None

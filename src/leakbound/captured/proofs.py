@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from leakbound import tensors
+from leakbound._util.results import LISTED, Fact
 from leakbound.attacks.labels import last_layer
 from leakbound.captured.capture import Capture
 from leakbound.covariance import Structured
@@ -22,6 +23,11 @@ from leakbound.types import (
     Task,
 )
 
+PLAIN_LOSS = (
+    "the loss is plain cross-entropy, without label smoothing, weight decay or optimizer state of "
+    "earlier rounds"
+)
+ONE_BATCH = "it was one local step; after several they are weighted means over the steps"
 HALVES = (torch.float16, torch.bfloat16)
 BALANCED = 1e-3
 """The largest share of their absolute sum to which the last bias's gradients may sum."""
@@ -99,6 +105,37 @@ def classes(
         f"the gradients of the last layer's bias {why}: no class is certain; are these the kind "
         "(--kind delta for a change of the weights) and the weights before (--before) that belong "
         "to the file? Another loss, weight decay, Adam or undeclared noise would explain it too"
+    )
+
+
+def classes_fact(found: tuple[int, ...]) -> tuple[Fact, ...]:
+    """The fact that these classes occur among the labels."""
+    if not found:
+        return ()
+    items = tuple(str(label) for label in found)
+    return (Fact(kind="classes", items=items[:LISTED], count=len(found), assumes=PLAIN_LOSS),)
+
+
+def batch_statistics(capture: Capture) -> tuple[Fact, ...]:
+    """The fact that an update holds running statistics that the client's batches have moved."""
+    before = capture.before or {}
+    moved = dict[str, int]()
+    for name, value in capture.update.items():
+        layer, _, kind = name.rpartition(".")
+        if kind != "running_mean" or name not in before or before[name].shape != value.shape:
+            continue
+        changed = value if capture.kind == "delta" else value - before[name].to(value)
+        if bool((changed != 0).any()):
+            moved[layer] = value.numel()
+    if not moved:
+        return ()
+    return (
+        Fact(
+            kind="batch statistics",
+            items=tuple(moved)[:LISTED],
+            count=sum(moved.values()),
+            assumes=ONE_BATCH,
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from leakbound import audit as audits
 from leakbound import check, registry
-from leakbound.assess.record import UNSETTLED, Assessment
+from leakbound.assess.record import OPEN, Assessment
 from leakbound.attacks import Attack
 from leakbound.attacks.pace import Pace, planned
 from leakbound.audit import diagnosis
@@ -75,7 +75,7 @@ def attack(command: options.AttackOptions) -> int:
         print(json.dumps(msgspec.to_builtins(record), indent=1, sort_keys=True))
     else:
         _show(record, command, name)
-        if command.diagnose and record.verdict in UNSETTLED:
+        if command.diagnose and record.verdict in OPEN:
             found = diagnosis.diagnose_unit(units[0], context)
             console.print(f"why: {diagnosis.text(found)}")
     return {"ok": 0, "failed": 1, "not_applicable": 2}[record.status]
@@ -134,6 +134,7 @@ def _show(record: Assessment, command: options.AttackOptions, name: str) -> None
         if record.threat.server == "honest" and describe.is_malicious(entry):
             console.print("This attack needs a malicious server: add --malicious-server.")
         return
+    captured.show_facts([record])
     console.print(_measured(record))
     captured.show_row(record)
     if record.problem:

@@ -129,12 +129,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """The results of one defense's trainings; `loss` leaves out those that `diverged`."""
+    """The results of one defense's trainings; `loss` leaves out those that `diverged`.
+
+    `unskilled`: without a defense, the model did not beat the majority class.
+    """
 
     model: str
     defense: str
     loss: MeanInterval | None
     accuracy: MeanInterval | None
+    majority: float | None
+    balanced_accuracy: float | None
+    auc: float | None
+    unskilled: bool
     diverged: int
     failed: int
 
@@ -188,6 +195,7 @@ def table(units: Iterable[Training]) -> list[TrainingRow]:
     units = list(units)
     names = tables.Names([], units)
     found = tables.grouped(((names.model(unit), names.defense(unit)), unit) for unit in units)
+    qualities = tables.accuracies(units, names)
     rows = []
     for key, own in found.items():
         ok = [unit for unit in own if unit.status == "ok"]
@@ -197,6 +205,10 @@ def table(units: Iterable[Training]) -> list[TrainingRow]:
                 *key,
                 loss=tables.mean_of(losses),
                 accuracy=tables.mean_of(tables.defined(unit.accuracy for unit in ok)),
+                majority=qualities[key].majority,
+                balanced_accuracy=qualities[key].balanced,
+                auc=qualities[key].auc,
+                unskilled=qualities[key].unskilled,
                 diverged=len(ok) - len(losses),
                 failed=len(own) - len(ok),
             )
@@ -205,18 +217,26 @@ def table(units: Iterable[Training]) -> list[TrainingRow]:
 
 
 def _show(rows: Sequence[TrainingRow]) -> None:
-    right = ["training loss", "test accuracy", "seeds", "failed"]
+    right = ["loss", "accuracy", "balanced", "AUC", "seeds"]
     shown = terminal.table("model", "defense", right=right)
     shown.caption, shown.caption_justify = "mean [95 % interval over seeds]", "left"
     for row in rows:
         shown.add_row(brief(row.model), brief(row.defense), *map(escape, _words(row)))
     console.print(shown)
+    for model in dict.fromkeys(row.model for row in rows if row.unskilled):
+        console.say(
+            f"{brief(model)}: the undefended training did not beat the majority class, so what a "
+            "defense costs in accuracy is unknown"
+        )
 
 
-def _words(row: TrainingRow) -> tuple[str, str, str, str]:
+def _words(row: TrainingRow) -> tuple[str, ...]:
     loss = _number(row.loss) + (f" ({row.diverged} diverged)" if row.diverged else "")
     seeds = row.accuracy.n if row.accuracy else 0
-    return loss, _number(row.accuracy), str(seeds), str(row.failed or "")
+    balanced = "–" if row.balanced_accuracy is None else f"{row.balanced_accuracy:.3f}"
+    area = "–" if row.auc is None else f"{row.auc:.3f}"
+    failed = f" ({row.failed} failed)" if row.failed else ""
+    return loss, _number(row.accuracy), balanced, area, f"{seeds}{failed}"
 
 
 def _number(value: MeanInterval | None) -> str:

@@ -16,7 +16,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from leakbound import captured, tensors
-from leakbound.assess.record import CERTIFIED, Assessment
+from leakbound.assess.record import CERTIFIED, DISCLOSURES, EXPOSURES, Assessment
+from leakbound.assess.verdict import counted
 from leakbound.audit import plan as plans
 from leakbound.audit.context import module_of
 from leakbound.audit.plan_file import only, parse
@@ -34,10 +35,14 @@ from leakbound.domains import Domain, TokenDomain
 from leakbound.losses import LOSSES, named
 from leakbound.random import stream
 from leakbound.registry import spec_of
-from leakbound.risk.statement import of_assessment
+from leakbound.risk.statement import of_assessment, of_fact
 
 _OF_EXPERIMENTS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
 CLASSES = 10
+EXPOSED_CODE = 3
+"""The exit code if an update exposes an example, or reveals a fact."""
+EXPLAINED = 0.99
+"""Without the truth or a proof, a row is shown if it explains this share of the update."""
 MOST = 100_000
 """Examples, steps and classes of one update: more is a mistake, and would run for hours."""
 
@@ -100,7 +105,11 @@ def attack(command: options.AttackOptions) -> int:
     else:
         _show(outcome, shown, explain=command.explain)
     ends = [record.status for record in outcome.records]
-    return 1 if "failed" in ends else 0 if "ok" in ends else 2
+    if "failed" in ends:
+        return 1
+    if any(one.verdict in (*EXPOSURES, *DISCLOSURES) for one in outcome.records):
+        return EXPOSED_CODE
+    return 0 if "ok" in ends else 2
 
 
 def _check_exists(path: Path) -> None:
@@ -320,9 +329,12 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
         for finding in understood.findings:
             if finding not in shown[at]:
                 _show_finding(finding)
+        show_facts(own)
         console.print(_results(own))
-        scored = [one for one in own if one.certificate] or [one for one in own if one.scores]
-        show_row(max(scored or own, key=_merit))
+        trusted = [one for one in own if one.certificate] or [one for one in own if one.scores]
+        trusted = trusted or [one for one in own if _merit(one) >= EXPLAINED]
+        if trusted:  # an invented row would read as the client's
+            show_row(max(trusted, key=_merit))
         _remarks(own, explain=explain)
     if outcome.unended:
         console.print(
@@ -341,6 +353,17 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
         )
     if outcome.page is not None:
         console.say(f"report: {brief(outcome.page)}")
+
+
+def show_facts(records: Sequence[Assessment]) -> None:
+    """What the update reveals for certain, before all reconstructions."""
+    facts = {(fact.kind, fact.subject): fact for one in records for fact in counted(one.facts)}
+    if not facts:
+        return
+    console.print("[bold]The update reveals, whatever the reconstructions are:[/bold]")
+    for fact in sorted(facts.values(), key=lambda own: not own.sensitive):
+        mark = " (sensitive)" if fact.sensitive else ""
+        console.say(f"  - {brief(of_fact(fact))}{mark}")
 
 
 def _merit(record: Assessment) -> float:

@@ -103,6 +103,9 @@ class Domain(Protocol):
         metric does not use it.
         """
 
+    def distances(self, a: Tensor, b: Tensor) -> Tensor:
+        """(A, B) `distance` of every example of a (A, *shape) and every one of b (B, *shape)."""
+
     @property
     def has_neighbors(self) -> bool:
         """Whether neighboring values are similar; total variation and pictures rely on it."""
@@ -114,6 +117,12 @@ class Domain(Protocol):
     @property
     def copies_count_once(self) -> bool:
         """Whether equal examples count as copies of one."""
+
+    def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
+        """How often what a fact names, as (subject, item), occurs in public examples (N, *shape).
+
+        Empty if facts of this domain name nothing that may be rare.
+        """
 
     def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
         """What to show of paired examples and their prior-only baselines, or of reconstructions
@@ -144,6 +153,18 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     if len(left) == 0 or len(right) == 0:
         return torch.zeros(len(left), len(right), dtype=torch.float64)
     return torch.stack([(right - row).square().mean(1) for row in left])
+
+
+def euclidean(a: Tensor, b: Tensor) -> Tensor:
+    """(A, B) Euclidean distance of every example of a (A, *S) and of b (B, *S), float64 on the CPU.
+
+    Example:
+        >>> euclidean(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])).tolist()
+        [[5.0]]
+    """
+    left, right = (x.detach().cpu().double().flatten(1) for x in (a, b))
+    # The form with a matrix product loses half of the digits of near examples.
+    return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 @dataclass(frozen=True)
@@ -195,6 +216,10 @@ class NumberDomain:
         apart = a.detach().cpu().double() - b.detach().cpu().double()
         return apart.square().flatten(1).mean(1).sqrt()
 
+    def distances(self, a: Tensor, b: Tensor) -> Tensor:
+        """(A, B) root mean squared errors of all pairs, float64 on the CPU."""
+        return euclidean(a, b) / math.sqrt(math.prod(self.shape))
+
     parts = None
 
     def within(self, *, psnr: float, share: float) -> float:
@@ -216,6 +241,10 @@ class NumberDomain:
         low, high = self.input_range
         error = self.distance(a, b).square() / (high - low) ** 2
         return -10 * error.clamp_min(10 ** (-PSNR_CAP / 10)).log10()
+
+    def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
+        """Nothing: single numbers are not rare."""
+        return {}
 
     def costs(self, a: Tensor, b: Tensor) -> Tensor:
         """(A, B) mean squared errors."""
@@ -283,6 +312,17 @@ class SeriesDomain(NumberDomain):
         known = torch.tensor(self.scales or (high - low,) * self.shape[0], dtype=torch.float64)
         apart = a.detach().cpu().double() - b.detach().cpu().double()
         return (apart.square().mean(-1).sqrt() / known).amax(-1)
+
+    def distances(self, a: Tensor, b: Tensor) -> Tensor:
+        """(A, B) largest errors of a channel in units of its scale, of all pairs."""
+        low, high = self.input_range
+        known = self.scales or (high - low,) * self.shape[0]
+        size = math.sqrt(self.shape[1])
+        channels = [
+            euclidean(a[:, channel], b[:, channel]) / (scale * size)
+            for channel, scale in enumerate(known)
+        ]
+        return torch.stack(channels).amax(0)
 
     def within(self, *, psnr: float, share: float) -> float:
         """An error of 10^(-psnr/20) scales on the worst channel."""

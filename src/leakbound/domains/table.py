@@ -323,21 +323,31 @@ class TableDomain:
         """(N,) number of columns that differ between paired rows, float64 on the CPU."""
         return self.misses(a, b, scale).sum(-1).double()
 
-    def counts(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-        """(A, B) number of columns that differ between every row of a and of b."""
+    def distances(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """(A, B) number of columns that differ between every row of a and of b, float64."""
         step = max(1, PAIRS // max(1, len(b) * self.shape[0]))
         parts = [
-            self.misses(a[at : at + step, None], b[None], scale).sum(-1)
+            self.misses(a[at : at + step, None], b[None], scale).sum(-1).double()
             for at in range(0, len(a), step)
         ]
-        return torch.cat(parts) if parts else torch.zeros(0, len(b), dtype=torch.long)
+        return torch.cat(parts) if parts else torch.zeros(0, len(b), dtype=torch.float64)
 
     def costs(self, a: Tensor, b: Tensor) -> Tensor:
         """(A, B) what pairing minimizes: columns that differ; ties by the scaled error."""
         low, high = (edge.double() for edge in self.box)
         one, two = ((x.detach().cpu().double() - low) / (high - low) for x in (a, b))
         apart = torch.cdist(one, two, p=1) / self.shape[0]
-        return self.counts(a, b) + 0.5 * apart / (1 + apart)
+        return self.distances(a, b) + 0.5 * apart / (1 + apart)
+
+    def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
+        """The share of public rows (N, n) with each level of each category."""
+        shares = public.detach().double().mean(0).tolist() if len(public) else []
+        return {
+            (column.name, level): share
+            for column, (start, stop) in zip(self.columns, self.places, strict=True)
+            if column.categorical
+            for level, share in zip(column.names, shares[start:stop], strict=False)
+        }
 
     @property
     def parts(self) -> int:

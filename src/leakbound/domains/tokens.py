@@ -110,10 +110,22 @@ class TokenDomain:
 
     def costs(self, a: Tensor, b: Tensor) -> Tensor:
         """(A, B) distances of all pairs."""
+        return self.distances(a, b)
+
+    def distances(self, a: Tensor, b: Tensor) -> Tensor:
+        """(A, B) numbers of places that differ, of all pairs, float64 on the CPU."""
         left, right = a.detach().cpu(), b.detach().cpu()
         if not len(left) or not len(right):
             return torch.zeros(len(left), len(right), dtype=torch.float64)
         return torch.stack([(right != row).sum(1) for row in left]).double()
+
+    def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
+        """The share of public sequences (N, n) that hold each token."""
+        found = dict[tuple[str, str], float]()
+        for sequence in public.cpu():
+            for word in self.text(sequence.unique()):
+                found["", word] = found.get(("", word), 0.0) + 1 / len(public)
+        return found
 
     def score(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) percent of places that are right."""

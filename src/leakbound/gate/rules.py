@@ -13,7 +13,7 @@ import msgspec
 
 from leakbound import inspection, tensors
 from leakbound._util.rounding import most
-from leakbound.assess.record import EXPOSURES, RECOVERABLE, VERDICTS
+from leakbound.assess.record import DISCLOSURES, EXPOSURES, RECOVERABLE, VERDICTS
 from leakbound.audit import Progress, run_audit
 from leakbound.audit_epsilon import finding
 from leakbound.captured.capture import Capture
@@ -83,7 +83,7 @@ def _of_audit(own: policies.AuditPolicy, base: Path, workers: int) -> Iterator[R
     counts = {"failed": sum(row.failed for row in rows), "are missing": run.missing}
     gaps = [f"{count} experiments {how}" for how, count in counts.items() if count]
     if own.exposed is not None:
-        bad = [row for row in rows if row.verdict in EXPOSURES]
+        bad = [row for row in rows if row.verdict in (*EXPOSURES, *DISCLOSURES)]
         answer: Answer = BROKEN if len(bad) > own.exposed else UNSURE if gaps else HOLDS
         stated = f"at most {own.exposed} configurations are exposed"
         words = _words(f"{len(bad)} of {len(rows)}", bad, gaps)
@@ -91,7 +91,7 @@ def _of_audit(own: policies.AuditPolicy, base: Path, workers: int) -> Iterator[R
     if own.verdict is not None:
         least = VERDICTS.index(own.verdict)
         bad = [row for row in rows if VERDICTS.index(row.verdict) < least]
-        shown = any(row.verdict in (*EXPOSURES, RECOVERABLE) for row in bad)
+        shown = any(row.verdict in (*EXPOSURES, *DISCLOSURES, RECOVERABLE) for row in bad)
         answer = BROKEN if shown else UNSURE if bad or gaps else HOLDS
         words = _words(f"{len(rows) - len(bad)} of {len(rows)} are", bad, gaps)
         stated = f"each verdict is at least {own.verdict!r}"
@@ -168,6 +168,10 @@ def _cost(
     words, answers, means = [], list[Answer](), list[float]()
     for (_, label), row in found.items():
         if label == tables.title(tables.NO_DEFENSE) or not _counts(own, label):
+            continue
+        if row.unskilled:
+            answers.append(UNSURE)
+            words.append(f"{label}: the undefended training did not beat the majority class")
             continue
         if row.lost is None or row.lost.low is None or row.lost.high is None or row.failed:
             answers.append(UNSURE)

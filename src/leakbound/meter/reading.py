@@ -11,10 +11,20 @@ import msgspec
 import torch
 
 from leakbound import check
+from leakbound._util.results import Fact
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.facts import facts_of, together
 from leakbound.assess.measure import measure as compare
-from leakbound.assess.record import EXPOSED, UNSETTLED, Bound, CriterionInfo, Verdict
+from leakbound.assess.record import (
+    DISCLOSURES,
+    EXPOSED,
+    EXPOSURES,
+    UNSETTLED,
+    Bound,
+    CriterionInfo,
+    Verdict,
+)
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import LinearInversion, infer_labels, label_accuracy
 from leakbound.attacks.base import Attack
@@ -26,6 +36,7 @@ from leakbound.meter.attacks import PlantedLayer
 from leakbound.risk import limits
 from leakbound.risk.limits import ErrorBoundSpec
 from leakbound.risk.released import Released, refuse_side_information
+from leakbound.risk.statement import of_fact
 from leakbound.risk.success import RiskSpec, model_probability, sample_probability
 from leakbound.types import (
     Batch,
@@ -41,6 +52,8 @@ from leakbound.types import (
 
 STAND_INS = 32
 """Public images whose outputs replace the batch's when labels are inferred."""
+SHOWN = 3
+"""How many facts a reason names."""
 SIMILAR = 0.5
 """Cosine below which an undefended update is not the gradient of the given images."""
 EXPERIMENT = "experiment only: the noise is seeded, and no bound holds against anyone with the seed"
@@ -63,11 +76,14 @@ class Policy:
     Args:
         psnr: the PSNR in dB from which an example counts as reconstructed.
         share: of a table, the share of columns within tolerance from which a row does. Matches
-            count only if half of the task's public rows, which no attack sees, exclude chance.
+            count only if chance does not explain them, by half of the task's public examples, which
+            no attack sees.
         on_leak: what to do if an attack reaches it: "ignore", "warn" or "refuse".
         on_planted: the same if the server's model has the marks of a malicious one.
         accepted: kinds of marks (`inspection.KINDS`) that cause no action, such as "zeroed paths"
             if the agreed model is pruned.
+        on_facts: the same if no attack reaches it, but the update reveals facts, such as words or
+            values that are 0.
         on_undecided: the same if no attack reaches it and no bound excludes it.
         on_refuse: "error" answers that the client refuses, and nothing else; "send nothing useful"
             answers with the received weights, which hides the refusal only in a sum of many
@@ -94,6 +110,7 @@ class Policy:
     on_leak: str = "warn"
     on_planted: str = "refuse"
     accepted: tuple[str, ...] = ()
+    on_facts: str = "warn"
     on_undecided: str = "ignore"
     on_refuse: str = "error"
     probability: float | None = 0.001
@@ -106,6 +123,7 @@ class Policy:
     def __post_init__(self) -> None:
         check.positive(psnr=self.psnr, share=self.share)
         actions = {"on_leak": self.on_leak, "on_planted": self.on_planted}
+        actions["on_facts"] = self.on_facts
         check.one_of(ACTIONS, **actions, on_undecided=self.on_undecided)
         check.one_of(REFUSALS, on_refuse=self.on_refuse)
         for kind in self.accepted:
@@ -133,8 +151,10 @@ class Policy:
         rules = self._rules(findings)
         if doubt is not None:
             rules.append((WARN, doubt))
-        if verdict == EXPOSED:
-            rules.append((self.on_leak, f"exposed: {words}"))
+        if verdict in EXPOSURES:
+            rules.append((self.on_leak, f"{verdict}: {words}"))
+        if verdict in DISCLOSURES:
+            rules.append((self.on_facts, f"{verdict}: {words}"))
         if verdict in UNSETTLED:
             rules.append((self.on_undecided, f"{verdict}: {words}"))
         return _strictest(rules)
@@ -177,6 +197,7 @@ class AttackOutcome:
         matched: for each example, whether it is reconstructed and better than the prior-only
             baseline.
         problem: what the attack itself reports as wrong, or why it could not run.
+        facts: what the update reveals for certain.
     """
 
     attack: str
@@ -184,6 +205,7 @@ class AttackOutcome:
     matched: tuple[bool, ...]
     problem: str | None
     seconds: float
+    facts: tuple[Fact, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -228,7 +250,7 @@ class Reading:
         decibels, or percent of columns; 0 if no attack ran).
         """
         return {
-            "released-exposed": float(self.verdict == EXPOSED),
+            "released-exposed": float(self.verdict in EXPOSURES),
             "released-refused": float(self.decision.refused),
             "released-best": float(round(self.best or 0.0)),
         }
@@ -291,7 +313,7 @@ def measure(
         check.within("inputs", batch.inputs, task.input_range)
     rules = defense or NoDefense(), policy or Policy()
     domain = task.domain or of_shape(shape, task.input_range)
-    public, decoys = halves(domain, task.public)
+    public, decoys = halves(task.public)
     seen = task if decoys is None else replace(task, public=public)
     case = _Case(seen, update, batch, domain, *rules, source, buffers, seeded, task.public, decoys)
     if findings is None:
@@ -328,8 +350,11 @@ class _Case:
         baseline = next((found for _, found in ran if found), ())
         matched = [hit for outcome in outcomes for hit in outcome.matched]
         bounds, notes = self.bounds(criterion)
-        found = verdict(matched, bounds)
+        revealed = together([fact for outcome in outcomes for fact in outcome.facts])
+        found = verdict(matched, bounds, facts=revealed)
         words = _words(found, outcomes, criterion.info, self.domain.noun)
+        if found in DISCLOSURES:
+            words = "; ".join(map(of_fact, revealed[:SHOWN]))
         return Reading(
             verdict=found,
             criterion=criterion.info,
@@ -435,9 +460,11 @@ class _Case:
     ) -> tuple[AttackOutcome, Values]:
         began, scores, baseline = time.perf_counter(), Values(), Values()
         matched: tuple[bool, ...] = ()
+        facts: tuple[Fact, ...] = ()
         try:
             answer = attack(seen, self.source)
             problem = answer.problem
+            facts = facts_of(seen, answer, self.domain, self.task.public)
             if self.batch is not None:
                 found = compare(
                     *(self.batch, answer, criterion, self.task.public),
@@ -449,7 +476,8 @@ class _Case:
         except NotApplicable as error:
             problem = f"not applicable: {error.reason}"
         seconds = time.perf_counter() - began
-        return AttackOutcome(type(attack).__name__, scores, matched, problem, seconds), baseline
+        name = type(attack).__name__
+        return AttackOutcome(name, scores, matched, problem, seconds, facts), baseline
 
 
 def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> float | None:

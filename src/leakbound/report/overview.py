@@ -78,7 +78,8 @@ class Line:
         attained: an attack on examples like the public ones succeeds at least so often.
         limits: what no attacker exceeds; the first needs the fewest conditions.
         bounded: a bound was computed, though it may exclude nothing.
-        cost: the test accuracy lost against no defense, as a share.
+        cost: the test accuracy lost against no defense, as a share; None if it is not known.
+        unskilled: it is not known because the training without a defense learned nothing.
     """
 
     label: str
@@ -92,6 +93,7 @@ class Line:
     limits: tuple[Limit, ...]
     bounded: bool
     cost: MeanInterval | None
+    unskilled: bool = False
 
     @property
     def excluded(self) -> float:
@@ -257,13 +259,6 @@ def _either(threats: Sequence[Threat], name: str, yes: str, no: str) -> str:
     return listing([yes if known else no for known in {getattr(t, name): 0 for t in threats}])
 
 
-def _cost(
-    accuracies: Mapping[tuple[str, str], Accuracy], row: Configuration
-) -> MeanInterval | None:
-    found = accuracies.get((row.model, row.defense))
-    return found.lost if found else None
-
-
 def _views(
     rows: Sequence[Configuration],
     names: Names,
@@ -274,7 +269,13 @@ def _views(
     found = grouped(((row.model, row.batch_size), row) for row in rows)
     for (model, size), own in found.items():
         lines = [
-            _line(row, names.settings[row.defense].name, shades, known, _cost(accuracies, row))
+            _line(
+                row,
+                names.settings[row.defense].name,
+                shades,
+                known,
+                accuracies.get((row.model, row.defense)),
+            )
             for row in own
         ]
         yield View(model, size, tuple(sorted(lines, key=_risk)))
@@ -290,7 +291,7 @@ def _line(
     name: str,
     shades: Mapping[str, float],
     known: Mapping[str, int | None],
-    cost: MeanInterval | None,
+    accuracy: Accuracy | None,
 ) -> Line:
     bound = row.success_bound
     return Line(
@@ -304,7 +305,8 @@ def _line(
         attained=bound.attained if bound else None,
         limits=limits([row]),
         bounded=bound is not None,
-        cost=cost,
+        cost=accuracy.lost if accuracy else None,
+        unskilled=accuracy is not None and accuracy.unskilled and row.defense != title(NO_DEFENSE),
     )
 
 

@@ -21,6 +21,7 @@ from leakbound.assess.record import (
 )
 from leakbound.assess.verdict import DIAGNOSES, meanings
 from leakbound.report import best_attack, columns, heatmap, overview, tables, trainings
+from leakbound.report.facts import revealed
 from leakbound.report.folder import Run, read
 from leakbound.report.gallery import (
     BASELINE,
@@ -179,6 +180,8 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
     verdicts = tables.configurations(own, names, theorems)
     summaries = tables.attack_summaries(own, names)
     words, defenses = _verdict_words(own), _defenses(own)
+    facts = revealed(own, names)
+    accuracies = tables.accuracies(run.trainings, names)
     counts = Counter(row.verdict for row in verdicts)
     plan = json.dumps(run.info.plan, indent=1, sort_keys=True, ensure_ascii=False)
     missing = [*tables.missing_bounds(own, names).items()]
@@ -204,13 +207,16 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
         "untrained_count": len(untrained),
         "inapplicable": sum(a.status == "not_applicable" for a in own),
         "captured": captured_updates(own, names),
+        "revealed": facts[: tables.SHOWN],
+        "more_revealed": max(0, len(facts) - tables.SHOWN),
         "truth_unknown": not all(a.truth_known for a in own),
         "defenses": defenses,
         "settings": [(name, text) for name, _, _, settings in defenses for text in settings],
         "attacks": list(names.attacks.items()),
         "models": list(names.models.items()),
         "labels_hidden": not all(a.threat.labels_known for a in own),
-        "accuracies": tables.accuracies(run.trainings, names),
+        "accuracies": accuracies,
+        "unskilled": any(one.unskilled for one in accuracies.values()),
         "title": tables.title,
         "threats": list(dict.fromkeys(a.threat for a in own)),
         "thresholds": list(dict.fromkeys(a.criterion.text for a in own)),

@@ -20,6 +20,7 @@ from leakbound.assess.record import (
     Verdict,
 )
 from leakbound.assess.verdict import together
+from leakbound.report.facts import summary
 from leakbound.report.tables import (
     NO_DEFENSE,
     Accuracy,
@@ -64,7 +65,9 @@ class SettingRow(ReportPart, frozen=True):
 
     `reconstructed`: by the attack with the largest share, on any configuration. `limits`: empty
     where some configuration has none. `attained`: a malicious server's attack succeeds at least so
-    often. `cost`: test accuracy lost against no defense; null where a model was not trained.
+    often. `cost`: test accuracy lost against no defense; null where a model was not trained, or
+    where the training without a defense did not beat the majority class (`unskilled`). `auc_cost`:
+    the same of the area under the ROC curve.
     """
 
     defense: str
@@ -75,6 +78,8 @@ class SettingRow(ReportPart, frozen=True):
     attained: float | None = None
     limits: tuple[Limit, ...] = ()
     cost: MeanInterval | None = None
+    auc_cost: MeanInterval | None = None
+    unskilled: bool = False
 
 
 def by_setting(
@@ -84,7 +89,6 @@ def by_setting(
     accuracies: Mapping[tuple[str, str], Accuracy],
 ) -> list[SettingRow]:
     """Every defense setting, in the order of the records."""
-    lost = {key: one.lost for key, one in accuracies.items()}
     by_defense = grouped((names.defense(a), a) for a in assessments if a.status == "ok")
     found = []
     for label, own in grouped((row.defense, row) for row in rows).items():
@@ -93,10 +97,7 @@ def by_setting(
             for a in by_defense.get(label, ())
             for hit in a.matched
         )
-        known = [lost.get((row.model, label)) for row in own]
-        highest = max(
-            (one for one in known if one is not None), key=lambda one: one.mean, default=None
-        )
+        trained = [accuracies.get((row.model, label)) for row in own]
         found.append(
             SettingRow(
                 label,
@@ -108,10 +109,20 @@ def by_setting(
                     defined(r.success_bound.attained for r in own if r.success_bound), default=None
                 ),
                 limits=limits(own),
-                cost=None if None in known else highest,
+                cost=_highest([None if one is None else one.lost for one in trained]),
+                auc_cost=_highest([None if one is None else one.auc_lost for one in trained]),
+                unskilled=any(one is not None and one.unskilled for one in trained),
             )
         )
     return found
+
+
+def _highest(costs: Sequence[MeanInterval | None]) -> MeanInterval | None:
+    """The highest cost; None unless all are known."""
+    known = [one for one in costs if one is not None]
+    if len(known) < len(costs):
+        return None
+    return max(known, key=lambda one: one.mean, default=None)
 
 
 def limits(own: Sequence[Configuration]) -> tuple[Limit, ...]:
@@ -169,13 +180,15 @@ def answer(own: Sequence[Assessment], rows: Sequence[Configuration], one: str, m
     who = WHO[servers.pop()] if len(servers) == 1 else "A server"
     exposed = [row for row in rows if row.verdict in EXPOSURES]
     place = plural(len(rows), "tested configuration")
+    known = summary(own)
     if exposed:
         proof = " The update itself proves it." * all(r.verdict == CERTIFIED for r in exposed)
         found = f"reconstructed {many} under {len(exposed)} of {place}"
-        return f"{who} {found}.{proof}"
+        return f"{who} {found}.{proof} {known}".strip()
     said = f"No attack reconstructed {'an' if one[0] in 'aeiou' else 'a'} {one} in {place}."
     if all(row.reconstructed is None for row in rows):
         said = f"No reconstruction could be checked in {place}: the true data are not known."
+    said = f"{known} {said}".strip()
     open_ = grouped((row.verdict, row) for row in rows if row.verdict not in ENOUGH)
     if not open_:
         return f"{said} Theorems keep every covered attacker to the accepted probability."
@@ -194,12 +207,12 @@ def advice(settings: Sequence[SettingRow], pairs: int) -> str:
         best = min(enough, key=lambda row: (row.cost.mean if row.cost else 2.0, safety(row)))
         cheapest = "" if best.cost is None else " at the lowest cost"
         name = f"{shortened(best.defense)} ({best.verdict})"
-        return f"Of the defenses tested, {name} is enough{cheapest}. {_price(best.cost)}"
+        return f"Of the defenses tested, {name} is enough{cheapest}. {_price(best)}"
     best = max(tested, key=safety)
     name = f"The strongest is {shortened(best.defense)} ({best.verdict})."
     count = plural(len(tested), "defense setting")
     none = f"None of the {count} tested is" if len(tested) > 1 else "The defense tested is not"
-    return f"{none} enough for every model and batch size tested. {name} {_price(best.cost)}"
+    return f"{none} enough for every model and batch size tested. {name} {_price(best)}"
 
 
 def shortened(name: str) -> str:
@@ -207,7 +220,13 @@ def shortened(name: str) -> str:
     return name if len(name) <= LABEL else f"{name[: LABEL - 1]}…"
 
 
-def _price(cost: MeanInterval | None) -> str:
+def _price(row: SettingRow) -> str:
+    cost = row.cost
+    if row.unskilled:
+        said = "The undefended training did not beat the majority class: the cost is unknown."
+        if row.auc_cost is None:
+            return said
+        return f"{said} It cost {decimal(100 * row.auc_cost.mean)} points of AUC."
     if cost is None:
         return "Its cost in accuracy was not measured."
     if cost.mean <= 0:

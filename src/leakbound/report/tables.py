@@ -168,7 +168,7 @@ class Configuration(ReportPart, frozen=True):
         reconstructed: the examples over the threshold, of the attack that has the largest share;
             the interval allows for that choice. `reconstructed_by`: this attack.
         proved: experiments whose update proves that the reconstruction is the input.
-        chance: of rows of a table, the p-value of all permutation tests together.
+        chance: the p-value of all permutation tests together; None without a test.
         mean_error: the PSNR of the mean squared error over all examples of the attack that comes
             closest: what `error_bound` limits. `baseline`: the same of the prior-only baseline.
             Null for other scores than PSNR.
@@ -202,7 +202,13 @@ class Configuration(ReportPart, frozen=True):
 class Accuracy:
     """Test accuracy of a model under a defense, over the training seeds that ran.
 
-    `low`, `high`: the smallest and the largest; `lost`: against no defense, paired by seed.
+    Attributes:
+        low, high: the smallest and the largest.
+        balanced, auc: means of the balanced accuracy and of the area under the ROC curve.
+        majority: the accuracy of the best constant answer.
+        lost, auc_lost: against no defense, paired by seed. None where the training without a
+            defense shows no skill by that measure: then nothing can be lost.
+        unskilled: that training did not beat the majority class.
     """
 
     mean: float | None
@@ -211,6 +217,11 @@ class Accuracy:
     n: int
     failed: int
     lost: MeanInterval | None
+    balanced: float | None = None
+    auc: float | None = None
+    majority: float | None = None
+    auc_lost: MeanInterval | None = None
+    unskilled: bool = False
 
 
 @dataclass(frozen=True)
@@ -343,11 +354,11 @@ def share(hits: int, n: int) -> ShareInterval | None:
 def largest_share(
     matched: Mapping[str, Sequence[bool]],
 ) -> tuple[str, ShareInterval] | tuple[None, None]:
-    """The name with the largest share of hits, and an interval of the largest true share.
+    """The name with the largest share of hits, and the interval of its true share.
 
-    The largest true share belongs to one name, so the greatest of the upper limits needs no
-    correction; the greatest of the lower limits may be any name's, so each has its part of the
-    error (Bonferroni).
+    The interval follows from the hits and n that are shown, and from nothing else. It is wider than
+    that of a name that was chosen beforehand: all names together share the error (Bonferroni). Of
+    equal shares, that with the highest lower limit counts.
 
     Example:
         >>> name, found = largest_share({"a": [True, False], "b": [True, True]})
@@ -357,12 +368,11 @@ def largest_share(
     counts = {name: (sum(own), len(own)) for name, own in matched.items() if own}
     if not counts:
         return None, None
-    tail = (1 - LEVEL) / 2
-    limits = [_exact_limits(*count, tail / len(counts), tail) for count in counts.values()]
-    best = max(counts, key=lambda name: counts[name][0] / counts[name][1])
+    tail = (1 - LEVEL) / (2 * len(counts))
+    limits = {name: _exact_limits(*count, tail, tail) for name, count in counts.items()}
+    best = max(counts, key=lambda name: (counts[name][0] / counts[name][1], limits[name]))
     hits, n = counts[best]
-    low, high = (max(ends) for ends in zip(*limits, strict=True))
-    return best, ShareInterval(hits, n, hits / n, low, high, LEVEL)
+    return best, ShareInterval(hits, n, hits / n, *limits[best], LEVEL)
 
 
 def _exact_limits(hits: int, n: int, below: float, above: float) -> tuple[float, float]:
@@ -526,21 +536,62 @@ def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBound
 
 def accuracies(trainings: Iterable[Training], names: Names) -> dict[tuple[str, str], Accuracy]:
     """Test accuracy by model and defense; failed trainings are counted, not averaged."""
-    found = grouped(((names.model(t), t.defense.name, names.defense(t)), t) for t in trainings)
-    by_seed = {
-        key: {t.seed: t.accuracy for t in own if t.status == "ok" and t.accuracy is not None}
-        for key, own in found.items()
+    every = grouped(((names.model(t), t.defense.name, names.defense(t)), t) for t in trainings)
+    ran = {
+        key: [t for t in own if t.status == "ok" and t.accuracy is not None]
+        for key, own in every.items()
     }
-    plain = {model: own for (model, name, _), own in by_seed.items() if name == NO_DEFENSE}
+    plain = {model: own for (model, name, _), own in ran.items() if name == NO_DEFENSE}
     rows = {}
-    for (model, name, label), own in by_seed.items():
-        before = {} if name == NO_DEFENSE else plain.get(model, {})
-        lost = mean_of([before[seed] - value for seed, value in own.items() if seed in before])
-        values = [*own.values()]
-        low, high = (min(values), max(values)) if values else (None, None)
-        failed = len(found[model, name, label]) - len(values)
-        rows[model, label] = Accuracy(_mean(values), low, high, len(values), failed, lost)
+    for (model, name, label), own in ran.items():
+        before = plain.get(model, [])
+        defended = name != NO_DEFENSE
+        skilled, ranks = _skilled(before), _ranks(before)
+        values = [t.accuracy for t in own if t.accuracy is not None]
+        rows[model, label] = Accuracy(
+            _mean(values),
+            min(values, default=None),
+            max(values, default=None),
+            len(values),
+            len(every[model, name, label]) - len(own),
+            _lost(before, own, "accuracy") if defended and skilled else None,
+            balanced=_mean(defined(t.balanced_accuracy for t in own)),
+            auc=_mean(defined(t.auc for t in own)),
+            majority=_mean(defined(t.majority for t in own)),
+            auc_lost=_lost(before, own, "auc") if defended and ranks else None,
+            unskilled=bool(before) and not skilled,
+        )
     return rows
+
+
+def _lost(
+    before: Sequence[Training], after: Sequence[Training], measure: str
+) -> MeanInterval | None:
+    """What a measure lost, paired by seed."""
+    plain = {t.seed: getattr(t, measure) for t in before}
+    pairs = [(plain.get(t.seed), getattr(t, measure)) for t in after]
+    return mean_of([one - two for one, two in pairs if one is not None and two is not None])
+
+
+def _skilled(trainings: Sequence[Training]) -> bool:
+    """Whether trainings beat the best constant answer, by a one-sided exact limit.
+
+    All seeds are tested on the same examples, so those count once.
+    """
+    tested = min((t.tested for t in trainings if t.tested is not None), default=0)
+    majority = max(defined(t.majority for t in trainings), default=None)
+    if not tested or majority is None:
+        return bool(trainings)
+    accuracy = _mean(defined(t.accuracy for t in trainings)) or 0.0
+    low, _ = _exact_limits(math.floor(accuracy * tested), tested, 1 - LEVEL, 1 - LEVEL)
+    return low > majority
+
+
+def _ranks(trainings: Sequence[Training]) -> bool:
+    """Whether the AUC of trainings is above one half by more than two standard errors."""
+    areas = defined(t.auc for t in trainings)
+    error = max(defined(t.auc_error for t in trainings), default=math.inf)
+    return bool(areas) and fmean(areas) > 0.5 + 2 * error
 
 
 def missing_bounds(assessments: Iterable[Assessment], names: Names) -> dict[str, list[str]]:

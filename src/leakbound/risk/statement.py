@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
+from leakbound._util.results import Fact
 from leakbound._util.rounding import FAINT, least, most, rounded
+from leakbound.assess.chance import FEWEST
 from leakbound.assess.record import DELTA, ESTIMATE, Assessment, Attained, Bound, DefenseInfo
 
 STRONG: Final = 1.0
@@ -49,15 +51,50 @@ def of_attack(found: Assessment) -> str:
 
 
 def _by_chance(found: Assessment, best: float | None) -> str:
-    """Why rows of a table that meet the criterion do not count."""
-    if best is None or best < found.criterion.value or found.criterion.of is None:
+    """Why examples that meet the criterion do not count."""
+    test = found.chance
+    if best is None or best < found.criterion.value or test is None:
         return ""
-    if found.chance is None:
-        return ": there are too few decoy rows to tell this from chance"
+    if test.p_value is None:
+        return (
+            f": there are too few public examples to tell this from chance ({test.decoys} with "
+            f"these labels that the attack never saw; {FEWEST} are needed)"
+        )
+    if test.excluded:
+        return ": a guess without the update is as close"
     return (
-        f": that may be chance (p = {found.chance.p_value:.2g} against {found.chance.decoys} rows "
-        f"that the attack never saw; {found.chance.level:g} or less counts)"
+        f": that may be chance (p = {test.p_value:.2g} against {test.decoys} examples that the "
+        f"attack never saw; {test.level:g} or less counts)"
     )
+
+
+def of_fact(fact: Fact, *, shown: int = 8) -> str:
+    """What an update reveals, how sure that is, and under which assumption.
+
+    Example:
+        >>> fact = Fact(
+        ...     kind="levels", subject="city", items=("Bern", "Ulm"), count=2, assumes="it is SGD")
+        >>> of_fact(fact, shown=1)
+        'of the column city 2 levels occur: Bern and 1 more (certain, if it is SGD)'
+    """
+    items = ", ".join(fact.items[:shown])
+    left = fact.count - min(shown, len(fact.items))
+    named = f"{items} and {left:,} more" if left else items
+    count = f"{fact.count:,}"
+    many = fact.count != 1
+    words = {
+        "words": f"{count} words occur: {named}" if many else f"the word {named} occurs",
+        "levels": f"of the column {fact.subject} {count} levels occur: {named}"
+        if many
+        else f"of the column {fact.subject} only the level {named} is seen",
+        "zero values": f"{count} values are 0 in every example"
+        if many
+        else f"the value {named} is 0 in every example",
+        "classes": f"{count} classes occur: {named}" if many else f"the class {named} occurs",
+        "batch statistics": f"mean and variance of {count} channels over the batch: {named}",
+    }[fact.kind]
+    sure = "certain" if fact.level is None else f"wrong with probability {most(fact.level)} at most"
+    return f"{words} ({sure}, if {fact.assumes})"
 
 
 def of_bounds(

@@ -409,12 +409,11 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
     """Success of working attacks on examples like the public ones; None if nothing is known.
 
     The attacks of a malicious server, if examples are clipped and the noise is known. Otherwise,
-    and for an honest server, the prior-only baseline.
+    and for an honest server, the prior-only baseline: in a batch, one guess for each example. The
+    attacks are counted where no other example is sent along.
     """
     public = released.public
     if spec.probability is None or public is None or doubted(released):
-        return None
-    if released.examples > 1:  # the attacks are counted where no other example is sent along
         return None
     sample, eta = known_sample(released), kappa.level_of(released.criterion)
     attacks = released.of_public(
@@ -422,7 +421,7 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
     )
     if attacks is None:
         return None
-    noise = _attacked_noise(released, spec)
+    noise = _attacked_noise(released, spec) if released.examples == 1 else None
     hits = [(1.0, math.inf if noise is None else noise)]
 
     def make() -> Attained:

@@ -102,7 +102,7 @@ class TabLeak(Attack):
 
 def _aligned(domain: TableDomain, best: Reconstruction, other: Reconstruction) -> Reconstruction:
     """Another search's rows in the order of the best one's."""
-    costs = domain.counts(domain.hard(best.inputs), domain.hard(other.inputs), LOOSE)
+    costs = domain.distances(domain.hard(best.inputs), domain.hard(other.inputs), LOOSE)
     order = torch.as_tensor(linear_sum_assignment(costs.numpy())[1])
     return replace(other, inputs=other.inputs[order.to(other.inputs.device)])
 

@@ -375,7 +375,7 @@ class Survivors:
         if public is None:
             return order
         near, domain = order[:AT_ONCE], self.seen.domain
-        misses = domain.counts(domain.hard(self.rows[near]), public[:PUBLIC]).amin(1)
+        misses = domain.distances(domain.hard(self.rows[near]), public[:PUBLIC]).amin(1)
         rank = misses + len(domain.columns) * ~self.valid()[near]
         return torch.cat([near[rank.argsort(stable=True)], order[AT_ONCE:]])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound._util.results import LISTED, Fact
 from leakbound.attacks.base import Answer, Attack, each_row, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.table.decoding import PREFIXES, decoded, prior_rows
 from leakbound.attacks.table.view import Block, named, table_of, view
-from leakbound.domains import TableDomain
+from leakbound.domains import Column, TableDomain
 from leakbound.domains.arguments import looked_up
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 CHANCE = 1e-3
+ASSUMES = "the client carries no optimizer state from earlier rounds"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class TouchedRows(Attack):
 
     Assumptions: no weight decay and no optimizer state of earlier rounds, which change all weights.
         An example without gradient (all units off) touches none. Counts of levels are not inferred.
+    `facts` has the touched levels of every column of which another level is not touched.
 
     Raises:
         NotApplicable: no table, or no trained layer that takes a column's levels one by one.
@@ -67,12 +70,14 @@ class TouchedRows(Attack):
         task = seen_task(observation)
         domain = table_of(task)
         tables = _tables(task, domain)
+        each: list[dict[int, Tensor]] = []
 
         def one(at: int, count: int) -> Answer:
             blind = prior_rows(observation, domain, count)
             if not bool(observation.update.rows[at].any()):
                 return blind, float("nan"), VANISHED
             touched = _touched(observation, task, tables, at)
+            each.append(touched)
             many = [start for start, rows in touched.items() if int(rows.sum()) > count]
             known = {k: rows for k, rows in touched.items() if k not in many and bool(rows.any())}
             try:
@@ -93,20 +98,71 @@ class TouchedRows(Attack):
                 said += f"; {len(many)} columns have more touched levels than examples"
             return blind, float("nan"), f"{said} ({reason})"
 
-        return each_row(observation, one)
+        answer = each_row(observation, one)
+        level = None if observation.noise_variance is None else CHANCE * len(each)
+        return replace(answer, facts=_facts(domain, tables, each, level))
 
     def levels(self, observation: Observation) -> dict[str, tuple[str, ...]]:
         """The touched levels of each such column, in any row of the update."""
         task = seen_task(observation)
         domain = table_of(task)
         tables = _tables(task, domain)
-        count, found = len(observation.update.rows), {}
+        count = len(observation.update.rows)
         each = [_touched(observation, task, tables, at) for at in range(count)]
-        for column, (start, _) in zip(domain.columns, domain.places, strict=True):
-            if start in tables:
-                rows = torch.stack([own[start] for own in each]).any(0)
-                found[column.name] = tuple(column.names[k] for k in rows.nonzero()[:, 0].tolist())
-        return found
+        return {
+            column.name: tuple(column.names[k] for k in rows.nonzero()[:, 0].tolist())
+            for column, rows in _by_column(domain, tables, each)
+        }
+
+
+def _by_column(
+    domain: TableDomain, tables: Mapping[int, list[_Levels]], each: Sequence[Mapping[int, Tensor]]
+) -> Iterator[tuple[Column, Tensor]]:
+    """Every column whose levels have weights of their own, and which are touched (L,) in a row.
+
+    A padding level has no gradient, so it does not count as touched.
+    """
+    for column, (start, _) in zip(domain.columns, domain.places, strict=True):
+        if start not in tables:
+            continue
+        touched = torch.stack([own[start] for own in each]).any(0)
+        for held in tables[start]:
+            if held.padding is not None:
+                touched = touched & (held.index != held.padding)
+        yield column, touched
+
+
+def _facts(
+    domain: TableDomain,
+    tables: Mapping[int, list[_Levels]],
+    each: Sequence[Mapping[int, Tensor]],
+    level: float | None,
+) -> tuple[Fact, ...]:
+    """The levels that occur, by column.
+
+    If all levels of all columns are touched, something else may have changed them: weight decay, or
+    an optimizer's state.
+    """
+    columns = [*_by_column(domain, tables, each)] if each else []
+    if all(bool(touched.all()) for _, touched in columns):
+        return ()
+    found = []
+    for column, touched in columns:
+        levels = touched.nonzero()[:, 0].tolist()
+        if not levels:
+            continue
+        found.append(
+            Fact(
+                kind="levels",
+                subject=column.name,
+                items=tuple(column.names[k] for k in levels[:LISTED]),
+                count=len(levels),
+                level=level,
+                assumes=ASSUMES,
+                sensitive=column.sensitive,
+            )
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)

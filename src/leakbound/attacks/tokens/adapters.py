@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 import scipy
@@ -14,9 +14,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from leakbound import check
+from leakbound.attacks.adaptive import not_sgd
 from leakbound.attacks.base import Answer, Attack, each_row, summed_task
 from leakbound.attacks.blind import VANISHED
-from leakbound.attacks.tokens.layers import dictionary, domain_of, inputs_of, probe, touched
+from leakbound.attacks.tokens.layers import (
+    dictionary,
+    domain_of,
+    inputs_of,
+    probe,
+    touched,
+    words,
+)
 from leakbound.attacks.tokens.pursuit import (
     CHANCE,
     EDGE,
@@ -36,6 +44,7 @@ ROUNDING = 6.5
 """Rounding of one entry of a gradient, in units of its type's step times the row's mean size."""
 LAYER_ONE = 1e-3
 """Largest relative difference of two inputs that count as equal when layers are compared."""
+ASSUMES = "the client trains by SGD, and inputs of different tokens are in general position"
 
 
 @dataclass(frozen=True)
@@ -424,14 +433,20 @@ class AdapterPursuit(Attack):
         check.positive(spare=self.spare)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        length = domain_of(observation.task).length
+        domain = domain_of(observation.task)
+        each: list[FoundTokens] = []
 
         def one(at: int, count: int) -> Answer:
             found = self._of_row(observation, at, count)
-            rows, problem = _filled(found, count, length)
+            each.append(found)
+            rows, problem = _filled(found, count, domain.length)
             return rows, found.residual, problem
 
-        return each_row(observation, one)
+        answer = each_row(observation, one)
+        if not all(found.certain for found in each):
+            return answer
+        tokens = sorted(set().union(*(found.tokens for found in each)))
+        return replace(answer, facts=words(domain, tokens, CHANCE * len(each), ASSUMES))
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update, sorted."""
@@ -447,6 +462,8 @@ class AdapterPursuit(Attack):
         task = summed_task(observation)
         if not bool(observation.update.rows[at].isfinite().all()):
             raise NotApplicable("the update is not finite")
+        if (reason := not_sgd(observation)) is not None:
+            raise NotApplicable(reason)
         layer, some = FirstLayer.of(task), touched(observation, task, at)
         if not bool(observation.update.rows[at].any()):
             return FoundTokens((), None, float("nan"), False, VANISHED)
@@ -579,6 +596,11 @@ def _filled(found: FoundTokens, count: int, length: int) -> tuple[Tensor, str | 
     """Sequences (count, n) with the tokens found, and what is not known of them."""
     if not found.tokens:
         return torch.zeros(count, length, dtype=torch.int64), f"no token was found: {found.why}"
+    if len(found.tokens) > count * length:
+        return torch.zeros(count, length, dtype=torch.int64), (
+            f"no set of tokens is found: {found.why}. Noise, dropout, or an update that is not "
+            "that of SGD explains it"
+        )
     held = torch.tensor(found.tokens)
     rows = held[torch.arange(count * length) % len(held)].view(count, length)
     said = [] if found.certain else [f"the tokens are likely, not certain: {found.why}"]
@@ -590,7 +612,7 @@ def _filled(found: FoundTokens, count: int, length: int) -> tuple[Tensor, str | 
             for token, place in found.places:
                 rows[0, place] = token
     if count > 1 or len(open_places) == length:
-        said.append("the set of tokens is found; their order and sequences are not known")
+        said.append("the order of the tokens, and which sequence holds which, are not known")
     elif open_places:
         said.append(f"the tokens of {len(open_places)} places have no gradient or are not known")
     return rows, "; ".join(said) or None

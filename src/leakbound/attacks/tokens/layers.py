@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leakbound._util.results import LISTED, Fact
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.client import call
 from leakbound.domains import TokenDomain, tokens_of
@@ -104,6 +105,18 @@ def filled(observation: Observation, domain: TokenDomain, found: Sequence[int], 
         return domain.blind(public_images(observation)).cpu().repeat(n, 1)
     turn = torch.arange(n * domain.length) % len(found)
     return torch.tensor(found, dtype=domain.dtype)[turn].reshape(n, domain.length)
+
+
+def words(
+    domain: TokenDomain, tokens: Sequence[int], level: float | None, assumes: str
+) -> tuple[Fact, ...]:
+    """The fact that these tokens occur in the batch; none without a token."""
+    shown = domain.text(torch.tensor(tokens[:LISTED], dtype=torch.int64))
+    return (
+        (Fact(kind="words", items=shown, count=len(tokens), level=level, assumes=assumes),)
+        if tokens
+        else ()
+    )
 
 
 def extended(domain: TokenDomain, prefixes: Tensor) -> Tensor:

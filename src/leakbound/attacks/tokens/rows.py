@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import scipy
 import torch
 from torch import Tensor
 
+from leakbound._util.results import Fact
+from leakbound.attacks.adaptive import not_sgd
 from leakbound.attacks.base import Answer, Attack, each_row, seen_task
 from leakbound.attacks.tokens.layers import (
     UNIQUE,
@@ -24,7 +27,9 @@ from leakbound.attacks.tokens.layers import (
     shifted,
     whole,
     word_table,
+    words,
 )
+from leakbound.domains import TokenDomain
 from leakbound.types import Laplace, NotApplicable, Observation, Reconstruction, Task, Unit
 
 CHANCE, EDGE, GAP, SMALLEST, SIGMAS = 1e-3, 8.0, 5.0, 4096, 5.0
@@ -32,6 +37,9 @@ CHANCE, EDGE, GAP, SMALLEST, SIGMAS = 1e-3, 8.0, 5.0, 4096, 5.0
 singular value counts; smallest ratio of a touched row to any other where rows are dense; number of
 rows of which the output's span is made; standard errors that a coefficient of 0 or 1 must resolve.
 """
+CLEAR = 100.0
+"""The smallest such ratio that states a fact: rounding leaves ratios of thousands."""
+ASSUMES = "the client carries no optimizer state from earlier rounds"
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class TokenRows(Attack):
 
     `problem` is None only for one sequence whose places are all known. Otherwise the answer holds
     the tokens in turn, and `problem` says what is not known. The padding token does not count.
+    `facts` has the tokens, if rows are touched or not beyond doubt.
 
     The last token of a sequence has no gradient in a causal model that is scored by the next token.
     It is taken from the labels if they are known. For one sequence in order, the gradient of an
@@ -82,11 +91,13 @@ class TokenRows(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         task = seen_task(observation)
         domain, table = domain_of(task), word_table(task)
+        found_rows: list[_Rows] = []
 
         def one(at: int, count: int) -> Answer:
             if (nothing := is_zero(observation, at)) is not None:
                 return filled(observation, domain, (), count), float("nan"), nothing
             rows = _Rows.of(observation, task, table, at, count)
+            found_rows.append(rows)
             held = rows.seen.nonzero()[:, 0].tolist()
             unsure = [rows.problem] if rows.problem else []
             said = "their order is not known"
@@ -105,7 +116,8 @@ class TokenRows(Attack):
                 "; ".join([*unsure, some]),
             )
 
-        return each_row(observation, one)
+        answer = each_row(observation, one)
+        return replace(answer, facts=_facts(domain, found_rows))
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update, in increasing order.
@@ -125,6 +137,15 @@ class TokenRows(Attack):
                 ends = (row[row >= 0] for row in labels)
                 found |= {int(row[-1]) for row in ends if len(row)}
         return tuple(sorted(found - {domain_of(task).padding}))
+
+
+def _facts(domain: TokenDomain, found: Sequence[_Rows]) -> tuple[Fact, ...]:
+    """The words whose rows are touched; none if a row is in doubt."""
+    if not found or not all(rows.clear for rows in found):
+        return ()
+    tokens = torch.stack([rows.seen for rows in found]).any(0).nonzero()[:, 0]
+    noisy = any(rows.noise for rows in found)
+    return words(domain, tokens.tolist(), CHANCE * len(found) if noisy else None, ASSUMES)
 
 
 def labels_in_outputs(observation: Observation) -> set[int]:
@@ -164,7 +185,8 @@ def largest_rows(observation: Observation, count: int) -> list[int]:
 @dataclass(frozen=True, eq=False)
 class _Rows:
     """The gradient's rows (V, k) of tokens as they are tested, which of them are touched, and the
-    basis (d, k) on which an output layer's part is zero; None: the whole space.
+    basis (d, k) on which an output layer's part is zero; None: the whole space. `clear`: no row
+    could be either.
     """
 
     values: Tensor
@@ -172,6 +194,7 @@ class _Rows:
     basis: Tensor | None
     noise: float
     problem: str | None = None
+    clear: bool = True
 
     @staticmethod
     def of(observation: Observation, task: Task, table: WordTable, at: int, count: int) -> _Rows:
@@ -189,6 +212,10 @@ class _Rows:
                     "the output layer shares the word embedding, and the update is no sum of "
                     "gradients, or withholds entries of it: its part cannot be removed"
                 )
+            if (reason := not_sgd(observation)) is not None:
+                raise NotApplicable(
+                    f"the output layer shares the word embedding, so all rows change; {reason}"
+                )
             rows = _untied(observation, values, spread, most)
         elif spread is not None and bool((spread > 0).any()):
             rows = _Rows(values, _above(observation, values, spread), None, _level(spread))
@@ -201,7 +228,7 @@ class _Rows:
             if pad is not None and pad < len(kept):
                 kept[pad] = False
         said = None if complete else "entries of the word embedding are withheld: tokens may lack"
-        return _Rows(rows.values, kept, rows.basis, rows.noise, said)
+        return replace(rows, seen=kept, problem=said)
 
 
 def _part(task: Task, name: str, flat: Tensor) -> Tensor:
@@ -261,7 +288,7 @@ def _untied(observation: Observation, values: Tensor, spread: Tensor | None, mos
         limit = float(scipy.stats.chi2.isf(CHANCE / count, width - rank))
         return _Rows(rest, away > known**2 * (1 + part) * limit, v[rank:].T, known)
     seen = _apart(away.sqrt(), most)
-    return _Rows(rest, seen, v[rank:].T, 0.0)
+    return _Rows(rest, seen, v[rank:].T, 0.0, clear=_clear(away.sqrt(), seen))
 
 
 def _decayed(weights: Tensor, values: Tensor, most: int) -> _Rows:
@@ -272,7 +299,16 @@ def _decayed(weights: Tensor, values: Tensor, most: int) -> _Rows:
     if not len(shares):
         raise NotApplicable("all rows of the word embedding changed")
     rest = values - shares.median() * own
-    return _Rows(rest, _apart(rest.norm(dim=1), most), None, 0.0)
+    sizes = rest.norm(dim=1)
+    seen = _apart(sizes, most)
+    return _Rows(rest, seen, None, 0.0, clear=_clear(sizes, seen))
+
+
+def _clear(sizes: Tensor, seen: Tensor) -> bool:
+    """Whether the sizes of touched rows are far above those of all others."""
+    if not bool(seen.any()) or bool(seen.all()):
+        return False
+    return float(sizes[seen].min()) > CLEAR * float(sizes[~seen].max())
 
 
 def _apart(sizes: Tensor, most: int) -> Tensor:

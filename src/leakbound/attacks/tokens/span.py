@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound.attacks.adaptive import not_sgd
 from leakbound.attacks.base import Answer, Attack, each_row, summed_task
 from leakbound.attacks.tokens.layers import (
     SAME,
@@ -117,7 +118,10 @@ class TokenSpan(Attack):
             listed = scene.listed(at)
             held = sorted({token for options in listed.options for token in options.tolist()})
             if not held:
-                said = "no token passes the span test: noise, dropout, or more tokens than width"
+                said = (
+                    "no token passes the span test: noise, dropout, more tokens than width, or an "
+                    "update that is not that of SGD"
+                )
                 return filled(observation, domain, scene.known(at), count), nan, said
             search = _Search(scene, at, count, listed, self.prefixes, self.restarts, generator)
             found, left, problem = search.found()
@@ -253,6 +257,8 @@ class _Scene:
             weights = [name for name, _ in group.weights]
             if not whole(observation, task, weights):
                 raise NotApplicable(f"the update withholds entries of the layer {weights[0]!r}")
+        if (reason := not_sgd(observation)) is not None:
+            raise NotApplicable(reason)
         problem = None
         if not task.plan.is_gradient:
             problem = "several local steps change what layers get, so their spans are not exact"

@@ -72,6 +72,8 @@ def _result(row: SettingRow) -> tuple[str, ...]:
     limits = telling(row.limits, row.verdict)
     most = [f"at most {chance(one.probability)} {one.condition}".strip() for one in limits]
     lost = decimal(None) if row.defense == title(NO_DEFENSE) else "not measured"
+    if row.unskilled and row.defense != title(NO_DEFENSE):
+        lost = "unknown: the undefended training did not beat the majority class"
     if row.cost is not None:
         ends = [decimal(100 * end) for end in (row.cost.low, row.cost.high) if end is not None]
         mean, between = decimal(100 * row.cost.mean), " to ".join(ends) or "no interval"

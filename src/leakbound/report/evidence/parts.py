@@ -216,13 +216,21 @@ class StrongestLine(ReportPart, frozen=True):
 
 
 class TrainingCost(ReportPart, frozen=True):
-    """Test accuracy of a model under a defense; `lost` against no defense, paired by seed."""
+    """Test accuracy of a model under a defense; `lost` against no defense, paired by seed.
+
+    `majority`: the accuracy of the best constant answer. `unskilled`: the training without a
+    defense did not beat it, so `lost` is not known.
+    """
 
     model: str
     defense: str
     rounds: int
     accuracy: MeanInterval | None
+    balanced_accuracy: float | None
+    auc: float | None
+    majority: float | None
     lost: MeanInterval | None
+    unskilled: bool
     failed: int
 
 
@@ -296,7 +304,8 @@ class RunAgain(ReportPart, frozen=True):
 class SignOff(ReportPart, frozen=True):
     """What the sign-off page says, in sentences. `date`: of the records, by their file's time.
 
-    `rows`: every defense setting, the most important first; the page shows those that fit.
+    `revealed`: facts that the updates reveal for certain, sensitive ones first. `rows`: every
+    defense setting, the most important first; the page shows those that fit.
     """
 
     date: str | None
@@ -305,6 +314,7 @@ class SignOff(ReportPart, frozen=True):
     tested: str
     attacker: str
     criterion: str
+    revealed: tuple[str, ...]
     rows: tuple[SettingRow, ...]
     not_covered: tuple[str, ...]
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from leakbound.assess.record import (
     Verdict,
 )
-from leakbound.report import tables
+from leakbound.report import facts, tables
 from leakbound.report.evidence.parts import (
     NOT_STATED,
     Answer,
@@ -43,6 +43,8 @@ WIDE, NARROW, CELL = 85, 110, 20
 """How many letters a line holds: of the answer, of other text and of a cell of the table."""
 GAP = 0.4
 """Between two rows, in lines."""
+REVEALED = 4
+"""How many facts that updates reveal the page names."""
 NAMES = 3
 """How many names a sentence lists."""
 UNSOUND = "No defense is recommended: the records are incomplete or do not belong together."
@@ -84,9 +86,19 @@ def of_run(
         tested=_tested(run, names, rows),
         attacker=_attacker({line.name: line.answer for line in known}, captured=captured),
         criterion=_criterion(thresholds),
+        revealed=tuple(_revealed(run, names)),
         rows=tuple(_by_importance(settings, families)),
         not_covered=(OTHERS, ROUNDS, PERSONS, STRONGER, _deployment(silent)),
     )
+
+
+def _revealed(run: Run, names: Names) -> Iterable[str]:
+    """The first facts that updates reveal for certain, in a few lines of the page."""
+    every = [text for one in facts.revealed(run.assessments, names) for text in one.facts]
+    for text in every[:REVEALED]:
+        yield text if len(text) < 2 * NARROW else f"{text[: 2 * NARROW - 2]}…"
+    if len(every) > REVEALED:
+        yield f"{plural(len(every) - REVEALED, 'more fact')}: see the report."
 
 
 def epsilon_line(found: EpsilonPart) -> str:
@@ -104,7 +116,8 @@ def fitting(
     `warnings`: and all other lines of the page that `found` does not hold.
     """
     wide = [found.answer, found.advice]
-    narrow = [found.tested, found.attacker, found.criterion, *found.not_covered, *warnings]
+    narrow = [found.tested, found.attacker, found.criterion]
+    narrow += [*found.revealed, *found.not_covered, *warnings]
     room = LINES - sum(_lines(text, WIDE) for text in wide) - (files + 1) // 2
     room -= sum(_lines(text, NARROW) for text in narrow) + bool(warnings)
     shown: list[SettingRow] = []

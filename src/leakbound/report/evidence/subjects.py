@@ -272,7 +272,11 @@ def training_costs(run: Run, names: Names) -> tuple[parts.TrainingCost, ...]:
             *key,
             rounds=max(t.rounds for t in own),
             accuracy=tables.mean_of(tables.defined(t.accuracy for t in own if t.status == "ok")),
+            balanced_accuracy=known[key].balanced,
+            auc=known[key].auc,
+            majority=known[key].majority,
             lost=known[key].lost,
+            unskilled=known[key].unskilled,
             failed=known[key].failed,
         )
         for key, own in found.items()

@@ -1,0 +1,93 @@
+"""What an update reveals for certain, though no example is reconstructed: facts, with a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from msgspec.structs import replace
+
+from leakbound._util.results import LISTED, Fact, FactKind
+from leakbound.attacks.analytic import input_layer
+from leakbound.domains import Domain
+from leakbound.types import Batch, Exact, NotApplicable, Observation, Reconstruction
+
+ORDER: tuple[FactKind, ...] = ("words", "levels", "zero values", "classes", "batch statistics")
+"""The kinds of facts, those that say most about a person first."""
+ZEROS = "every example changes the first layer, and the client withholds no entries"
+
+
+def zero_values(observation: Observation) -> Fact | None:
+    """The values that are 0 in all examples: their weights in the first layer have no gradient.
+
+    It holds for SGD and Adam, for any loss and any number of local steps. Values that are 0 in all
+    public examples say nothing new and are left out. None if the layer is not linear, if noise or a
+    mask covers it, or if all or no values are 0.
+
+    Assumptions: no weight decay, which changes all weights; then no value is named.
+
+    Source: this project; the gradient of a linear layer is the sum of delta x^T.
+    """
+    task, update = observation.task, observation.update
+    domain = task.domain
+    metric = domain is None or domain.parts is None
+    if not isinstance(update.law, Exact) or update.mask is not None or not metric:
+        return None
+    try:
+        name = input_layer(task, observation.input_shape)
+    except NotApplicable:
+        return None
+    weight = f"{name}.weight" if name else "weight"
+    rows = torch.stack([task.unflatten(row)[weight] for row in update.rows])
+    zero = (rows == 0).all(1).all(0)
+    if bool(zero.all()):
+        return None
+    # A column of weights that are all 0 may be pruned, and its gradient withheld.
+    zero = zero & (task.tensors()[weight] != 0).any(0)
+    public = observation.auxiliary
+    if public is not None and public.inputs.shape[1:] == observation.input_shape:
+        zero = zero & (public.inputs.flatten(1) != 0).any(0).to(zero.device)
+    count = int(zero.sum())
+    if not count:
+        return None
+    places = zero.nonzero()[:LISTED, 0].tolist()
+    shape = observation.input_shape
+    indices = [torch.unravel_index(torch.tensor(place), shape) for place in places]
+    items = tuple(", ".join(str(int(part)) for part in index) for index in indices)
+    return Fact(kind="zero values", items=items, count=count, assumes=ZEROS)
+
+
+def facts_of(
+    observation: Observation,
+    answer: Reconstruction,
+    domain: Domain,
+    public: Batch | None,
+    more: Iterable[Fact] = (),
+) -> tuple[Fact, ...]:
+    """What an attack found, what the update shows without an attack, and `more`, in order."""
+    zeros = zero_values(observation)
+    found = (*answer.facts, *more, *([] if zeros is None else [zeros]))
+    return together(found, domain, public)
+
+
+def together(
+    facts: Iterable[Fact], domain: Domain | None = None, public: Batch | None = None
+) -> tuple[Fact, ...]:
+    """Each fact once, those that matter most first: sensitive ones, then in the order of `ORDER`.
+
+    Items that are rarest in public examples come first in their fact.
+    """
+    once = {(fact.kind, fact.subject): fact for fact in reversed([*facts])}
+    often = {} if domain is None or public is None else domain.frequencies(public.inputs)
+
+    def ranked(fact: Fact) -> Fact:
+        if not often:
+            return fact
+        items = sorted(fact.items, key=lambda item: often.get((fact.subject, item), 0.0))
+        return replace(fact, items=tuple(items))
+
+    rank = {kind: place for place, kind in enumerate(ORDER)}
+    ordered = sorted(
+        once.values(), key=lambda fact: (not fact.sensitive, rank[fact.kind], fact.subject)
+    )
+    return tuple(ranked(fact) for fact in ordered)

@@ -1,0 +1,168 @@
+"""Facts that updates reveal: right, complete, none invented, with a verdict."""
+
+import pytest
+import torch
+from torch import nn
+
+from leakbound import Batch, data, models, simulate
+from leakbound._util.results import Fact
+from leakbound.assess.facts import together, zero_values
+from leakbound.assess.record import EXPOSED, FACTS, UNDECIDED, WORDS
+from leakbound.assess.verdict import decide, verdict
+from leakbound.attacks import ConstantImage
+from leakbound.attacks.adaptive import SHARE, equal_sizes, not_sgd
+from leakbound.random import normal, stream
+from leakbound.risk.statement import of_fact
+from leakbound.types import Task
+
+BLIND = ConstantImage(0.5)
+OFF = {"error_bound": "none", "probability": None}
+
+
+def fact(**changes):
+    return Fact(**{"kind": "levels", "count": 1, "items": ("a",), "assumes": "b"} | changes)
+
+
+def test_facts_have_a_verdict_of_their_own():
+    assert decide(facts=[fact()]) == FACTS
+    assert decide(facts=[fact(), fact(kind="words")]) == WORDS
+    assert decide(exposed=True, facts=[fact()]) == EXPOSED
+    assert verdict([], facts=[fact(level=0.02)]) == UNDECIDED
+    assert verdict([], facts=[fact(level=0.01)]) == FACTS
+
+
+def test_sensitive_and_rare_ones_come_first():
+    rows = data.load("german")
+    column = next(c for c in rows.domain.columns if c.name == "foreign_worker")
+    levels = column.names
+    public = Batch(rows.inputs, rows.labels)
+    often = rows.domain.frequencies(public.inputs)
+    rare = min(levels, key=lambda level: often[column.name, level])
+    found = together(
+        [
+            fact(kind="zero values", subject=""),
+            fact(subject="purpose"),
+            fact(subject=column.name, items=levels, count=2, sensitive=True),
+            fact(subject="purpose"),
+        ],
+        rows.domain,
+        public,
+    )
+    assert [one.subject for one in found] == [column.name, "purpose", ""]
+    assert found[0].items[0] == rare
+
+
+@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_zero_values_are_those_of_all_images(size, seed):
+    digits = data.load("mnist5k")
+    at = torch.arange(size) * 311 + seed
+    batch = Batch(digits.inputs[at], digits.labels[at])
+    model = models.mlp(
+        input_shape=(1, 28, 28), classes=10, hidden=(64,), generator=stream(seed, "model")
+    )
+    run = simulate(model, batch, attack=BLIND, **OFF)
+    [own] = run.assessment.facts
+    dark = (batch.inputs.flatten(1) == 0).all(0)
+    assert own.count == int(dark.sum())
+    named = {tuple(map(int, item.split(", "))) for item in own.items}
+    assert all(dark.reshape(1, 28, 28)[place] for place in named)
+    assert run.verdict == FACTS
+
+
+def test_what_public_images_never_show_is_no_news():
+    digits = data.load("mnist5k")
+    batch, public = Batch(digits.inputs[:4], digits.labels[:4]), digits.inputs[100:1100]
+    model = models.mlp(
+        input_shape=(1, 28, 28), classes=10, hidden=(64,), generator=stream(0, "model")
+    )
+    given = Batch(public, digits.labels[100:1100])
+    run = simulate(model, batch, attack=BLIND, public=given, **OFF)
+    varies = (run.round.observation.auxiliary.inputs.flatten(1) != 0).any(0)
+    dark = (batch.inputs.flatten(1) == 0).all(0)
+    assert run.assessment.facts[0].count == int((dark & varies).sum()) < int(dark.sum())
+
+
+@pytest.mark.parametrize(
+    "defense", ["gaussian_noise,noise_std=1e-6", "dp_sgd", "magnitude_pruning,rate=0.5"]
+)
+def test_no_value_is_named_where_noise_or_a_mask_covers_it(defense):
+    digits = data.load("mnist5k")
+    batch = Batch(digits.inputs[:4], digits.labels[:4])
+    model = models.mlp(
+        input_shape=(1, 28, 28), classes=10, hidden=(64,), generator=stream(0, "model")
+    )
+    run = simulate(model, batch, attack=BLIND, defense=defense, **OFF)
+    assert zero_values(run.round.observation) is None
+    assert run.assessment.facts == ()
+
+
+def test_pruned_weights_prove_nothing():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[1].weight[:, :5] = 0
+    batch = Batch(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))
+    run = simulate(model, batch, attack=BLIND, **OFF)
+    update = run.round.observation.update
+    cut = update.rows.clone()
+    cut[:, : 16 * 8].view(8, 16)[:, :5] = 0  # a client that sends nothing for pruned weights
+    seen = torch_replace(run.round.observation, cut)
+    assert zero_values(seen) is None
+
+
+def torch_replace(observation, rows):
+    from dataclasses import replace
+
+    return replace(observation, update=replace(observation.update, rows=rows))
+
+
+def updates(optimizer, steps, seed, decay=0.0):
+    """The change of an MLP's weights by torch's own optimizer, over its rate."""
+    source = stream(seed, "optimizer")
+    model = models.mlp(input_shape=(1, 8, 8), classes=5, hidden=(64, 32), generator=source)
+    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    own = optimizer(model.parameters(), lr=1e-3, weight_decay=decay)
+    inputs = normal((8 * steps, 1, 8, 8), source)
+    labels = torch.arange(8 * steps) % 5
+    for step in range(steps):
+        part = slice(8 * step, 8 * step + 8)
+        own.zero_grad()
+        nn.functional.cross_entropy(model(inputs[part]), labels[part]).backward()
+        own.step()
+    after = nn.utils.parameters_to_vector(model.parameters()).detach()
+    return Task.of(model), (before - after) / 1e-3
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_sgd_is_never_called_another_optimizer(steps):
+    for seed in range(25):
+        for decay in (0.0, 0.01):
+            task, row = updates(torch.optim.SGD, steps, seed, decay)
+            assert equal_sizes(task, row) < SHARE / 2
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
+def test_a_step_of_adam_is_seen(optimizer):
+    for seed in range(25):
+        task, row = updates(optimizer, 1, seed)
+        assert equal_sizes(task, row) > 0.9
+
+
+def test_an_update_by_signs_is_no_sum_of_gradients():
+    digits = data.load("digits")
+    batch = Batch(digits.inputs[:4], digits.labels[:4])
+    model = models.mlp(input_shape=(1, 8, 8), classes=10, hidden=(32,), generator=stream(0))
+    plain, signs = (
+        simulate(model, batch, attack=BLIND, defense=name, **OFF).round.observation
+        for name in ("none", "sign")
+    )
+    assert not_sgd(plain) is None
+    assert "have the same size" in not_sgd(signs)
+
+
+def test_sentences():
+    assert of_fact(fact(kind="words", items=("fever",), level=1e-3)).startswith(
+        "the word fever occurs (wrong with probability"
+    )
+    many = fact(kind="zero values", count=1200, items=("0, 0, 0",))
+    assert of_fact(many) == "1,200 values are 0 in every example (certain, if b)"
