@@ -234,6 +234,8 @@ class Bound(RecordPart, frozen=True, kw_only=True):
             fitted to public ones.
         largest_ball: the most public examples that one candidate may match (one per class if labels
             are known).
+        rare: share of public examples that no candidate matches together with another one. The
+            bound averages over examples, and says least about such ones.
         density_margin: how many times as dense as public examples private ones may be.
         excludes_threshold: no attacker meets the criterion, or none more often than `accepted`.
         on_average: the bound on the mean error lies above the criterion's; single lucky examples
@@ -259,6 +261,7 @@ class Bound(RecordPart, frozen=True, kw_only=True):
     confidence: Probability | None = None
     public_examples: Count | None = None
     largest_ball: Count | None = None
+    rare: Probability | None = None
     density_margin: Number | None = None
     epsilon: Number | None = None
 

@@ -225,6 +225,7 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
         "clients": sorted({a.clients for a in own}),
         "error_bounds": any(row.error_bound for row in verdicts),
         "success_bounds": any(row.success_bound for row in verdicts),
+        "rare": tables.rare_share(verdicts),
         "theorems": theorems.all[: tables.SHOWN],
         "more_theorems": max(0, len(theorems.all) - tables.SHOWN),
         "unbounded": missing[: tables.SHOWN],

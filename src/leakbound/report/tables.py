@@ -118,7 +118,8 @@ class SuccessBoundRow(ReportPart, frozen=True):
     """No attacker matches an example more often: the largest probability over the experiments.
 
     `basis`: what it rests on. `others`: the same by what else such a bound rests on. `attained`: an
-    attack that works (`attack`) matches at least so often.
+    attack that works (`attack`) matches at least so often. `rare`: the largest share of public
+    examples that are unlike all others; None if they were not counted.
     """
 
     probability: float
@@ -126,6 +127,7 @@ class SuccessBoundRow(ReportPart, frozen=True):
     others: tuple[tuple[Basis, float], ...]
     attained: float | None
     attack: str | None
+    rare: float | None
     prior: str
     accepted: float | None
     theorem: int
@@ -500,6 +502,12 @@ def strongest_bound(ran: Sequence[Assessment], theorems: Theorems) -> ErrorBound
     return min(rows, key=lambda row: row.psnr, default=None)
 
 
+def rare_share(rows: Iterable[Configuration]) -> float | None:
+    """The largest share of rare public examples behind the bounds of configurations."""
+    bounds = [row.success_bound for row in rows]
+    return max(defined(bound.rare for bound in bounds if bound is not None), default=None)
+
+
 def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBoundRow | None:
     """The probability that covers all attackers, of the worst experiment."""
     found: dict[Basis, list[tuple[float, Bound]]] = {basis: [] for basis in PROTECTS}
@@ -526,6 +534,7 @@ def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBound
         others=others,
         attained=None if best is None else best.success,
         attack=None if best is None else best.attack,
+        rare=max(defined(b.rare for a in ran for b in a.bounds), default=None),
         prior=one.prior,
         accepted=bound.accepted,
         theorem=one.number,

@@ -124,7 +124,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
     limit, least = math.exp(known), sample.needed(accepted, parts=2)
     doubts = [f"{DOUBTED} private examples drawn unlike public ones (p = {released.same_law})"]
     few = [f"a probability of {accepted:g} needs {least} public examples or more"]
-    rows = len(sample.alone(eta)) if sample.distance.columns else None
+    alone = len(sample.alone(eta))
     return _stated(
         released,
         spec,
@@ -138,6 +138,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
         confidence=sample.confidence,
         public_examples=sample.n,
         largest_ball=sample.largest(eta),
+        rare=short(alone / sample.n),
         density_margin=short(max(_margin(noise, accepted, limit), accepted / max(edge, LEAST))),
         equation="limit on kappa and profile bound (docs/risk.md)",
         assumptions=(
@@ -147,7 +148,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             *(doubts if unlike else ()),
             *(few if sample.n < least else ()),
             f"it does not say: {scope.not_said}",
-            *(() if rows is None else [rare(rows, sample.n)]),
+            rare(alone, sample.n),
             f"the prior-only baseline succeeds with probability {of_log(known)} at most",
         ),
     )

@@ -33,7 +33,7 @@ from leakbound.report.settings import (
     telling,
 )
 from leakbound.report.tables import Configuration, Names, grouped
-from leakbound.report.template import brief, listing, plural
+from leakbound.report.template import brief, listing, percent, plural
 
 MOST = 8
 """How many settings the page shows."""
@@ -88,7 +88,14 @@ def of_run(
         criterion=_criterion(thresholds),
         revealed=tuple(_revealed(run, names)),
         rows=tuple(_by_importance(settings, families)),
-        not_covered=(OTHERS, ROUNDS, PERSONS, STRONGER, _deployment(silent)),
+        not_covered=(
+            OTHERS,
+            ROUNDS,
+            _average(tables.rare_share(rows)),
+            PERSONS,
+            STRONGER,
+            _deployment(silent),
+        ),
     )
 
 
@@ -229,6 +236,17 @@ def _criterion(thresholds: Sequence[ThresholdLine]) -> str:
     who = {t.accepted_by for t in thresholds}
     by = "not stated" if who == {NOT_STATED} else f"“{shortened(listing(sorted(who)))}”"
     return f"{said} Who accepted these values: {by}."
+
+
+def _average(rare: float | None) -> str:
+    """What a bound that averages over examples leaves open."""
+    said = "One named example. “No attacker exceeds” is an average over examples"
+    if rare is None:
+        return f"{said}; rare ones may be reconstructed more often."
+    return (
+        f"{said}; rare ones may be reconstructed more often ({percent(rare)} of the public "
+        "examples are rare: no candidate matches them together with another one)."
+    )
 
 
 def _deployment(silent: int) -> str:
