@@ -34,7 +34,7 @@ SOURCES: dict[str, str] = {
     "photos": "tiles of any size of eight color photographs (scikit-image, scikit-learn)",
     "photo_masks": "the same tiles, with masks of their bright pixels (Otsu's threshold)",
     "ecg": "1,000 synthetic one-lead ECG series, half of them abnormal",
-    "topics": "2,500 sentences of Python's help texts, as sequences of words",
+    "topics": "about 2,700 sentences of Python's help texts, as sequences of words",
     **TABLES,
     "folder:PATH": "image files in a folder, one folder per class",
     "idx:PATH": "IDX files of MNIST and similar sets, plain or .gz",

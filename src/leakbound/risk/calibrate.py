@@ -1,5 +1,4 @@
-"""Find the noise, clip norm, steps or sampling rate for an accepted risk, and build the defense.
-"""
+"""Find the noise, clip norm, steps or sampling rate for an accepted risk, and build the defense."""
 
 from __future__ import annotations
 
