@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from leakbound.data import Schema, load
-from leakbound.data.values import Reading, formats_of
+from leakbound.data.values import NumberFormat, formats_of
 from leakbound.domains import Column
 
 LOCALES = (
@@ -314,7 +314,7 @@ def test_compact_dates_are_asked_about(tmp_path):
 def test_what_is_no_date():
     for text in ("2024-13-01", "31.02.2024", "1.2.3", "192.168.1.1", "2024-01", "x", "1/2", ""):
         assert not formats_of(text)
-    assert np.isnan(Reading(format="%d.%m.%Y").read(["01.13.2024", "1" * 70, "", "NA"])).all()
+    assert np.isnan(NumberFormat(format="%d.%m.%Y").read(["01.13.2024", "1" * 70, "", "NA"])).all()
 
 
 ZIPS = [10115, 80331, 20095, 50667, 60311, 70173, 40213, 44135, 45127, 28195, 14109, 90402, 47051]

@@ -22,7 +22,7 @@ import numpy as np
 
 from leakbound import check
 from leakbound._util import files
-from leakbound.data.values import Reading
+from leakbound.data.values import NumberFormat
 from leakbound.domains.table import DECIMALS
 
 DELIMITERS = ",;\t|"
@@ -202,7 +202,7 @@ def _header(row: Sequence[str], line: int) -> tuple[str, ...]:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"the header names {twice[0]!r} twice; give each column its own name")
-    if any(np.isfinite(Reading(mark).read(names)).all() for mark in DECIMALS):
+    if any(np.isfinite(NumberFormat(mark).read(names)).all() for mark in DECIMALS):
         raise ValueError(f"line {line} holds only numbers, such as {names[0]}; add a line of names")
     return names
 

@@ -17,7 +17,7 @@ from leakbound import check
 from leakbound._util import files
 from leakbound._util.text import printable, toml
 from leakbound.data import rows
-from leakbound.data.values import MISSING, Choice, Forms, Reading
+from leakbound.data.values import MISSING, ColumnTexts, DraftedFormat, NumberFormat
 from leakbound.domains import Column, TableDomain
 from leakbound.domains.table import DECIMALS, EPOCH, day
 from leakbound.random import stream, uniform
@@ -280,7 +280,7 @@ class _Seen:
     """
 
     name: str
-    choice: Choice
+    choice: DraftedFormat
     sample: NDArray[Any]
     numbers: int = 0
     texts: int = 0
@@ -388,7 +388,7 @@ class _Seen:
         column = Column(self.name, "categorical", levels=names, missing=self.missing > 0)
         return column, "; ".join((*(["codes, as some begin with 0"] * self.codes), *asks))
 
-    def _number(self, reading: Reading) -> tuple[Column | None, str]:
+    def _number(self, reading: NumberFormat) -> tuple[Column | None, str]:
         if self.low == self.high:
             return None, f"every value is {day(self.low) if reading.format else f'{self.low:g}'}"
         whole = self.whole and self.high - self.low <= EXACT
@@ -413,7 +413,7 @@ class _Seen:
             column = replace(column, typical=typical, spread=known)
         return column, "; ".join(filter(None, self._notes(reading, whole, sample)))
 
-    def _notes(self, reading: Reading, whole: bool, sample: NDArray[Any]) -> Iterator[str]:
+    def _notes(self, reading: NumberFormat, whole: bool, sample: NDArray[Any]) -> Iterator[str]:
         yield from self.choice.said
         if self.choice.other is not None and self.example:
             yield self.two_readings(reading, self.choice.other)
@@ -433,7 +433,7 @@ class _Seen:
         if self.texts:
             yield f"{self.texts} values are no number, such as {', '.join(self.odd)}: mend them"
 
-    def two_readings(self, reading: Reading, other: Reading, key: str = "decimal") -> str:
+    def two_readings(self, reading: NumberFormat, other: NumberFormat, key: str = "decimal") -> str:
         """The question which of two readings is right, and what to set for the other one."""
         text = self.example
         one, two = (own.read([text])[0] for own in (reading, other))
@@ -450,12 +450,12 @@ class _Seen:
 
 
 def _dates(texts: Sequence[str]) -> bool:
-    return bool(texts) and not np.isnan(Reading(format=COMPACT).read(texts)).any()
+    return bool(texts) and not np.isnan(NumberFormat(format=COMPACT).read(texts)).any()
 
 
-def _forms(table: rows.Rows, watch: Watch) -> dict[str, Choice]:
+def _forms(table: rows.Rows, watch: Watch) -> dict[str, DraftedFormat]:
     """How each column is read, after a first look at all rows."""
-    found = {name: Forms() for name in table.names}
+    found = {name: ColumnTexts() for name in table.names}
     for block in table.blocks:
         for name, own in found.items():
             own.add(block.values[name])
@@ -465,7 +465,7 @@ def _forms(table: rows.Rows, watch: Watch) -> dict[str, Choice]:
     return {name: own.choice(mark) for name, own in found.items()}
 
 
-def _seen(table: rows.Rows, choices: Mapping[str, Choice], watch: Watch) -> list[_Seen]:
+def _seen(table: rows.Rows, choices: Mapping[str, DraftedFormat], watch: Watch) -> list[_Seen]:
     size, count, source = min(SAMPLE, SAMPLES // len(table.names)), 0, stream(0, "schema")
     found = [_Seen(name, choices[name], np.full(size, np.nan)) for name in table.names]
     double = torch.empty(0, dtype=torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -99,6 +100,7 @@ class Dataset:
         class_names: as found in the source.
         columns: the columns of a table; () for others.
         words: the vocabulary of a text, the first for padding; () for others.
+        notes: what was left out of the source, and what to check.
         writers: who made each image, as an index into `writer_names`; None if not known.
         writer_names: as found in the source. A subset keeps all.
         files: the file of each image; () if examples have no files.
@@ -119,6 +121,7 @@ class Dataset:
     writer_names: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.words:
@@ -248,8 +251,11 @@ def load(
     limit: int | None = None,
     writer: str | None = None,
     schema: str | Path | None = None,
+    bits: int | None = None,
 ) -> Dataset:
     """The examples of a source; the same source and files always give the same bits.
+
+    A warning names files that were left out, and images that use a small part of their range.
 
     Args:
         source: one of the forms in `SOURCES`. A path that ends in .csv, .tsv or .parquet is short
@@ -264,6 +270,7 @@ def load(
             not read. Equal words are the same writer everywhere.
         schema: for a table, the file of its schema; by default the table's path with the ending
             .toml.
+        bits: for images of 16 bits, how many they use: 2^bits - 1 becomes 1.
     """
     read = _reader(source)
     check.count(**{k: v for k, v in (("size", size), ("limit", limit)) if v is not None})
@@ -281,9 +288,11 @@ def load(
             f"schema is {str(schema)!r}, but data source {source!r} is no file of a table; leave "
             "it out, or give table:PATH"
         )
-    options = Options(size, channels, limit, writer, schema)
+    if bits is not None:
+        _check_bits(bits, source)
+    options = Options(size, channels, limit, writer, schema, bits)
     try:
-        return _dataset(source, read(options), options)
+        found = _dataset(source, read(options), options)
     except OSError as error:
         file = "" if error.filename is None else f" {str(error.filename)!r}"
         raise ValueError(
@@ -292,6 +301,18 @@ def load(
         ) from error
     except ValueError as error:
         raise ValueError(f"data source {source!r}: {error}") from error
+    for note in found.notes:
+        warnings.warn(f"data source {source!r}: {note}", stacklevel=1)  # one place: said once
+    return found
+
+
+def _check_bits(bits: int, source: str) -> None:
+    if type(bits) is not int or not 1 <= bits <= 16:
+        raise ValueError(f"bits is {bits!r}; give the bits that 16-bit images use, from 1 to 16")
+    if not source.startswith(("folder:", "zip:", "npz:")):
+        raise ValueError(
+            f"bits is {bits}, but data source {source!r} has no images of 16 bits; leave it out"
+        )
 
 
 def _reader(source: str) -> Callable[[Options], Raw]:
@@ -321,6 +342,7 @@ def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
         raw.writer_names,
         raw.files[: options.limit],
         raw.words,
+        raw.notes,
     )
 
 

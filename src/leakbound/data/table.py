@@ -16,7 +16,7 @@ from leakbound import check
 from leakbound.data import raw, rows
 from leakbound.data.raw import Options, Raw
 from leakbound.data.schema import Schema
-from leakbound.data.values import MISSING, Reading, is_beyond
+from leakbound.data.values import MISSING, NumberFormat, is_beyond
 from leakbound.domains import Column, TableDomain
 from leakbound.tensors.archive import open_archive, read_array
 
@@ -150,7 +150,7 @@ def _read(block: rows.RowBlock, column: Column, count: int) -> Array:
         place = {level: k for k, level in enumerate(column.levels)}
         values = np.array(list(map(place.get, texts)), dtype=np.float64)  # None becomes NaN
     else:
-        values = Reading.of(column).read(texts)
+        values = NumberFormat.of(column).read(texts)
     wrong = ~((values >= low) & (values <= high))
     if column.kind != "continuous":
         wrong |= np.floor(values) != values
@@ -165,7 +165,7 @@ def _read(block: rows.RowBlock, column: Column, count: int) -> Array:
 def _is_missing(column: Column, text: str) -> bool:
     """Whether a text may stand for a missing value of the column."""
     if column.censored == "missing" and is_beyond(text):
-        return not np.isnan(replace(Reading.of(column), beyond=True).read([text])[0])
+        return not np.isnan(replace(NumberFormat.of(column), beyond=True).read([text])[0])
     return column.missing and text in MISSING
 
 

@@ -2,7 +2,7 @@
 
 What has one meaning is always read: Unicode digits and minus signs, no-break spaces and apostrophes
 between thousands, the Arabic decimal mark. What has two, such as 12.345 or 03/04/2024, is read as
-the schema says. `Forms` finds the settings that fit a column of texts, and what to ask about them.
+the schema says. `ColumnTexts` finds the settings that fit a column, and what to ask about them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from leakbound.domains.table import DECIMALS, EPOCH
 MISSING = frozenset({"", "NA", "NaN", "nan", "?", "null"})
 """What counts as a missing value."""
 BEYOND, OTHER = "beyond", "other"
-"""Names of what `Forms` shows: a number beyond a limit, a text that is no number."""
+"""Names of what `ColumnTexts` shows: a number beyond a limit, a text that is no number."""
 ENOUGH, MANY = 0.99, 0.5
 """Share of a column's present values that must be numbers if it is to count as one of numbers; the
 share from which it is asked about.
@@ -92,7 +92,7 @@ _PARTS = {"%d": "day", "%m": "month", "%b": "month", "%B": "month", "%Y": "year"
 
 
 @dataclass(frozen=True)
-class Reading:
+class NumberFormat:
     """How the texts of a column become numbers; with a `format`, dates become days since 1970.
 
     Attributes:
@@ -100,9 +100,9 @@ class Reading:
         latest: a date with a two-digit year lies in the century that ends with it at the latest.
 
     Example:
-        >>> Reading(",", "€").read(["1.234,50 €", "\u22125", "1.5"]).tolist()
+        >>> NumberFormat(",", "€").read(["1.234,50 €", "\u22125", "1.5"]).tolist()
         [1234.5, -5.0, nan]
-        >>> Reading(format="%d.%m.%Y").read(["02.01.1970", "31.02.2024"]).tolist()
+        >>> NumberFormat(format="%d.%m.%Y").read(["02.01.1970", "31.02.2024"]).tolist()
         [1.0, nan]
     """
 
@@ -113,7 +113,7 @@ class Reading:
     latest: float = np.inf
 
     @classmethod
-    def of(cls, column: Column) -> Reading:
+    def of(cls, column: Column) -> NumberFormat:
         """As the column's settings say."""
         if column.kind == "date":
             return cls(format=column.format, latest=column.high)
@@ -242,7 +242,7 @@ def _parts(text: str) -> tuple[str, str] | None:
 
 
 def _form(text: str) -> tuple[str, str] | None:
-    """The decimal marks with which a plain text is a number, as in `Forms`, and its unit."""
+    """The decimal marks with which a plain text is a number, as in `ColumnTexts`, and its unit."""
     parts = _parts(_BEYOND.sub("", text, count=1))
     if parts is None:
         return None
@@ -253,7 +253,7 @@ def _form(text: str) -> tuple[str, str] | None:
     return "" if values["."] == values[","] else marks, parts[1]
 
 
-class _Look(NamedTuple):
+class _TextKind(NamedTuple):
     """What one text may be: its decimal marks and unit as a number, or its formats as a date."""
 
     number: tuple[str, str] | None = None
@@ -264,14 +264,14 @@ class _Look(NamedTuple):
 
 
 @lru_cache(_KNOWN)
-def _look(text: str) -> _Look:
+def _look(text: str) -> _TextKind:
     body = plain(text)
     if _MAYBE.match(body) is None:
-        return _Look()
+        return _TextKind()
     counted = _COUNTED.match(body) is not None
     if formats := formats_of(body):
-        return _Look(None, formats, time=_TIME.search(body) is not None, counted=counted)
-    return _Look(_form(body), beyond=_BEYOND.search(body) is not None, counted=counted)
+        return _TextKind(None, formats, time=_TIME.search(body) is not None, counted=counted)
+    return _TextKind(_form(body), beyond=_BEYOND.search(body) is not None, counted=counted)
 
 
 def _is_unit(text: str) -> bool:
@@ -310,7 +310,7 @@ def _place(word: re.Match[str]) -> str:
 
 
 @dataclass
-class Forms:
+class ColumnTexts:
     """What the texts of a column say about how to read them.
 
     `numbers` counts values by (decimal mark, unit): the mark is "" where none is needed, and ".,"
@@ -340,7 +340,7 @@ class Forms:
         self.numbers["." if points else "", ""] += known
 
     def _add(self, text: str, count: int) -> None:
-        look = _look(text) if len(text) <= _LONGEST else _Look()
+        look = _look(text) if len(text) <= _LONGEST else _TextKind()
         self.counted += count * look.counted
         if look.formats:
             self.dates[look.formats] += count
@@ -358,7 +358,7 @@ class Forms:
         needed = {marks for marks, _ in +self.numbers if marks in DECIMALS}
         return needed.pop() if len(needed) == 1 else ""
 
-    def choice(self, mark: str) -> Choice:
+    def choice(self, mark: str) -> DraftedFormat:
         """How to read the column; `mark` is the decimal mark where nothing in it says which."""
         choice = self._date() or self._numbers(mark)
         if choice is not None:
@@ -372,9 +372,9 @@ class Forms:
         elif self.present and max(read, self.counted) >= MANY * self.present:
             text = self.shown.get(OTHER, "")[:20]
             ask = f"ask: numbers? {read} of {self.present} values are read as such, {text!r} is not"
-        return Choice(None, None, (ask,) if ask else (), mixed=mixed)
+        return DraftedFormat(None, None, (ask,) if ask else (), mixed=mixed)
 
-    def _date(self) -> Choice | None:
+    def _date(self) -> DraftedFormat | None:
         fits = Counter[str]()
         for formats, count in self.dates.items():
             fits.update(dict.fromkeys(formats, count))
@@ -385,10 +385,10 @@ class Forms:
         if "%y" in fit[0]:
             said.append("ask: years of two digits; a date after high is a century earlier")
         said += ["times of day are left out"] if self.times else []
-        other = Reading(format=fit[1]) if len(fit) > 1 else None
-        return Choice(Reading(format=fit[0]), other, tuple(said))
+        other = NumberFormat(format=fit[1]) if len(fit) > 1 else None
+        return DraftedFormat(NumberFormat(format=fit[0]), other, tuple(said))
 
-    def _numbers(self, mark: str) -> Choice | None:
+    def _numbers(self, mark: str) -> DraftedFormat | None:
         bare, units = 0, Counter[str]()
         for (_, unit), count in self.numbers.items():
             bare += 0 if unit else count
@@ -416,12 +416,12 @@ class Forms:
             )
         both = any(marks == ".," and unit in ("", name) for marks, unit in self.numbers)
         same = both and fits[second] == fits[best]
-        other = Reading(second, name, beyond=True) if same else None
-        return Choice(Reading(best, name, self.beyond > 0), other, tuple(said))
+        other = NumberFormat(second, name, beyond=True) if same else None
+        return DraftedFormat(NumberFormat(best, name, self.beyond > 0), other, tuple(said))
 
 
 @dataclass(frozen=True)
-class Choice:
+class DraftedFormat:
     """How a column is read; None if it holds no numbers and no dates.
 
     Attributes:
@@ -430,8 +430,8 @@ class Choice:
         mixed: whether its values are numbers and dates of which no reading reads all.
     """
 
-    reading: Reading | None
-    other: Reading | None
+    reading: NumberFormat | None
+    other: NumberFormat | None
     said: tuple[str, ...]
     mixed: bool = False
 
