@@ -259,7 +259,7 @@ def load(
 
     Args:
         source: one of the forms in `SOURCES`. A path that ends in .csv, .tsv or .parquet is short
-            for `table:PATH`.
+            for `table:PATH`, as are one in .npz for `npz:PATH` and one in .zip for `zip:PATH`.
         size: resize to size x size; for `photos` the size of the tiles (32 if not given).
         channels: 1 for gray (Rec. 601 luma), 3 for RGB (gray is repeated).
         limit: keep the first N. Sources that are sorted by class (`mnist5k`, `photos`, folders and
@@ -309,10 +309,21 @@ def load(
 def _check_bits(bits: int, source: str) -> None:
     if type(bits) is not int or not 1 <= bits <= 16:
         raise ValueError(f"bits is {bits!r}; give the bits that 16-bit images use, from 1 to 16")
-    if not source.startswith(("folder:", "zip:", "npz:")):
+    if not source.startswith(("folder:", "zip:", "npz:")) and not source.endswith((".npz", ".zip")):
         raise ValueError(
             f"bits is {bits}, but data source {source!r} has no images of 16 bits; leave it out"
         )
+
+
+def at_path(source: str) -> bool:
+    """Whether a text is a source with a path, such as `npz:PATH`.
+
+    Example:
+        >>> at_path("npz:t.npz"), at_path("t.npz"), at_path("digits")
+        (True, False, False)
+    """
+    kind, _, path = source.partition(":")
+    return kind in _AT_PATH and bool(path)
 
 
 def _reader(source: str) -> Callable[[Options], Raw]:
@@ -321,10 +332,13 @@ def _reader(source: str) -> Callable[[Options], Raw]:
     if source in _NAMED:
         return _NAMED[source]
     kind, _, path = source.partition(":")
-    if kind in _AT_PATH and path:
+    if at_path(source):
         return partial(_AT_PATH[kind], Path(path))
-    if Path(source).suffix.lower() in SUFFIXES:
+    suffix = Path(source).suffix.lower()
+    if suffix in SUFFIXES:
         return partial(_table, Path(source))
+    if suffix in (".npz", ".zip"):
+        return partial(_AT_PATH[suffix[1:]], Path(source))
     near = check.closest(kind, SOURCES, "leakbound list data")
     raise ValueError(f"data source {source!r} is unknown; {near}")
 
