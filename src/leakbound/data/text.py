@@ -6,7 +6,9 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,10 +63,17 @@ def words(text: str) -> list[str]:
         >>> words("It can't be 3.14!"), words("नमस्ते दुनिया"), words("我们。")
         (['it', "can't", 'be', '3.14', '!'], ['नमस्ते', 'दुनिया'], ['我', '们', '。'])
     """
+    boundary, shown = _patterns()
+    parts = boundary.split(unicodedata.normalize("NFC", text.lower()))
+    return [part for part in parts if shown.search(part)]
+
+
+@cache
+def _patterns() -> tuple[Any, Any]:
+    """What lies between two words, and what a word holds."""
     import regex  # it takes a tenth of a second, and only text needs it
 
-    parts = regex.split(_BOUNDARY, unicodedata.normalize("NFC", text.lower()))
-    return [part for part in parts if regex.search(_SHOWN, part)]
+    return regex.compile(_BOUNDARY), regex.compile(_SHOWN)
 
 
 def sequences(records: Sequence[str], options: Options, *, full: bool = False) -> Raw:
