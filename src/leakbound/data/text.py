@@ -46,7 +46,7 @@ def read_text(path: Path, options: Options) -> Raw:
     if size > MAX_BYTES // 16:
         raise ValueError(f"it has {size / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**34:.2f} GiB")
     try:
-        text = files.read(path).decode("utf-8-sig")
+        text = files.read(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8 text; save the file as UTF-8") from None
     return sequences([line for line in _LINE.split(text) if line.strip()], options)
