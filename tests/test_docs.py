@@ -241,11 +241,11 @@ NO_SOLUTION = ["calibrate --target 'psnr>=20 with probability<=0.01' --data mnis
 
 
 def mentioned():
-    """Commands within sentences, with their options."""
+    """Commands within sentences that are more than the name of one."""
     for page in PAGES:
         text = FENCE.sub("", page.read_text("utf-8"))
         for mention in re.findall(r"`((?:[A-Z_]+=\S+ )*leakbound [a-z][^`|…]*)`", text):
-            yield from command_lines(mention)
+            yield from (words for words in command_lines(mention) if words[1:])
 
 
 def runnable(words):
@@ -262,7 +262,8 @@ def runnable(words):
     if words[0] not in ("attack", "bound", "calibrate", "list") and command != "audit --quick":
         return False
     named = " ".join(map(str, given.values()))
-    return not files and given.get("data") in known and not re.search(r"\w:\w|\.\w{3,}", named)
+    own = given.get("data") in known and given.get("kind") in ("auto", None)
+    return own and not files and not re.search(r"\w:\w|\.[a-z]\w{2,}", named)
 
 
 def test_what_is_runnable():
@@ -270,6 +271,7 @@ def test_what_is_runnable():
     for words in (
         ["attack", "--data", "t.csv"],
         ["attack", "--model", "a.b:c"],
+        ["attack", "--kind", "xgboost"],
         ["attack", "--attack", "learned_prior,prior=x.safetensors"],
         ["bound", "--deployment", "x.toml"],
         ["audit"],
