@@ -107,6 +107,7 @@ def test_digits_of_every_script_are_read(zero, tmp_path):
         ("{} µg/L", "µg/L", "."),
         ("{} °C", "°C", "."),
         ("{}\u2009\u2030", "\u2030", "."),
+        ("%{}", "%", ","),  # Turkish
         ("US${}", "US$", "."),
         ("CHF {}", "CHF", "."),
         ("{} zł", "zł", ","),
@@ -253,6 +254,16 @@ def test_ninety_nine_percent_are_numbers_and_the_rest_is_listed(tmp_path):
     columns, notes, _ = drafted(tmp_path, ("x", [*texts, "bad", "x5", "y6", "z7", "z8"]))
     assert columns["x"].kind == "categorical"
     assert "ask: numbers? 397 of 402 values are read as such, 'bad' is not" in notes["x"]
+
+
+def test_a_few_units_are_listed_and_many_are_asked_about(tmp_path):
+    plain = [f"{k % 50}.5" for k in range(300)]
+    columns, notes, _ = drafted(tmp_path, ("x", [*plain, "7 kg"]))
+    assert (columns["x"].kind, columns["x"].unit) == ("continuous", "")
+    assert notes["x"] == "1 values are no number, such as '7 kg' in line 302: mend them"
+    columns, notes, _ = drafted(tmp_path, ("x", [*plain, *["7 kg"] * 4]))
+    assert columns["x"].unit == "kg"
+    assert notes["x"] == "ask: 300 values have no 'kg'; are they in 'kg' too?"
 
 
 DAYS = [date(1931, 2, 3) + timedelta(days=431 * k) for k in range(60)]

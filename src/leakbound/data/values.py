@@ -234,7 +234,7 @@ def _parts(text: str) -> tuple[str, str] | None:
     elif before[-1:] in ("-", "+"):
         sign, before = before[-1], before[:-1]
     after, name = text[found.end() :].strip(), before.strip()
-    money = unicodedata.category(name[-1:] or " ") == "Sc" and len(name) <= 4
+    money = name == "%" or (unicodedata.category(name[-1:] or " ") == "Sc" and len(name) <= 4)
     money |= re.fullmatch(" ?[A-Z]{3} ", before) is not None
     if (name and (after or not money)) or (after and not _is_unit(after)):
         return None
@@ -389,16 +389,16 @@ class ColumnTexts:
         return DraftedFormat(NumberFormat(format=fit[0]), other, tuple(said))
 
     def _numbers(self, mark: str) -> DraftedFormat | None:
-        bare, units = 0, Counter[str]()
+        enough, units = ENOUGH * self.present, Counter[str]()
         for (_, unit), count in self.numbers.items():
-            bare += 0 if unit else count
-            units[unit] += count if unit else 0
-        name = max(units, key=units.__getitem__, default="")
+            units[unit] += count
+        bare = units.pop("", 0)
+        few = bare >= enough  # values with a unit are then among those to mend
+        name = "" if few else max(units, key=units.__getitem__, default="")
         fits = dict.fromkeys(DECIMALS, 0)
         for (marks, unit), count in self.numbers.items():
             if unit in ("", name):
                 fits |= {decimal: fits[decimal] + count for decimal in marks or DECIMALS}
-        enough = ENOUGH * self.present
         best, second = sorted(DECIMALS, key=lambda one: (fits[one], one == mark), reverse=True)
         if not fits[best] or fits[best] < enough:
             return None
@@ -411,7 +411,7 @@ class ColumnTexts:
             said.append("a comma is the decimal mark")
         if self.beyond:
             said.append(
-                f"ask: does {self.shown['beyond'][:20]!r} count as the limit? For a missing value: "
+                f"ask: does {self.shown[BEYOND][:20]!r} count as the limit? For a missing value: "
                 'censored = "missing", missing = true'
             )
         both = any(marks == ".," and unit in ("", name) for marks, unit in self.numbers)
