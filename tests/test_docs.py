@@ -11,6 +11,7 @@ import pytest
 from leakbound import cli, registry
 from leakbound.audit import parse
 from leakbound.cli.options import AttackOptions
+from leakbound.data import sources
 from leakbound.gate import policy
 from leakbound.registry import spec_of
 from leakbound.risk import deployment
@@ -233,6 +234,66 @@ def test_commands_parse(words, monkeypatch):
         for kind, text in named:
             spec = spec_of(kind, text)
             registry.settle(registry.find(kind, spec.pop("name")), spec)
+
+
+NO_SOLUTION = ["calibrate --target 'psnr>=20 with probability<=0.01' --data mnist5k --steps 3"]
+"""What a page shows as refused."""
+
+
+def mentioned():
+    """Commands within sentences that are more than the name of one."""
+    for page in PAGES:
+        text = FENCE.sub("", page.read_text("utf-8"))
+        for mention in re.findall(r"`((?:[A-Z_]+=\S+ )*leakbound [a-z][^`|…]*)`", text):
+            yield from (words for words in command_lines(mention) if words[1:])
+
+
+def runnable(words):
+    """Whether a command needs nothing but leakbound: no file, no code, no GPU, no address."""
+    try:
+        command = shlex.join(words)
+        with pytest.MonkeyPatch.context() as patch:
+            options = parsed(words, patch)
+    except (AssertionError, IndexError):  # a sentence may name a part of a command
+        return False
+    known = set(sources._NAMED) | {None}
+    given = {name: value for name, value in vars(options).items() if name != "out"}
+    files = [value for value in given.values() if isinstance(value, Path)]
+    if words[0] not in ("attack", "bound", "calibrate", "list") and command != "audit --quick":
+        return False
+    named = " ".join(map(str, given.values()))
+    own = given.get("data") in known and given.get("kind") in ("auto", None)
+    return own and not files and not re.search(r"\w:\w|\.[a-z]\w{2,}", named)
+
+
+def test_what_is_runnable():
+    assert runnable(["attack", "--data", "german"])
+    for words in (
+        ["attack", "--data", "t.csv"],
+        ["attack", "--model", "a.b:c"],
+        ["attack", "--kind", "xgboost"],
+        ["attack", "--attack", "learned_prior,prior=x.safetensors"],
+        ["bound", "--deployment", "x.toml"],
+        ["audit"],
+        ["bound", "--steps"],
+        ["capture", "."],
+    ):
+        assert not runnable(words), words
+
+
+def runnable_commands():
+    found = [*(own.values[0] for own in commands()), *mentioned()]
+    return sorted({shlex.join(words) for words in found if runnable(words)})
+
+
+@pytest.mark.parametrize("command", runnable_commands())
+def test_commands_that_need_no_file_run(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        cli.main(shlex.split(command))
+    shown = capsys.readouterr()
+    assert end.value.code == (2 if command in NO_SOLUTION else 0), shown.err
+    assert bool(shown.out.strip()) != (command in NO_SOLUTION)
 
 
 def test_there_are_commands_to_parse():

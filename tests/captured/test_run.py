@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -100,6 +101,25 @@ def test_the_truth_makes_it_a_measured_record(digits):
     )
     assert found.records[0].metrics["psnr"][0] > 60
     assert found.records[0].verdict == "exposed"
+
+
+@pytest.mark.parametrize("truth", ["{}.npz", "npz:{}.npz"])
+@pytest.mark.parametrize("public", ["{}.npz", "npz:{}.npz"])
+def test_truth_and_public_take_the_same_forms(truth, public, digits, tmp_path):
+    batch = some(digits, 1)
+    before, after = trained(mlp(), batch)
+    for name, own in (("t", batch), ("p", some(digits, 120))):
+        np.savez(tmp_path / f"{name}.npz", inputs=own.inputs.numpy(), labels=own.labels.numpy())
+    found = captured.attack_update(
+        after,
+        mlp(),
+        before=before,
+        input_shape=SHAPE,
+        attacks=LINEAR,
+        truth=truth.format(tmp_path / "t"),
+        public=public.format(tmp_path / "p"),
+    )
+    assert found.records[0].metrics["psnr"][0] > 60
 
 
 @pytest.mark.parametrize("steps", [1, 3, 12])

@@ -111,6 +111,7 @@ def mutated(content: bytes, source: random.Random) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.filterwarnings("ignore:data source")
 @pytest.mark.parametrize("kind", CASES)
 def test_a_damaged_file_is_refused_by_its_name(kind, tmp_path):
     name, make, read = CASES[kind]
@@ -121,6 +122,7 @@ def test_a_damaged_file_is_refused_by_its_name(kind, tmp_path):
     refused = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "data source")
         for _ in range(MUTATIONS):
             path.write_bytes(mutated(content, source))
             try:

@@ -54,6 +54,18 @@ def test_names_types_and_orders(names, kind, order, tmp_path):
     assert np.allclose(data.inputs[:, 0].numpy() * 255, values, atol=0.1)
 
 
+def test_images_of_twelve_bits_need_bits(tmp_path):
+    values = np.random.default_rng(0).integers(0, 4096, (2, 4, 5), dtype=np.uint16)
+    source = save(tmp_path / "a.npz", x=values, y=LABELS)
+    with pytest.raises(ValueError, match=r"whole numbers in 0..255, or bits = 12 for images of 12"):
+        load(source)
+    assert np.allclose(load(source, bits=12).inputs[:, 0].numpy(), values / 4095, atol=1e-6)
+    with pytest.raises(ValueError, match=r"give whole numbers in 0..1023$"):
+        load(source, bits=10)
+    with pytest.raises(ValueError, match="bits is 12, but the images are floats"):
+        load(save(tmp_path / "b.npz", x=values / 4095, y=LABELS), bits=12)
+
+
 def test_compressed_arrays_are_read(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", x=np.ones((2, 4, 4)), y=LABELS)
     assert load(f"npz:{tmp_path / 'a.npz'}").inputs.min() == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import random
@@ -44,6 +45,7 @@ from leakbound.risk.target import Target
 from leakbound.trees import model as trees
 from leakbound.types import Batch, NotApplicable
 
+DICOM = importlib.util.find_spec("pydicom") is not None
 SECONDS = 20
 """Longest time of one input."""
 EXPECTED = (ValueError, OSError, NotApplicable)
@@ -208,6 +210,34 @@ TABLE = "age,sex,y\n" + "".join(
 )
 
 
+ODD_SCHEMA = """
+confirmed = true
+delimiter = ";"
+target = "y"
+target_decimal = ","
+target_unit = "€"
+[[columns]]
+name = "born"
+kind = "date"
+format = "%d.%m.%y"
+low = 1950-01-01
+high = 2030-12-31
+[[columns]]
+name = "dose"
+decimal = ","
+unit = "mg"
+censored = "missing"
+missing = true
+low = 0
+high = 9999
+"""
+DOSES = ("<0,5", "1.234,5 mg", "\u0667,5", "1\u202f234")
+ODD_TABLE = "sep=;\n# of a clinic\nborn;dose;y\n" + "".join(
+    f"{i + 10}.0{i % 9 + 1}.{60 + i};{DOSES[i % 4]};{i},50 €\n" for i in range(12)
+)
+TEXT = "one line\nनमस्ते दुनिया\nשָׁלוֹם עֲלֵיכֶם\n我们在北京。\nété déjà\n" * 4
+
+
 def _array(**named: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.savez(file, **named)  # type: ignore[arg-type]
@@ -220,18 +250,45 @@ def _npy(value: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def _png(seed: int) -> bytes:
+def _picture(kind: str, seed: int = 0, wide: bool = False) -> bytes:
     file = io.BytesIO()
     pixels = np.random.default_rng(seed).integers(0, 255, (8, 8), np.uint8)
-    Image.fromarray(pixels).save(file, "PNG")
+    Image.fromarray(pixels.astype(np.uint16) if wide else pixels).save(file, kind)
     return file.getvalue()
+
+
+def _dicom() -> bytes:
+    from pydicom import dcmwrite, uid
+    from pydicom.dataset import Dataset, FileMetaDataset
+
+    found, pixels = Dataset(), np.arange(64, dtype=np.uint16).reshape(8, 8)
+    found.file_meta = FileMetaDataset()
+    found.file_meta.TransferSyntaxUID = uid.ExplicitVRLittleEndian
+    found.SOPClassUID = found.file_meta.MediaStorageSOPClassUID = uid.UID("1.2.3")
+    found.SOPInstanceUID = found.file_meta.MediaStorageSOPInstanceUID = uid.UID("1.2.4")
+    found.Rows, found.Columns, found.SamplesPerPixel = 8, 8, 1
+    found.PhotometricInterpretation, found.PixelRepresentation = "MONOCHROME2", 0
+    found.BitsAllocated, found.BitsStored, found.HighBit = 16, 12, 11
+    found.PixelData = pixels.tobytes()
+    file = io.BytesIO()
+    dcmwrite(file, found, enforce_file_format=True)
+    return file.getvalue()
+
+
+def _images(name: str, content: bytes) -> Format:
+    """A folder with two classes, whose first image is damaged."""
+    ending = name.rpartition(".")[2] if "." in name else ""
+    other = f"b/1.{ending}" if ending else "b/1"
+    return Format(
+        {f"a/{name}": content, other: content}, lambda p: data.load(f"folder:{p}"), f"a/{name}"
+    )
 
 
 def _zip() -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for number in range(4):
-            archive.writestr(f"{number % 2}/{number}.png", _png(number))
+            archive.writestr(f"{number % 2}/{number}.png", _picture("PNG", number))
     return file.getvalue()
 
 
@@ -274,12 +331,17 @@ def formats(folder: Path) -> dict[str, Format]:
         return data.load(f"table:{place / 't.csv'}", schema=place / "s.toml")
 
     rows = {"t.csv": TABLE.encode(), "s.toml": SCHEMA.encode()}
+    odd = {"t.csv": ODD_TABLE.encode(), "s.toml": ODD_SCHEMA.encode()}
+    more = {"dicom": _images("0.dcm", _dicom())} if DICOM else {}
     idx = _idx()
     return {
         "plan": one("p.toml", PLAN, plan_file.load),
         "schema": one("s.toml", SCHEMA, Schema.load),
         "table": Format(rows, table, "t.csv"),
         "schema of a table": Format(rows, table, "s.toml"),
+        "odd table": Format(odd, table, "t.csv"),
+        "schema of an odd table": Format(odd, table, "s.toml"),
+        "draft": one("t.csv", ODD_TABLE, Schema.infer),
         "deployment": one("d.toml", DEPLOYMENT, deployment_file.read),
         "policy": one("p.toml", POLICY, policy.read),
         "flower app": one("pyproject.toml", FLOWER, flower_app.read),
@@ -298,10 +360,12 @@ def formats(folder: Path) -> dict[str, Format]:
         "idx images": Format(idx, lambda p: data.load(f"idx:{p}"), "t10k-images-idx3-ubyte"),
         "idx labels": Format(idx, lambda p: data.load(f"idx:{p}"), "t10k-labels-idx1-ubyte"),
         "zip": one("z.zip", _zip(), lambda p: data.load(f"zip:{p}")),
-        "image": Format(
-            {"a/0.png": _png(0), "b/0.png": _png(1)}, lambda p: data.load(f"folder:{p}"), "a/0.png"
-        ),
-        "text": one("t.txt", "one line\nanother line\n" * 9, lambda p: data.load(f"text:{p}")),
+        "image": _images("0.png", _picture("PNG")),
+        "wide image": _images("0.png", _picture("PNG", wide=True)),
+        "gif": _images("0.gif", _picture("GIF")),
+        "image without an ending": _images("0", _picture("JPEG")),
+        "text": one("t.txt", TEXT, lambda p: data.load(f"text:{p}")),
+        **more,
         "epsilon audit": one("a.json", EPSILON, _claimed),
         "records": Format(_records(), _of_run, "records.jsonl"),
         "defense": one(
@@ -335,6 +399,9 @@ TARGETS = (
         "schema",
         "table",
         "schema of a table",
+        "odd table",
+        "schema of an odd table",
+        "draft",
         "deployment",
         "policy",
         "flower app",
@@ -342,6 +409,7 @@ TARGETS = (
     ),
     *("trees", "adapter", "safetensors", "update", "update npz", "weights", "prior"),
     *("factor", "npz", "idx images", "idx labels", "zip", "image", "text", "records"),
+    *("wide image", "gif", "image without an ending", *["dicom"] * DICOM),
     *("defense", "target", "mechanism", "epsilon audit"),
 )
 
@@ -433,6 +501,7 @@ def attempt(form: Format, folder: Path, content: bytes) -> tuple[bool, str]:
     try:
         with _limited(), warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "data source")  # what is left out
             form.read(folder)
     except TimeoutError:
         return False, traceback.format_exc()

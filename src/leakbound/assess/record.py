@@ -575,7 +575,8 @@ class RunInfo(RecordPart, frozen=True, kw_only=True):
     """The content of `run.json`.
 
     `plan` has every list of values expanded. `code`: digests of the Python files that it names.
-    `written_by`: the seal that `files.write` adds.
+    `notes`: what was left out of the data, and what to check. `written_by`: the seal that
+    `files.write` adds.
     """
 
     schema: Literal[1] = SCHEMA
@@ -588,6 +589,7 @@ class RunInfo(RecordPart, frozen=True, kw_only=True):
     pictures: bool
     experiments: Count
     own_data: bool
+    notes: tuple[str, ...] = ()
     written_by: str | msgspec.UnsetType = msgspec.UNSET
 
     @property

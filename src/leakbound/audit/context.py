@@ -80,6 +80,7 @@ class PlanContext:
             channels=spec.channels,
             limit=spec.limit,
             schema=spec.schema,
+            bits=spec.bits,
         )
 
     @cached_property

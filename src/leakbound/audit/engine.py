@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -328,6 +329,8 @@ def _die_with(sentinel: int) -> None:
 
 def _work(group: tuple[Unit, ...], pictures: bool) -> list[Result]:
     assert _bench is not None  # set by _start_worker
+    with warnings.catch_warnings(action="ignore"):  # the parent has shown the data's
+        _ = _bench.dataset
     if _bench.dataset.fingerprint != _fingerprint:
         raise ValueError(
             f"data source {_bench.spec.source!r} changed while the audit ran; "

@@ -39,7 +39,8 @@ class Spec:
 class DataSpec:
     """The data: a source, the processing of its images, and the schema's file of a table.
 
-    `loss` is what models are trained on: a name in `leakbound.losses.LOSSES`.
+    `bits`: how many bits 16-bit images use. `loss` is what models are trained on: a name in
+    `leakbound.losses.LOSSES`.
     """
 
     source: str = "mnist5k"
@@ -47,6 +48,7 @@ class DataSpec:
     channels: int | None = None
     limit: int | None = None
     schema: str | None = None
+    bits: int | None = None
     loss: str = "cross_entropy"
 
     def __post_init__(self) -> None:

@@ -41,6 +41,7 @@ def header(plan: Plan, context: PlanContext, pictures: bool) -> dict[str, Any]:
         "pictures": pictures,
         "experiments": len(plan.experiments()),
         "own_data": plan.data.source not in BUILT_IN,
+        "notes": list(context.dataset.notes),
     }
 
 

@@ -26,6 +26,7 @@ from leakbound.audit.experiment import defense_info, links_of, model_info, threa
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import Understood
 from leakbound.data import SOURCES, load
+from leakbound.data.sources import at_path
 from leakbound.data.table import SUFFIXES
 from leakbound.defenses import Chain, chain
 from leakbound.domains import Domain, has_neighbors, tokens_of
@@ -63,7 +64,7 @@ class Case:
 
 
 def read_truth(given: Batch | Path | str | None, schema: str | None = None) -> Batch | None:
-    """The true batch, from a file with `inputs` (or x, images) and `labels` (or y)."""
+    """The true batch, from a file with `inputs` (or x, images) and `labels` (or y), or a source."""
     if given is not None and not isinstance(given, Batch | Path | str):
         raise ValueError(
             f"truth is a {type(given).__name__}; give leakbound.Batch(inputs, labels), or a file "
@@ -71,9 +72,11 @@ def read_truth(given: Batch | Path | str | None, schema: str | None = None) -> B
         )
     if not isinstance(given, Path | str):
         return given
-    if schema is not None and Path(given).suffix.lower() in SUFFIXES:
-        table = load(f"table:{given}", schema=schema)
-        return table.batch(torch.arange(len(table.labels)))
+    text = str(given)
+    rows = text.startswith("table:") or text.lower().endswith(SUFFIXES)
+    if at_path(text) or (rows and schema is not None):
+        source = load(text, schema=schema if rows else None)
+        return source.batch(torch.arange(len(source.labels)))
     path, named = given, tensors.read(Path(given))[0]
     found = []
     for names in (("inputs", "x", "images"), ("labels", "y")):

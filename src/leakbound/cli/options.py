@@ -158,7 +158,8 @@ class AttackOptions:
     local_batch_size: int | None = None
     """Examples per local step; by default all of them."""
     truth: File = None
-    """The true batch, to measure results. It holds `inputs` and `labels`. No attack sees it."""
+    """The true batch, to measure results: a file with `inputs` and `labels`, or a data source.
+    No attack sees it."""
     public: Source = None
     """Public examples, for attacks and bounds. They should be of the same kind."""
     round: int | None = None

@@ -10,9 +10,10 @@ import math
 import os
 import warnings
 import zipfile
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakbound._util import files
+from leakbound.data import dicom
 from leakbound.data.raw import (
+    MAX_PIXELS,
     Options,
     Raw,
+    RefusedImage,
     fit,
     interleave,
     read_file,
@@ -34,9 +39,19 @@ from leakbound.tensors.archive import open_archive, open_member, take
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".webp", ".avif", ".gif"),
+    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"),
+)
+OPTIONAL = {".webp": "webp", ".avif": "avif"}
+"""Ending -> Pillow's name of the decoder, which it can lack."""
+DARK = 0.25
+"""Part of the range of 16 bits up to which images are taken for ones of fewer bits."""
+TYPES = 8
+"""Types of files that a note names."""
+WIDE = 65535
+"""Highest value of 16 bits."""
 MAX_FILE = 256 << 20
-MAX_PIXELS = 50_000_000
 WRITERS: dict[str, str] = {
     "first": "the first part of the file's name, parts being joined by _ or -: WRITER_0001.png",
     "last": "the last part of the file's name: 0108_WRITER.png",
@@ -45,7 +60,9 @@ WRITERS: dict[str, str] = {
 }
 """The part of an image's name that identifies its writer -> one line about it."""
 
-_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM")
+_FORMATS = ("PNG", "JPEG", "BMP", "DIB", "WEBP", "AVIF", "GIF", "TIFF", "PPM")
+_MARKED = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "TIFF")
+"""Formats whose first bytes no text has by chance."""
 
 _FOLDER = {
     "outer_folder": (2, "WRITER/CLASS/image"),
@@ -53,8 +70,70 @@ _FOLDER = {
 }
 """Rule -> how many levels above the image the writer's folder is, and the form for errors."""
 
-Entry = tuple[str, Callable[[], bytes | bytearray]]
-"""The name of an image, with / between its folders, and a function that reads its bytes."""
+
+@dataclass(frozen=True)
+class _Entry:
+    """An image: its name, with / between its folders, and functions that read and decode it."""
+
+    name: str
+    read: Callable[[], bytes | bytearray]
+    decode: Callable[[bytes | bytearray, str], Tensor]
+
+
+@dataclass
+class _Found:
+    """The files of a folder or an archive: images, and how many others of each type."""
+
+    images: list[_Entry] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
+    folders: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(
+        self, name: str, read: Callable[[], bytes | bytearray], head: Callable[[], bytes]
+    ) -> None:
+        """Take a file for an image by its ending, or without one by its first bytes."""
+        decoder = _decoder(name, head)
+        if decoder is not None:
+            self.images.append(_Entry(name, read, decoder))
+            return
+        kind = PurePosixPath(name).suffix.lower() or "without an ending"
+        self.others[kind] += 1
+        self.folder(_parent(name))[kind] += 1
+
+    def folder(self, name: str) -> Counter[str]:
+        """The types of other files in a folder, which has no image if nothing else is found."""
+        return self.folders.setdefault(name, Counter())
+
+    def check(self) -> None:
+        """Reject a folder without an image in it or below: its class would vanish."""
+        used = {str(place) for own in self.images for place in PurePosixPath(own.name).parents}
+        above = {str(place) for name in self.folders for place in PurePosixPath(name).parents}
+        for name, types in sorted(self.folders.items()):
+            if name in used or name == "." or (name in above and not types):
+                continue
+            held = f"only {_listed(types)}" if types else "no file"
+            raise ValueError(
+                f"folder {_printable(name)!r} holds {held}, and no image that is read; save its "
+                "images as PNG or JPEG, or move the folder away"
+            )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out."""
+        if not self.others:
+            return ()
+        total = self.others.total()
+        what = "1 file of a type that is" if total == 1 else f"{total} files of types that are"
+        return (f"left out {what} not read: {_listed(self.others)}",)
+
+
+def _listed(types: Counter[str]) -> str:
+    shown = [f"{count} {_printable(kind)}" for kind, count in types.most_common(TYPES)]
+    return ", ".join(shown) + (", ..." if len(types) > TYPES else "")
+
+
+def _parent(name: str) -> str:
+    return str(PurePosixPath(name).parent)
 
 
 def read_folder(path: Path, options: Options) -> Raw:
@@ -62,19 +141,30 @@ def read_folder(path: Path, options: Options) -> Raw:
     if not path.is_dir():
         raise ValueError(f"folder {str(path)!r} does not exist; check the path")
     root = path.resolve()
-    entries: list[Entry] = []
-    for here, folders, files in os.walk(root, onerror=_raised):
+    found = _Found()
+    for here, folders, names in os.walk(root, onerror=_raised):
         for name in folders:
             if (Path(here) / name).is_symlink():
                 raise ValueError(f"{name!r} is a link to a folder; put a copy in its place")
-        for name in files:
+        if _hidden(place := Path(here).relative_to(root).as_posix()):
+            continue
+        found.folder(place)
+        for name in names:
             file = Path(here) / name
             relative = file.relative_to(root).as_posix()
-            if _is_image(relative):
-                if file.is_symlink():
-                    _check_link(file, root, relative)
-                entries.append((relative, partial(_read_file, file, relative)))
-    return _collect(entries, options)
+            if _hidden(relative):
+                continue
+            if file.is_symlink() and file.suffix.lower() in ("", *SUFFIXES, *dicom.SUFFIXES):
+                _check_link(file, root, relative)
+            found.add(relative, partial(_read_file, file, relative), partial(_head, file))
+    return _collect(found, options)
+
+
+def _head(file: Path) -> bytes:
+    if not file.is_file():
+        return b""
+    with files.opened(file) as stream:
+        return stream.read(dicom.HEAD)
 
 
 def _check_link(file: Path, root: Path, name: str) -> None:
@@ -100,16 +190,25 @@ def _raised(error: OSError) -> None:
 def read_zip(path: Path, options: Options) -> Raw:
     """Images inside a zip archive, as `read_folder`; macOS's own files are skipped."""
     with open_archive(path) as archive:
-        entries: list[Entry] = []
-        total = 0
+        found, total = _Found(), 0
         for member in archive.infolist():
             name = "/".join(part for part in member.filename.replace("\\", "/").split("/") if part)
-            if not member.is_dir() and _is_image(name):
-                _check_size(name, member.file_size)
-                total += member.file_size
-                entries.append((name, partial(_read_member, archive, member)))
+            if _hidden(name):
+                continue
+            found.folder(name if member.is_dir() else _parent(name))
+            if not member.is_dir():
+                head = partial(_head_of_member, archive, member)
+                found.add(name, partial(_read_member, archive, member), head)
+                if found.images and found.images[-1].name == name:
+                    _check_size(name, member.file_size)
+                    total += member.file_size
         within_limit(f"the images of archive {str(path)!r}", total)
-        return _collect(entries, options)
+        return _collect(found, options)
+
+
+def _head_of_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    with open_member(archive, member) as stream:
+        return bytes(take(stream, dicom.HEAD))
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytearray:
@@ -123,10 +222,52 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytearray
     return data
 
 
-def _is_image(name: str) -> bool:
+def _hidden(name: str) -> bool:
     parts = name.split("/")
-    hidden = any(p == "__MACOSX" or (p.startswith(".") and p not in (".", "..")) for p in parts)
-    return name.lower().endswith(SUFFIXES) and not hidden
+    return any(p == "__MACOSX" or (p.startswith(".") and p not in (".", "..")) for p in parts)
+
+
+def _decoder(
+    name: str, head: Callable[[], bytes]
+) -> Callable[[bytes | bytearray, str], Tensor] | None:
+    """What decodes a file of that name; None if it is of no type that is read."""
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix in dicom.SUFFIXES:
+        return dicom.decode
+    if suffix:
+        return decode if suffix in _readable() else None
+    begin = head()
+    if dicom.begins(begin):
+        return dicom.decode
+    return decode if _is_picture(begin) else None
+
+
+@cache
+def _readable() -> frozenset[str]:
+    """The endings of files that the installed Pillow reads."""
+    from PIL import features
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of decoders that an older Pillow does not know
+        lacking = {end for end, name in OPTIONAL.items() if not features.check(name)}
+    return frozenset(SUFFIXES) - lacking
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """The formats that the installed Pillow knows."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def _is_picture(head: bytes) -> bool:
+    """Whether a file begins as an image."""
+    from PIL import Image
+
+    tests = (Image.OPEN[name][1] for name in _formats() if name in _MARKED)
+    return any(test is not None and test(head[:16]) is True for test in tests)
 
 
 def _check_size(name: str, size: int) -> None:
@@ -136,21 +277,24 @@ def _check_size(name: str, size: int) -> None:
         )
 
 
-def _collect(entries: list[Entry], options: Options) -> Raw:
+def _collect(found: _Found, options: Options) -> Raw:
     """Images of equal size and channels, one of each class in turn, classes sorted by name.
 
     The class is the image's folder, below the folder that all images share; 'all' at the top. A
     folder that names the writer (see `WRITERS`) is first removed from the path.
     """
-    if not entries:
-        raise ValueError(f"it holds no image; give files that end in {', '.join(SUFFIXES)}")
-    entries = sorted(entries, key=lambda entry: entry[0])
-    origins = [_origin(name, options.writer) for name, _ in entries]
+    if not found.images:
+        held = f" ({_listed(found.others)})" if found.others else ""
+        raise ValueError(f"it holds no image{held}; give files that end in {', '.join(SUFFIXES)}")
+    found.check()
+    entries = sorted(found.images, key=lambda entry: entry.name)
+    origins = [_origin(entry.name, options.writer) for entry in entries]
     labels, names = _numbers(_classes([folders for _, folders in origins]))
     order = interleave(labels)[: options.limit]
     dealt = [entries[k] for k in order.tolist()]
-    files = tuple(_printable(name) for name, _ in dealt)
-    raw = Raw(_decode_all(dealt, options), labels[order], names, files=files)
+    images, dark = _decode_all(dealt, options)
+    named = tuple(_printable(entry.name) for entry in dealt)
+    raw = Raw(images, labels[order], names, files=named, notes=(*found.notes, *dark))
     if options.writer is None:
         return raw
     writers, writer_names = _numbers([writer for writer, _ in origins])
@@ -169,10 +313,10 @@ def decode(data: bytes | bytearray, name: str) -> Tensor:
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            with Image.open(io.BytesIO(data), formats=_formats()) as image:
                 _check_header(image, name)
                 pixels = _pixels(image, name)
-        except _Refused:
+        except RefusedImage:
             raise
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
             raise ValueError(f"image {name!r} has too many pixels; resize it") from error
@@ -183,20 +327,18 @@ def decode(data: bytes | bytearray, name: str) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-class _Refused(ValueError):
-    pass
-
-
 def _check_header(image: Image, name: str) -> None:
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise _Refused(
+        raise RefusedImage(
             f"image {name!r} declares {width} x {height} pixels; the limit is {MAX_PIXELS}: "
             "resize it"
         )
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":
-        raise _Refused(f"image {name!r} holds {frames} pictures; give one picture per file")
+        raise RefusedImage(
+            f"image {name!r} holds {frames} pictures; save the one that you mean as a file"
+        )
 
 
 def _pixels(image: Image, name: str) -> np.ndarray:
@@ -204,20 +346,21 @@ def _pixels(image: Image, name: str) -> np.ndarray:
         return np.array(image.convert("L"))[..., None]
     if image.mode.startswith("I"):
         wide = np.array(image)[..., None]
-        if wide.min() < 0 or wide.max() > 65535:
-            raise _Refused(f"image {name!r} has values outside 0..65535; save it with 16 bits")
-        return (wide / 65535).astype(np.float32)
+        if wide.min() < 0 or wide.max() > WIDE:
+            raise RefusedImage(f"image {name!r} has values outside 0..{WIDE}; save it with 16 bits")
+        return (wide / WIDE).astype(np.float32)
     if image.mode == "F":
-        raise _Refused(f"image {name!r} holds floats, whose range is not known; save it as PNG")
+        raise RefusedImage(f"image {name!r} holds floats, whose range is not known; save it as PNG")
     if "transparency" in image.info:
         image = image.convert("RGBA")
     return np.array(image.convert("RGB"))
 
 
-def _decode_all(entries: list[Entry], options: Options) -> Tensor:
-    images, first = torch.empty(0), ""
-    for k, (name, read) in enumerate(entries):
-        image = decode(read(), name)
+def _decode_all(entries: list[_Entry], options: Options) -> tuple[Tensor, Iterable[str]]:
+    """The images (N, C, H, W), and a note if those of 16 bits use only a part of their range."""
+    images, first, most, wide = torch.empty(0), "", 0.0, True
+    for k, entry in enumerate(entries):
+        name, image = entry.name, _scaled(entry, options.bits)
         shape = shape_after(image.shape, options)
         if k == 0:
             first = name
@@ -236,7 +379,34 @@ def _decode_all(entries: list[Entry], options: Options) -> Tensor:
                 "give channels = 1 (gray) or channels = 3 (RGB)"
             )
         images[k] = fit(image[None], options)[0]
-    return images
+        wide = wide and image.is_floating_point() and entry.decode is decode
+        most = max(most, float(image.max())) if wide else most
+    if not wide or not 0 < most <= DARK or options.bits is not None:
+        return images, ()
+    bits = round(most * WIDE).bit_length()
+    return images, (
+        f"the images have 16 bits, but use only values up to {most:.3f} of that range; for values "
+        f"of {bits} bits set bits = {bits} in [data] of a plan",
+    )
+
+
+def _scaled(entry: _Entry, bits: int | None) -> Tensor:
+    """The image; values of 16 bits as parts of the range of `bits` bits."""
+    image: Tensor = entry.decode(entry.read(), entry.name)
+    if bits is None:
+        return image
+    if not image.is_floating_point() or entry.decode is not decode:
+        raise ValueError(
+            f"bits is {bits}, which image {entry.name!r} does not need: it has 8 bits, or its "
+            "header says how many; leave bits out"
+        )
+    scaled: Tensor = image * (WIDE / (2**bits - 1))
+    if float(scaled.max()) > 1 + 1e-6:
+        raise ValueError(
+            f"image {entry.name!r} has the value {float(image.max()) * WIDE:.0f}, but bits = "
+            f"{bits} ends at {2**bits - 1}; give more bits"
+        )
+    return scaled.clamp(0, 1)
 
 
 def _classes(parents: list[tuple[str, ...]]) -> list[str]:

@@ -17,9 +17,12 @@ Array = np.ndarray
 
 
 def read_npz(path: Path, options: Options) -> Raw:
-    """Images (N, H, W), (N, H, W, C) or (N, C, H, W), in 0..255 or [0, 1], and labels (N,)."""
+    """Images (N, H, W), (N, H, W, C) or (N, C, H, W), in 0..255 or [0, 1], and labels (N,).
+
+    With `bits`, whole numbers are in 0..2^bits - 1.
+    """
     with open_archive(path) as archive:
-        images = _images(_array(archive, ("inputs", "x", "images")))
+        images = _images(_array(archive, ("inputs", "x", "images")), options.bits)
         labels = _array(archive, ("labels", "y"))
     if labels.ndim != 1 or labels.dtype.kind not in "ui":
         raise ValueError(
@@ -52,15 +55,22 @@ def _array(archive: zipfile.ZipFile, names: tuple[str, ...]) -> Array:
     return array
 
 
-def _images(array: Array) -> Tensor:
+def _images(array: Array, bits: int | None) -> Tensor:
     low, high = array.min(), array.max()
+    most = 255 if bits is None else 2**bits - 1
+    if bits is not None and array.dtype.kind == "f":
+        raise ValueError(f"bits is {bits}, but the images are floats; leave bits out")
     if array.dtype.kind == "f":
         if not np.isfinite(low) or not np.isfinite(high):
             raise ValueError("images hold NaN or infinity; give finite values in [0, 1]")
         if low < 0 or high > 1:
             raise ValueError(f"images run from {low:g} to {high:g}; scale floats to [0, 1]")
-    elif low < 0 or high > 255:
-        raise ValueError(f"images run from {low} to {high}; give whole numbers in 0..255")
+    elif low < 0 or high > most:
+        mend = "" if bits is not None or low < 0 else ", or bits = 12 for images of 12 bits"
+        raise ValueError(f"images run from {low} to {high}; give whole numbers in 0..{most}{mend}")
+    if bits is not None:
+        raw.within_limit(f"{len(array)} images of {array.shape[1:]}", 4 * array.size)
+        array = array.astype(np.float32) / most
     values = torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.uint8))
     if values.ndim == 3:
         return values[:, None]

@@ -16,6 +16,9 @@ from leakbound.tensors.archive import take
 
 MAX_BYTES = 4 << 30
 
+MAX_PIXELS = 50_000_000
+"""Pixels of one image, which are checked before it is decoded."""
+
 MAX_CLASSES = 100_000
 
 LUMA = (0.299, 0.587, 0.114)
@@ -25,7 +28,7 @@ LUMA = (0.299, 0.587, 0.114)
 class Options:
     """How `load` shapes images; None leaves them unchanged, or reads no writers.
 
-    `schema` is the file that describes a table.
+    `schema` is the file that describes a table, `bits` how many bits 16-bit images use.
     """
 
     size: int | None = None
@@ -33,6 +36,7 @@ class Options:
     limit: int | None = None
     writer: str | None = None
     schema: str | Path | None = None
+    bits: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +45,7 @@ class Raw:
 
     Of a table `inputs` are rows (N, n) of its `columns`, of a text tokens (N, n) of its `words`. If
     requested, `writers` (N,) are indices into `writer_names`. Image files have their names in
-    `files`, in that order.
+    `files`, in that order. `notes` say what was left out, and what to check.
     """
 
     inputs: Tensor
@@ -52,6 +56,11 @@ class Raw:
     writer_names: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class RefusedImage(ValueError):
+    """An image that is no damage, but is not read; the message names it and the mend."""
 
 
 def expect(fits: bool, name: str, value: Tensor, wanted: str) -> None:

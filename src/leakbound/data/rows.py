@@ -10,33 +10,30 @@ import csv
 import importlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
 from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from leakbound import check
 from leakbound._util import files
+from leakbound.data.values import NumberFormat
+from leakbound.domains.table import DECIMALS
 
-MISSING = frozenset({"", "NA", "NaN", "nan", "?", "null"})
-"""What counts as a missing value."""
-DELIMITERS = ",;\t"
+DELIMITERS = ",;\t|"
 MOST_COLUMNS = 10_000
 PARQUET = (".parquet", ".pq")
 _VALUES, _FEWEST, _LONGEST, _SNIFFED = 8_192, 128, 1 << 24, 50
 """Values of a block, which fit a cache, and its fewest rows; characters of a row, and of a block;
 lines that show the delimiter.
 """
-_NAN = dict.fromkeys(MISSING, "nan")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ][\d:.+Z-]*)?", re.ASCII)
-_EPOCH = date(1970, 1, 1).toordinal()
+_SEPARATOR = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)
+"""Excel's first line, which names the delimiter."""
 
 
 @dataclass(frozen=True)
@@ -76,22 +73,25 @@ def opened(path: Path, delimiter: str | None = None) -> Iterator[Rows]:
         return
     with files.opened(path) as raw, TextIOWrapper(raw, "utf-8-sig", newline="") as text:
         lines = _Lines(text)
-        given: Iterable[str] = lines
-        reader = csv.reader(given)
+        start, reader = _Start(0, delimiter or ",", []), csv.reader([])
         try:
-            if delimiter is None:
-                first = list(islice(lines, _SNIFFED))
-                delimiter, given = _sniffed(first), chain(first, lines)
-            reader = csv.reader(given, delimiter=delimiter, skipinitialspace=True, strict=True)
-            names = _header(next(reader, []))
-            blocks = _blocks(reader, names, lines, raw.tell)
-            yield Rows(names, delimiter, blocks, path.stat().st_size, lambda: _line_ends(path))
+            start = _start(lines, delimiter)
+            given = chain(start.lines, lines)
+            reader = csv.reader(
+                given, delimiter=start.delimiter, skipinitialspace=True, strict=True
+            )
+            names = _header(next(reader, []), start.skipped + 1)
+            blocks = _blocks(reader, names, lines, raw.tell, start.skipped)
+            yield Rows(
+                names, start.delimiter, blocks, path.stat().st_size, lambda: _line_ends(path)
+            )
         except UnicodeDecodeError:
             line = _first_not_utf8(path)
             raise ValueError(f"line {line} is not UTF-8 text; save the file as UTF-8") from None
         except csv.Error as error:
+            line = start.skipped + reader.line_num
             raise ValueError(
-                f"line {reader.line_num}: {error}; close every quotation mark, and keep values "
+                f"line {line}: {error}; close every quotation mark, and keep values "
                 f"below {csv.field_size_limit()} characters"
             ) from None
 
@@ -121,8 +121,50 @@ class _Lines:
         return self._lines
 
 
+@dataclass(frozen=True)
+class _Start:
+    """How many lines come before the names of the columns, the delimiter, and the next lines."""
+
+    skipped: int
+    delimiter: str
+    lines: list[str]
+
+
+def _start(lines: _Lines, delimiter: str | None) -> _Start:
+    """Skip what comes before the names: a line `sep=;`, comments and empty lines."""
+    skipped, comment, first = 0, "", list[str]()
+    for line in lines:
+        said = _SEPARATOR.fullmatch(line) if not skipped else None
+        if said and said[1] != (delimiter or said[1]):
+            raise ValueError(
+                f"line 1 is {line.strip()!r}, but the schema has delimiter = {delimiter!r}; write "
+                "the file's delimiter in the schema"
+            )
+        if said:
+            check.one_of(DELIMITERS, delimiter=said[1])
+            delimiter = said[1]
+        elif line.startswith("#"):
+            comment = line
+        elif line.strip():
+            first.append(line)
+            break
+        skipped += 1
+    first += islice(lines, _SNIFFED - 1)
+    delimiter = delimiter or _sniffed(first)
+    if comment and 1 < _width(comment, delimiter) == _width(first[0] if first else "", delimiter):
+        raise ValueError(
+            f"line {skipped} begins with #: it may be a comment, or the names of the columns; "
+            "remove the #, or the line"
+        )
+    return _Start(skipped, delimiter, first)
+
+
+def _width(line: str, delimiter: str) -> int:
+    return len(next(csv.reader([line], delimiter=delimiter), []))
+
+
 def _blocks(
-    reader: Any, names: tuple[str, ...], lines: _Lines, done: Callable[[], int]
+    reader: Any, names: tuple[str, ...], lines: _Lines, done: Callable[[], int], skipped: int
 ) -> Iterator[RowBlock]:
     size, seen = max(_FEWEST, _VALUES // len(names)), False
     rows: list[list[str]] = []
@@ -133,12 +175,15 @@ def _blocks(
         if len(row) != len(names):
             if not row:  # an empty line
                 continue
+            line = skipped + reader.line_num
+            if row[0].startswith("#"):
+                raise ValueError(f"line {line} is a comment, {row[0][:40]!r}; remove it")
             raise ValueError(
-                f"line {reader.line_num} has {len(row)} values, but the header has {len(names)}; "
+                f"line {line} has {len(row)} values, but the header has {len(names)}; "
                 "give one for each column, and quote values that hold the delimiter"
             )
         rows.append(row)
-        numbers.append(reader.line_num)
+        numbers.append(skipped + reader.line_num)
         if len(rows) == size or lines.taken - begun > _LONGEST:
             yield RowBlock(numbers, dict(zip(names, zip(*rows, strict=True), strict=True)), done())
             rows, numbers, seen, begun = [], [], True, lines.taken
@@ -148,7 +193,7 @@ def _blocks(
         raise ValueError("it holds a header, but no row; give at least one")
 
 
-def _header(row: Sequence[str]) -> tuple[str, ...]:
+def _header(row: Sequence[str], line: int) -> tuple[str, ...]:
     names = tuple(name.strip() for name in row)
     if not any(names):
         raise ValueError("it is empty; give a line of column names, then the rows")
@@ -157,8 +202,8 @@ def _header(row: Sequence[str]) -> tuple[str, ...]:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"the header names {twice[0]!r} twice; give each column its own name")
-    if all(_NUMBER.fullmatch(name) for name in names):
-        raise ValueError(f"line 1 holds only numbers, such as {names[0]}; add a line of names")
+    if any(np.isfinite(NumberFormat(mark).read(names)).all() for mark in DECIMALS):
+        raise ValueError(f"line {line} holds only numbers, such as {names[0]}; add a line of names")
     return names
 
 
@@ -206,7 +251,7 @@ def _parquet(path: Path) -> Rows:
     files.check_regular(path)
     with _parquet_errors():
         table = parquet.ParquetFile(path)
-    names = _header(table.schema_arrow.names)
+    names = _header(table.schema_arrow.names, 1)
 
     def blocks() -> Iterator[RowBlock]:
         at = 0
@@ -234,47 +279,3 @@ def _parquet_errors() -> Iterator[None]:
 
 def _text(value: object) -> str:
     return "" if value is None else str(value)
-
-
-def numbers(values: Sequence[str]) -> NDArray[Any]:
-    """Text as float64; NaN where it is no finite number in plain ASCII.
-
-    Example:
-        >>> numbers(["1e3", " -.5", "NA", "1_0", "inf"]).tolist()
-        [1000.0, -0.5, nan, nan, nan]
-    """
-    try:
-        found = np.fromiter(map(float, map(_NAN.get, values, values)), np.float64, len(values))
-        if not np.isinf(found).any() and (text := "".join(values)).isascii() and "_" not in text:
-            return found
-    except ValueError:
-        pass
-    return _each(values, _number)
-
-
-def days(values: Sequence[str]) -> NDArray[Any]:
-    """Dates like 2024-03-01 as days since 1970, without the time of day; NaN for other text.
-
-    Example:
-        >>> days(["1970-01-02", "2024-03-01 12:30", "2024-13-01"]).tolist()
-        [1.0, 19783.0, nan]
-    """
-    return _each(values, _day)
-
-
-def _each(values: Sequence[str], parse: Callable[[str], float]) -> NDArray[Any]:
-    known = {value: parse(value) for value in set(values)}
-    return np.fromiter(map(known.__getitem__, values), np.float64, len(values))
-
-
-def _number(text: str) -> float:
-    found = float(text) if _NUMBER.fullmatch(text.strip()) else np.inf
-    return found if np.isfinite(found) else np.nan
-
-
-def _day(text: str) -> float:
-    try:
-        known = date.fromisoformat(text[:10]) if _DATE.fullmatch(text) else None
-    except ValueError:
-        known = None
-    return np.nan if known is None else known.toordinal() - _EPOCH

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import date
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,15 +17,24 @@ from leakbound import check
 from leakbound._util import files
 from leakbound._util.text import printable, toml
 from leakbound.data import rows
+from leakbound.data.values import MISSING, ColumnTexts, DraftedFormat, NumberFormat
 from leakbound.domains import Column, TableDomain
+from leakbound.domains.table import DECIMALS, EPOCH, day
 from leakbound.random import stream, uniform
 
-DAYS = "days"
-"""Unit of a column of whole numbers whose values may also be dates: days since 1970."""
 FEW, MOST_LEVELS, LONGEST_LEVEL = 20, 1_000, 200
 """Most values of whole numbers that may be categories; most levels, and characters of a level."""
-NUMERIC = 0.99
-"""Share of a column's present values that must be numbers if it is to count as one of numbers."""
+SHOWN = 3
+"""Texts that a draft names of those that are no number."""
+SHORTEST_CODE = 4
+"""Digits of a code, such as a postal code, that begins with no 0."""
+QUASI = re.compile(
+    r"(?<![a-z])(?:dob|sex|age|zip|plz)(?![a-z])|birth|born|post_?(?:al|code)|gender", re.I
+)
+SEXES = ({"f", "m"}, {"w", "m"}, {"female", "male"}, {"woman", "man"})
+"""Names and levels of columns that, with others, identify a person."""
+COMPACT = "%Y%m%d"
+"""Format of dates that look like whole numbers."""
 EXACT = 2**22
 """Range up to which float32 inputs tell whole numbers apart with room to spare."""
 SAMPLE, SAMPLES = 100_000, 10_000_000
@@ -34,8 +45,14 @@ HEAD = """\
 # - sensitive = true shows a column first in reports.
 # - A number may also have: unit, tolerance, center, scale. A category: encoding.
 """
+_TEXTS = (
+    *("name", "kind", "unit", "encoding", "decimal", "censored", "format"),
+    *("target", "target_decimal", "target_unit", "delimiter"),
+)
+_DATED = ("low", "high", "center", "typical")
+"""Keys of a column that are dates in the file if its kind is date."""
 _TYPES = {
-    **dict.fromkeys(("name", "kind", "unit", "encoding", "target", "delimiter"), (str, "a text")),
+    **dict.fromkeys(_TEXTS, (str, "a text")),
     **dict.fromkeys(("missing", "sensitive", "confirmed"), (bool, "true or false")),
     **dict.fromkeys(("levels", "classes", "ignore"), (list, "a list of texts")),
 }
@@ -53,7 +70,9 @@ class Schema:
         classes: the label's levels; () if the label is a number.
         ignore: names of columns that are not read.
         confirmed: whether a person has checked it; otherwise no table is loaded.
-        delimiter: of a CSV file: a comma, a semicolon or a tab.
+        delimiter: of a CSV file: a comma, a semicolon, a tab or a vertical bar.
+        target_decimal, target_unit: the decimal mark and the unit in the file of a label that is a
+            number, as in `Column`.
         notes: comments by column name, in a draft.
 
     Example:
@@ -80,6 +99,8 @@ class Schema:
     ignore: tuple[str, ...] = ()
     confirmed: bool = False
     delimiter: str = ","
+    target_decimal: str = "."
+    target_unit: str = ""
     notes: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +119,7 @@ class Schema:
                 "if the label is a number"
             )
         check.one_of(rows.DELIMITERS, delimiter=self.delimiter)
+        check.one_of(DECIMALS, target_decimal=self.target_decimal)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
@@ -145,11 +167,17 @@ class Schema:
             f"delimiter = {toml(self.delimiter)}",
             f"target = {toml(self.target)}{notes.get(self.target, '')}",
             f"classes = {toml(self.classes)}",
+            *self._label_lines(),
             *(["ignore = [", *ignored, "]"] if ignored else ["ignore = []"]),
         ]
         for column in self.columns:
             lines += ["", "[[columns]]", *_lines(column, notes.get(column.name, ""))]
         return ("" if self.confirmed else HEAD) + "\n".join(lines) + "\n"
+
+    def _label_lines(self) -> Iterator[str]:
+        for name, default in (("target_decimal", "."), ("target_unit", "")):
+            if getattr(self, name) != default:
+                yield f"{name} = {toml(getattr(self, name))}"
 
     def save(self, path: Path) -> None:
         """Write it to a file; a file that leakbound did not write stays unchanged.
@@ -166,9 +194,11 @@ class Schema:
     ) -> Self:
         """Draft the schema of a CSV or Parquet file; memory does not grow with its rows.
 
-        A column of numbers has numbers in 99 % of its present values or more. Text is a category of
-        up to 1,000 levels. Identifiers, free text, constant and empty columns are ignored. Ranges
-        and levels are exact; medians and spreads are those of up to 100,000 random rows.
+        A column of numbers has numbers in 99 % of its present values or more, or dates, all written
+        in one way. Text is a category of up to 1,000 levels. Identifiers, free text, constant and
+        empty columns are ignored. Ranges and levels are exact; medians and spreads are those of up
+        to 100,000 random rows. The file is read twice: to find how numbers are written, and to read
+        them. Notes ask what the file does not say.
 
         Args:
             path: the file.
@@ -181,7 +211,10 @@ class Schema:
         what = f"table {str(path)!r}"
         try:
             with rows.opened(Path(path)) as table:
-                return cls(**_draft(_seen(table, watch), target), delimiter=table.delimiter)
+                forms = _forms(table, lambda done, size: watch(done, 2 * size))
+            with rows.opened(Path(path)) as table:
+                found = _seen(table, forms, lambda done, size: watch(size + done, 2 * size))
+                return cls(**_draft(found, target), delimiter=table.delimiter)
         except OSError as error:
             raise ValueError(
                 f"{what} cannot be read: {error.strerror or error}; check the path"
@@ -206,21 +239,35 @@ def _checked(where: str, row: Mapping[str, Any], known: Sequence[str]) -> dict[s
 
 
 def _column(row: Mapping[str, Any]) -> Column:
-    name = row.get("name")
+    name, dated = row.get("name"), row.get("kind") == "date"
     if not isinstance(name, str) or not name:
         raise ValueError(f"a column has name {name!r}; give the name in the file's header")
-    return Column(**_checked(f"column {name!r}", row, [f.name for f in fields(Column)]))
+    what, settled = f"column {name!r}", dict(row)
+    for key in (key for key in row if key in _DATED):
+        value = row[key]
+        if (type(value) is date) != dated:
+            form = "a date such as 1990-01-31" if dated else 'a number, or set kind = "date"'
+            raise ValueError(f"{what}: {key} is {str(value)[:60]!r}; give {form}")
+        settled[key] = value.toordinal() - EPOCH if dated else value
+    if dated and not {"low", "high"} <= set(row):
+        raise ValueError(f"{what} has no low and high; give the first and the last possible date")
+    return Column(**_checked(what, settled, [f.name for f in fields(Column)]))
 
 
 def _lines(column: Column, note: str) -> Iterator[str]:
     """The keys of a column that a reader must see, and those that differ from their default."""
     shown = {"kind", "sensitive", *(["levels"] if column.categorical else ["low", "high"])}
+    shown |= {"format"} if column.kind == "date" else set()
     for key in fields(column):
         value = getattr(column, key.name)
-        if key.name in shown or value != key.default:
-            if column.kind == "integer" and isinstance(value, float) and value.is_integer():
-                value = int(value)
-            yield f"{key.name} = {toml(value)}{note if key.name == 'kind' else ''}"
+        if key.name not in shown and value == key.default:
+            continue
+        if column.kind == "date" and key.name in _DATED:
+            yield f"{key.name} = {day(value)}"
+            continue
+        if column.kind == "integer" and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        yield f"{key.name} = {toml(value)}{note if key.name == 'kind' else ''}"
 
 
 @dataclass
@@ -228,32 +275,39 @@ class _Seen:
     """What the rows so far say about one column.
 
     `sample` has NaN where there is no number; `codes` says that some begin with 0, as 0815 does.
+    `digits` are the lengths of values that are digits alone. `others` are the extremes by another
+    reading, and `example` is a text that it reads as another number.
     """
 
     name: str
+    choice: DraftedFormat
     sample: NDArray[Any]
-    parse: Callable[[Sequence[str]], NDArray[Any]] = rows.numbers
     numbers: int = 0
     texts: int = 0
     missing: int = 0
     low: float = np.inf
     high: float = -np.inf
+    others: tuple[float, float] = (np.inf, -np.inf)
+    example: str = ""
     whole: bool = True
     levels: set[str] | None = field(default_factory=set)
     codes: bool = False
-    first: str = ""
+    digits: set[int] = field(default_factory=set)
+    odd: list[str] = field(default_factory=list)
 
     def add(self, block: rows.RowBlock, at: NDArray[Any], place: NDArray[Any]) -> None:
-        values = block.values[self.name]
-        found = self.parse(values)
-        if not self.numbers and not self.texts and np.isnan(found).all():
-            dates = rows.days(values)
-            if not np.isnan(dates).all():
-                self.parse, found = rows.days, dates
+        values, choice = block.values[self.name], self.choice
+        if choice.reading is None:
+            missing = sum(map(MISSING.__contains__, values))
+            self.missing += missing
+            self.texts += len(values) - missing
+            self._count(set(values))
+            return
+        found = choice.reading.read(values)
         empty = np.isnan(found)
-        texts = [k for k in np.flatnonzero(empty).tolist() if values[k] not in rows.MISSING]
-        if texts and not self.first:
-            self.first = f"{values[texts[0]][:40]!r} in {block.word} {block.lines[texts[0]]}"
+        texts = [k for k in np.flatnonzero(empty).tolist() if values[k] not in MISSING]
+        for k in texts[: SHOWN - len(self.odd)]:
+            self.odd.append(f"{values[k][:40]!r} in {block.word} {block.lines[k]}")
         self.texts += len(texts)
         self.missing += int(empty.sum()) - len(texts)
         known = found[~empty]
@@ -262,10 +316,22 @@ class _Seen:
             self.low = min(self.low, float(known.min()))
             self.high = max(self.high, float(known.max()))
             self.whole = self.whole and not (known % 1).any()
+        if choice.other is not None and len(known):
+            again = choice.other.read(values)
+            least, most = self.others
+            self.others = min(least, float(np.nanmin(again))), max(most, float(np.nanmax(again)))
+            differ = np.flatnonzero((again != found) & ~empty).tolist()
+            self.example = self.example or next((values[k] for k in differ), "")
         self.sample[place] = found[at]
+        self._count(set(values))
+
+    def _count(self, values: set[str]) -> None:
+        new = values - MISSING - (self.levels or set())
+        if len(self.digits) < 2:
+            self.digits |= {len(code) if code.isdecimal() else 0 for code in new}
+        if not self.codes:
+            self.codes = any(code.isdecimal() and code[0] == "0" < code for code in new)
         if self.levels is not None:
-            new = set(values) - rows.MISSING - self.levels
-            self.codes |= any(code.isdecimal() and code[:1] == "0" < code for code in new)
             short = all(len(level) <= LONGEST_LEVEL for level in new)
             within = short and len(self.levels) + len(new) <= MOST_LEVELS
             self.levels = self.levels | new if within else None
@@ -273,46 +339,69 @@ class _Seen:
     @property
     def few(self) -> tuple[str, ...]:
         """The values of whole numbers that may be categories."""
-        known = self.levels or ()
-        one = self.whole and self.parse is rows.numbers and not self.texts
-        return tuple(sorted(known, key=float)) if one and 1 < len(known) <= FEW else ()
+        known, reading = self.levels or (), self.choice.reading
+        if reading is None or reading.format or not self.whole or self.texts:
+            return ()
+        numbers = dict(zip(known, reading.read([*known]).tolist(), strict=True))
+        return tuple(sorted(known, key=numbers.__getitem__)) if 1 < len(known) <= FEW else ()
+
+    @property
+    def code(self) -> bool:
+        """Whether its values may be codes, as postal codes are: of equal length, and repeated."""
+        known = self.sample[~np.isnan(self.sample)]
+        alike = len(self.digits) == 1 and min(self.digits) >= SHORTEST_CODE
+        return self.codes or (alike and len(np.unique(known)) < len(known) and not self.few)
+
+    @property
+    def quasi(self) -> str:
+        """What to ask if it may be a quasi-identifier."""
+        reading = self.choice.reading
+        if reading is not None and reading.format:
+            return "ask: a date of birth? That is a quasi-identifier"
+        sexes = {level.casefold() for level in self.levels or ()}
+        if self.code or QUASI.search(self.name) or any(pair <= sexes for pair in SEXES):
+            return "ask: a quasi-identifier? With others it can identify a person"
+        return ""
 
     def draft(self) -> tuple[Column | None, str]:
         """The column, or None to ignore it; what a person should know about it."""
-        present, levels = self.numbers + self.texts, self.levels
+        present, levels, choice = self.numbers + self.texts, self.levels, self.choice
         if not self.name:
             return None, "it has no name"
         if not present:
             return None, "every value is missing"
         if levels is not None and len(levels) == 1:
             return None, f"every value is {next(iter(levels))!r}"
-        if self.numbers >= NUMERIC * present and not self.codes:
-            return self._number()
+        if choice.reading is not None and not self.codes:
+            return self._number(choice.reading)
+        if choice.mixed:
+            return None, "; ".join(choice.said)
         if levels is None:
-            comma = all(map(str.isdecimal, self.first.partition(" ")[0].strip("'-").split(",")))
-            return None, (
-                f"numbers with a comma, such as {self.first}: write a decimal point"
-                if comma
-                else f"over {MOST_LEVELS} texts, or one of over {LONGEST_LEVEL} characters: an "
-                "identifier, or free text"
-            )
+            kind = "codes" if self.codes else "texts"
+            long = "" if self.codes else f", or one of over {LONGEST_LEVEL} characters"
+            why = f"over {MOST_LEVELS} {kind}{long}: an identifier, or free text"
+            return None, "; ".join((why, *choice.said))
         if len(levels) == present > FEW:
-            return None, "text that no two rows share: an identifier"
+            return None, "; ".join(("text that no two rows share: an identifier", *choice.said))
         names = tuple(sorted(levels))
-        return Column(self.name, "categorical", levels=names, missing=self.missing > 0), ""
+        asks = [*(() if self.codes else choice.said), *([self.quasi] if self.quasi else [])]
+        column = Column(self.name, "categorical", levels=names, missing=self.missing > 0)
+        return column, "; ".join((*(["codes, as some begin with 0"] * self.codes), *asks))
 
-    def _number(self) -> tuple[Column | None, str]:
+    def _number(self, reading: NumberFormat) -> tuple[Column | None, str]:
         if self.low == self.high:
-            return None, f"every value is {self.low:g}"
-        dates, notes = self.parse is rows.days, []
+            return None, f"every value is {day(self.low) if reading.format else f'{self.low:g}'}"
         whole = self.whole and self.high - self.low <= EXACT
         column = Column(
             self.name,
-            "integer" if whole else "continuous",
+            "date" if reading.format else "integer" if whole else "continuous",
             self.low,
             self.high,
-            unit=DAYS if dates else "",
+            unit=reading.unit,
             missing=self.missing > 0,
+            decimal=reading.decimal,
+            censored="limit" if reading.beyond else "",
+            format=reading.format or Column.format,
         )
         sample = self.sample[~np.isnan(self.sample)]
         if len(sample):
@@ -320,23 +409,65 @@ class _Seen:
                 low, middle, high = np.quantile(sample, (0.25, 0.5, 0.75)).tolist()
                 spread = float(f"{(high - low) / 1.349 or sample.std():.6g}")
             known = spread if 0 < spread < np.inf else None
-            column = replace(column, typical=float(f"{middle:.6g}"), spread=known)
-        if dates:
-            notes.append("dates, as days since 1970")
-        elif self.few:
-            notes.append(f"ask: number or category? A category has levels = {toml(self.few)}")
+            typical = round(middle) if reading.format else float(f"{middle:.6g}")
+            column = replace(column, typical=typical, spread=known)
+        return column, "; ".join(filter(None, self._notes(reading, whole, sample)))
+
+    def _notes(self, reading: NumberFormat, whole: bool, sample: NDArray[Any]) -> Iterator[str]:
+        yield from self.choice.said
+        if self.choice.other is not None and self.example:
+            yield self.two_readings(reading, self.choice.other)
+        if self.few:
+            yield f"ask: number or category? A category has levels = {toml(self.few)}"
+        elif self.code:
+            yield "ask: a number, or a code such as a postal code? A code is a category"
+        elif reading.format:
+            pass
         elif whole and len(sample) >= SAMPLE // 1_000 and len(np.unique(sample)) == len(sample):
-            notes.append("ask: an identifier? No two rows share a value")
+            yield "ask: an identifier? No two rows share a value"
         elif self.whole and not whole:
-            notes.append("whole numbers over a range that float32 inputs round")
+            yield "whole numbers over a range that float32 inputs round"
+        if self.digits == {8} and _dates([f"{value:08.0f}" for value in sample.tolist()]):
+            yield f'ask: dates? Then kind = "date", format = "{COMPACT}", low and high as dates'
+        yield self.quasi
         if self.texts:
-            notes.append(f"{self.texts} values are no number, the first is {self.first}: mend them")
-        return column, "; ".join(notes)
+            yield f"{self.texts} values are no number, such as {', '.join(self.odd)}: mend them"
+
+    def two_readings(self, reading: NumberFormat, other: NumberFormat, key: str = "decimal") -> str:
+        """The question which of two readings is right, and what to set for the other one."""
+        text = self.example
+        one, two = (own.read([text])[0] for own in (reading, other))
+        least, most = self.others
+        if other.format:
+            return (
+                f"ask: is {text[:20]!r} {day(one)} or {day(two)}? For the second: format = "
+                f"{toml(other.format)}, low = {day(least)}, high = {day(most)}"
+            )
+        return (
+            f"ask: is {text[:20]!r} {one:.12g} or {two:.12g}? For the second: {key} = "
+            f"{toml(other.decimal)}, low = {least:.12g}, high = {most:.12g}"
+        )
 
 
-def _seen(table: rows.Rows, watch: Watch) -> list[_Seen]:
+def _dates(texts: Sequence[str]) -> bool:
+    return bool(texts) and not np.isnan(NumberFormat(format=COMPACT).read(texts)).any()
+
+
+def _forms(table: rows.Rows, watch: Watch) -> dict[str, DraftedFormat]:
+    """How each column is read, after a first look at all rows."""
+    found = {name: ColumnTexts() for name in table.names}
+    for block in table.blocks:
+        for name, own in found.items():
+            own.add(block.values[name])
+        watch(block.done, table.size)
+    needed = {own.mark for own in found.values()} - {""}
+    mark = needed.pop() if len(needed) == 1 else "."
+    return {name: own.choice(mark) for name, own in found.items()}
+
+
+def _seen(table: rows.Rows, choices: Mapping[str, DraftedFormat], watch: Watch) -> list[_Seen]:
     size, count, source = min(SAMPLE, SAMPLES // len(table.names)), 0, stream(0, "schema")
-    found = [_Seen(name, np.full(size, np.nan)) for name in table.names]
+    found = [_Seen(name, choices[name], np.full(size, np.nan)) for name in table.names]
     double = torch.empty(0, dtype=torch.float64)
     for block in table.blocks:
         row = count + np.arange(len(block.lines))
@@ -354,20 +485,37 @@ def _draft(seen: Sequence[_Seen], target: str | None) -> dict[str, Any]:
     drafts = {one.name: one.draft() for one in seen}
     columns = {name: column for name, (column, _) in drafts.items() if column is not None}
     notes = {name: note for name, (_, note) in drafts.items() if note}
-    name = next(reversed(columns), "") if target is None else target
-    if name not in columns:
+    fit = [name for name, column in columns.items() if column.kind != "date"]
+    name = (fit[-1] if fit else "") if target is None else target
+    if name not in fit:
         why = notes.get(name, "") if name in drafts else check.closest(name, drafts)
+        why = "a date is no label" if name in columns else why
         raise ValueError(f"target is {name!r}, which cannot be the label; {why}")
     label, own = columns.pop(name), next(one for one in seen if one.name == name)
     if not columns:
         raise ValueError(f"no column is left beside the label {name!r}; give at least one")
     said = ["ask whether this is the label"] if target is None else []
     said += [f"{own.missing} rows have no label: leave them out"] if own.missing else []
-    said += [] if label.categorical or own.few else ["a number, so that there are no classes"]
+    number = not (label.categorical or own.few)
+    said += _of_number(own) if number else []
     return {
         "columns": tuple(columns.values()),
         "target": name,
         "classes": label.levels or own.few,
+        "target_decimal": label.decimal if number else ".",
+        "target_unit": label.unit if number else "",
         "ignore": tuple(name for name, (column, _) in drafts.items() if column is None),
         "notes": {**notes, name: "; ".join(said)},
     }
+
+
+def _of_number(label: _Seen) -> Iterator[str]:
+    """What to know about a label that is a number."""
+    yield "a number, so that there are no classes"
+    reading, other = label.choice.reading, label.choice.other
+    if reading is not None and other is not None and label.example:
+        yield label.two_readings(reading, other, "target_decimal").partition(", low =")[0]
+    if reading is not None and reading.beyond:
+        yield "values beyond a limit, such as <0.5, are no label: leave these rows out"
+    if label.texts:
+        yield f"{label.texts} values are no number, such as {', '.join(label.odd)}: mend them"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -34,7 +35,7 @@ SOURCES: dict[str, str] = {
     "photos": "tiles of any size of eight color photographs (scikit-image, scikit-learn)",
     "photo_masks": "the same tiles, with masks of their bright pixels (Otsu's threshold)",
     "ecg": "1,000 synthetic one-lead ECG series, half of them abnormal",
-    "topics": "2,500 sentences of Python's help texts, as sequences of words",
+    "topics": "about 2,700 sentences of Python's help texts, as sequences of words",
     **TABLES,
     "folder:PATH": "image files in a folder, one folder per class",
     "idx:PATH": "IDX files of MNIST and similar sets, plain or .gz",
@@ -99,6 +100,7 @@ class Dataset:
         class_names: as found in the source.
         columns: the columns of a table; () for others.
         words: the vocabulary of a text, the first for padding; () for others.
+        notes: what was left out of the source, and what to check.
         writers: who made each image, as an index into `writer_names`; None if not known.
         writer_names: as found in the source. A subset keeps all.
         files: the file of each image; () if examples have no files.
@@ -119,6 +121,7 @@ class Dataset:
     writer_names: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.words:
@@ -248,12 +251,15 @@ def load(
     limit: int | None = None,
     writer: str | None = None,
     schema: str | Path | None = None,
+    bits: int | None = None,
 ) -> Dataset:
     """The examples of a source; the same source and files always give the same bits.
 
+    A warning names files that were left out, and images that use a small part of their range.
+
     Args:
         source: one of the forms in `SOURCES`. A path that ends in .csv, .tsv or .parquet is short
-            for `table:PATH`.
+            for `table:PATH`, as are one in .npz for `npz:PATH` and one in .zip for `zip:PATH`.
         size: resize to size x size; for `photos` the size of the tiles (32 if not given).
         channels: 1 for gray (Rec. 601 luma), 3 for RGB (gray is repeated).
         limit: keep the first N. Sources that are sorted by class (`mnist5k`, `photos`, folders and
@@ -264,6 +270,7 @@ def load(
             not read. Equal words are the same writer everywhere.
         schema: for a table, the file of its schema; by default the table's path with the ending
             .toml.
+        bits: for images of 16 bits, how many they use: 2^bits - 1 becomes 1.
     """
     read = _reader(source)
     check.count(**{k: v for k, v in (("size", size), ("limit", limit)) if v is not None})
@@ -281,9 +288,11 @@ def load(
             f"schema is {str(schema)!r}, but data source {source!r} is no file of a table; leave "
             "it out, or give table:PATH"
         )
-    options = Options(size, channels, limit, writer, schema)
+    if bits is not None:
+        _check_bits(bits, source)
+    options = Options(size, channels, limit, writer, schema, bits)
     try:
-        return _dataset(source, read(options), options)
+        found = _dataset(source, read(options), options)
     except OSError as error:
         file = "" if error.filename is None else f" {str(error.filename)!r}"
         raise ValueError(
@@ -292,6 +301,29 @@ def load(
         ) from error
     except ValueError as error:
         raise ValueError(f"data source {source!r}: {error}") from error
+    for note in found.notes:
+        warnings.warn(f"data source {source!r}: {note}", stacklevel=1)  # one place: said once
+    return found
+
+
+def _check_bits(bits: int, source: str) -> None:
+    if type(bits) is not int or not 1 <= bits <= 16:
+        raise ValueError(f"bits is {bits!r}; give the bits that 16-bit images use, from 1 to 16")
+    if not source.startswith(("folder:", "zip:", "npz:")) and not source.endswith((".npz", ".zip")):
+        raise ValueError(
+            f"bits is {bits}, but data source {source!r} has no images of 16 bits; leave it out"
+        )
+
+
+def at_path(source: str) -> bool:
+    """Whether a text is a source with a path, such as `npz:PATH`.
+
+    Example:
+        >>> at_path("npz:t.npz"), at_path("t.npz"), at_path("digits")
+        (True, False, False)
+    """
+    kind, _, path = source.partition(":")
+    return kind in _AT_PATH and bool(path)
 
 
 def _reader(source: str) -> Callable[[Options], Raw]:
@@ -300,10 +332,13 @@ def _reader(source: str) -> Callable[[Options], Raw]:
     if source in _NAMED:
         return _NAMED[source]
     kind, _, path = source.partition(":")
-    if kind in _AT_PATH and path:
+    if at_path(source):
         return partial(_AT_PATH[kind], Path(path))
-    if Path(source).suffix.lower() in SUFFIXES:
+    suffix = Path(source).suffix.lower()
+    if suffix in SUFFIXES:
         return partial(_table, Path(source))
+    if suffix in (".npz", ".zip"):
+        return partial(_AT_PATH[suffix[1:]], Path(source))
     near = check.closest(kind, SOURCES, "leakbound list data")
     raise ValueError(f"data source {source!r} is unknown; {near}")
 
@@ -321,6 +356,7 @@ def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
         raw.writer_names,
         raw.files[: options.limit],
         raw.words,
+        raw.notes,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from leakbound import check
 from leakbound.data import raw, rows
 from leakbound.data.raw import Options, Raw
-from leakbound.data.schema import DAYS, Schema
+from leakbound.data.schema import Schema
+from leakbound.data.values import MISSING, NumberFormat, is_beyond
 from leakbound.domains import Column, TableDomain
 from leakbound.tensors.archive import open_archive, read_array
 
@@ -117,7 +119,13 @@ def _label(schema: Schema) -> Column:
     """The label as a column, so that it is read by the same rules."""
     if schema.classes:
         return Column(schema.target, "categorical", levels=schema.classes)
-    return Column(schema.target, low=-1e30, high=1e30)
+    return Column(
+        schema.target,
+        low=-1e30,
+        high=1e30,
+        unit=schema.target_unit,
+        decimal=schema.target_decimal,
+    )
 
 
 def _put(part: Array, column: Column, values: Array, empty: float) -> None:
@@ -142,32 +150,47 @@ def _read(block: rows.RowBlock, column: Column, count: int) -> Array:
         place = {level: k for k, level in enumerate(column.levels)}
         values = np.array(list(map(place.get, texts)), dtype=np.float64)  # None becomes NaN
     else:
-        values = rows.numbers(texts)
-        if column.unit == DAYS:
-            values = np.where(np.isnan(values), rows.days(texts), values)
+        values = NumberFormat.of(column).read(texts)
     wrong = ~((values >= low) & (values <= high))
     if column.kind != "continuous":
         wrong |= np.floor(values) != values
     for k in np.flatnonzero(wrong).tolist():
         text = str(texts[k])
-        if not np.isnan(values[k]) or text not in rows.MISSING or not column.missing:
+        if not np.isnan(values[k]) or not _is_missing(column, text):
             why = _why(column, text, float(values[k]), low, high)
             raise ValueError(f"{block.word} {block.lines[k]}, column {column.name!r}: {why}")
     return values
+
+
+def _is_missing(column: Column, text: str) -> bool:
+    """Whether a text may stand for a missing value of the column."""
+    if column.censored == "missing" and is_beyond(text):
+        return not np.isnan(replace(NumberFormat.of(column), beyond=True).read([text])[0])
+    return column.missing and text in MISSING
 
 
 def _why(column: Column, text: str, value: float, low: float, high: float) -> str:
     """What is wrong with a value, and the mend."""
     shown = repr(text[:60])
     if np.isnan(value):
-        if text in rows.MISSING:
+        if text in MISSING:
             return "no value; leave the row out, or (not for a label) set missing = true"
         if column.categorical:
             near = check.closest(text[:60], column.levels)
             return f"{shown} is no level of the schema; {near or 'add it there'}"
-        return f"{shown} is no number; mend it, or make the column categorical"
+        if column.kind == "date":
+            return f"{shown} is no date in the format {column.format!r}; mend it, or the format"
+        if is_beyond(text) and not column.censored:
+            return f'{shown} is beyond a limit; set censored = "limit" or "missing" in the schema'
+        return (
+            f"{shown} is no number with the decimal mark {column.decimal!r}; mend it, set decimal "
+            "or unit in the schema, or make the column categorical"
+        )
     if column.categorical:
         return f"{shown} is no number of a level; give whole numbers from 0 to {high:g}"
     if low <= value <= high:
         return f'{shown} is no whole number; give one, or set kind = "continuous"'
-    return f"{shown} is not from {low:g} to {high:g}; mend it, or widen low and high in the schema"
+    between = f"{low:g} to {high:g}"
+    if column.kind == "date":
+        between = f"{column.text(low)} to {column.text(high)}"
+    return f"{shown} is not from {between}; mend it, or widen low and high in the schema"

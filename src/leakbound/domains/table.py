@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property
 from typing import ClassVar
 
@@ -17,8 +18,10 @@ from leakbound._util.results import ColumnResult
 from leakbound.domains.base import Fields, Score, most_wrong
 from leakbound.random import normal
 
-KINDS = ("continuous", "integer", "categorical")
+KINDS = ("continuous", "integer", "date", "categorical")
 ENCODINGS = ("onehot", "code", "embedding")
+DECIMALS = (".", ",")
+CENSORED = ("", "limit", "missing")
 WHOLE, NEAR = 0.49, 0.05
 """Default tolerances: of whole numbers, and of others in units of the public spread."""
 MISSING = "(missing)"
@@ -30,6 +33,8 @@ FAR, ABSENT = 1e3, -1e15
 """Codes of two levels of a category are this far apart; the code of a missing number."""
 PAIRS = 20_000_000
 """Numbers of one block of comparisons between all rows of two sets."""
+EPOCH = date(1970, 1, 1).toordinal()
+FIRST_DAY, LAST_DAY = (day.toordinal() - EPOCH for day in (date.min, date.max))
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class Column:
     ("code"), or this number as an integer for an embedding ("embedding").
 
     Attributes:
-        kind: "continuous", "integer" or "categorical".
+        kind: "continuous", "integer", "date" or "categorical". A date counts as a whole number of
+            days since 1970, also in `low`, `high`, `center` and `typical`.
         low, high: the smallest and largest valid number, in its own units. Public.
         levels: names of a categorical column's values.
         tolerance: error up to which a number counts as known, in its own units. Default: 0.49 for
@@ -51,6 +57,13 @@ class Column:
             category one more level.
         sensitive: shown first in reports.
         typical, spread: median and IQR/1.349 (standard deviation if 0) of public rows.
+        decimal: the decimal mark of numbers in a file, "." or ",". The other one, spaces and
+            apostrophes may separate thousands.
+        censored: what a number beyond a limit, such as "<0.5" or "90+", counts as in a file: the
+            "limit" itself, or "missing"; "" refuses it.
+        format: how a file writes dates, in the codes of `datetime.strptime`. A time of day after
+            the date is left out. Two-digit years lie from 1969 to 2068, or a century earlier where
+            the date is otherwise above `high`.
     """
 
     name: str
@@ -67,11 +80,24 @@ class Column:
     sensitive: bool = False
     typical: float | None = None
     spread: float | None = None
+    decimal: str = "."
+    censored: str = ""
+    format: str = "%Y-%m-%d"
 
     def __post_init__(self) -> None:
         what = f"column {self.name!r}"
         if self.kind not in KINDS:
             raise ValueError(f"{what} has kind {self.kind!r}; give one of {', '.join(KINDS)}")
+        if self.decimal not in DECIMALS:
+            raise ValueError(
+                f'{what} has decimal {self.decimal!r}; give the decimal mark "." or ","'
+            )
+        if self.censored not in CENSORED:
+            raise ValueError(
+                f'{what} has censored {self.censored!r}; give "limit" or "missing", or leave it out'
+            )
+        if self.censored == "missing" and not self.missing:
+            raise ValueError(f'{what} has censored "missing"; set missing = true too')
         if self.categorical:
             if len(set(self.levels)) < 2 or len(set(self.names)) != len(self.names):
                 raise ValueError(
@@ -98,16 +124,26 @@ class Column:
                 f"{what} runs from {self.low} to {self.high} with center {self.origin} and scale "
                 f"{self.unit_length}, which float32 inputs cannot hold; give a larger scale"
             )
-        if self.kind == "integer" and (self.low % 1 or self.high % 1):
+        if self.whole and (self.low % 1 or self.high % 1):
             raise ValueError(
-                f"{what} runs from {self.low} to {self.high}, but its kind is integer; give whole "
-                "numbers, or the kind continuous"
+                f"{what} runs from {self.low} to {self.high}, but its kind is {self.kind}; give "
+                "whole numbers, or the kind continuous"
+            )
+        if self.kind == "date" and not FIRST_DAY <= self.low < self.high <= LAST_DAY:
+            raise ValueError(
+                f"{what} runs from day {self.low:g} to {self.high:g} since 1970; give dates from "
+                f"{date.min} to {date.max}"
             )
 
     @property
     def categorical(self) -> bool:
         """Whether its values are levels, not numbers."""
         return self.kind == "categorical"
+
+    @property
+    def whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return self.kind in ("integer", "date")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -134,12 +170,19 @@ class Column:
         """The tolerance in the column's units."""
         if self.tolerance is not None:
             return self.tolerance
-        if self.kind == "integer":
+        if self.whole:
             return WHOLE
         return NEAR * (self.spread or (self.high - self.low) / 4)
 
     def text(self, value: float) -> str:
-        """A number in the column's units, as text."""
+        """A number in the column's units, or a date, as text.
+
+        Example:
+            >>> Column("born", "date", 0, 20_000).text(19_783), Column("share", unit="%").text(4.5)
+            ('2024-03-01', '4.5 %')
+        """
+        if self.kind == "date":
+            return str(day(value))
         shown = f"{round(value)}" if self.kind == "integer" else f"{value:.4g}"
         return f"{shown} {self.unit}" if self.unit else shown
 
@@ -262,7 +305,7 @@ class TableDomain:
             if column.categorical:
                 found[:, start:stop] = _one_hot(found[:, start:stop])
                 continue
-            if column.kind == "integer":
+            if column.whole:
                 own, origin = column.unit_length, column.origin
                 whole = (found[:, start].double() * own + origin).round()
                 found[:, start] = ((whole - origin) / own).to(found)
@@ -413,6 +456,11 @@ class TableDomain:
                 for k, column in enumerate(self.columns)
             )
         )
+
+
+def day(value: float) -> date:
+    """The date so many days after 1970-01-01, or the first or last that there is."""
+    return date.fromordinal(EPOCH + round(min(max(value, FIRST_DAY), LAST_DAY)))
 
 
 def widths(columns: Iterable[Column]) -> int:

@@ -22,7 +22,7 @@ ERROR_BOUND = {
     "kind": "trace", "prior": "gaussian", "components": 32, "images": 16, "directions": 4
 }  # fmt: skip
 RISK = {"probability": 0.001, "prior": "mixture", "components": 32, "these": False}
-DATA = {"size": None, "channels": None, "limit": None, "loss": "cross_entropy"}
+DATA = {"size": None, "channels": None, "limit": None, "bits": None, "loss": "cross_entropy"}
 CRITERION = {"psnr": 20.0, "share": 0.9}
 _TABLES = ("data", "threat", "utility", "error_bound", "risk")
 _WHOLE_PLAN = ("data", "threat", *CRITERION, "error_bound", "risk", "lpips_weights")

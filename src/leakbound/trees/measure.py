@@ -194,6 +194,7 @@ def load_rows(path: Path | str, model: TreeModel) -> Values:
     """
     from leakbound import tensors  # torch: trees need none
     from leakbound.data import rows
+    from leakbound.data.values import MISSING, plain_numbers
 
     path = Path(path)
     files.check_regular(path, "rows")
@@ -211,9 +212,9 @@ def load_rows(path: Path | str, model: TreeModel) -> Values:
                 wanted = ", ".join(model.names[:9]) or f"{model.features} features in order"
                 raise ValueError(f"it has {', '.join(table.names)[:200]}; give {wanted}")
             for block in table.blocks:
-                parts.append(np.stack([rows.numbers(block.values[name]) for name in names], 1))
+                parts.append(np.stack([plain_numbers(block.values[name]) for name in names], 1))
                 for i, j in np.argwhere(np.isnan(parts[-1])).tolist():
-                    if str(text := block.values[names[j]][i]).strip() not in rows.MISSING:
+                    if str(text := block.values[names[j]][i]).strip() not in MISSING:
                         where = f"{block.word} {block.lines[i]}, column {names[j]!r}"
                         raise ValueError(f"{where}: {str(text)[:60]!r} is no number; give numbers")
     except ValueError as error:

@@ -363,7 +363,7 @@ class Survivors:
             value = self.rows[:, start] * column.unit_length + column.origin
             slack = OUT * (column.high - column.low)
             right = (value >= column.low - slack) & (value <= column.high + slack)
-            if column.kind == "integer":
+            if column.whole:
                 right &= (value - value.round()).abs() <= BROKEN
             found &= right | (self.rows[:, start + 1 : stop] > 0.5).any(1)  # or missing
         return found
