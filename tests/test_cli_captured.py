@@ -219,7 +219,8 @@ def test_an_interrupt_keeps_what_is_finished(place, capsys, monkeypatch):
         "utf-8"
     )
     err = " ".join(capsys.readouterr().err.split())
-    assert "the results so far are in run; the same command runs all attacks again" in err
+    assert "stopped; the results so far are in run: leakbound report run writes their page" in err
+    assert "the same command runs all attacks again" in err
 
 
 @pytest.mark.parametrize("option", ["--before", "--truth", "--labels", "--local-steps"])

@@ -134,3 +134,32 @@ def test_mistakes_are_named(client, capsys, arguments, words):
 def test_a_function_that_is_not_there(capsys):
     assert call("no_such_module:update") == 2
     assert "there is no module 'no_such_module'" in capsys.readouterr().err
+
+
+FEW = """
+from torch import nn
+
+def few():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+def quits(weights, batch, seed):
+    raise SystemExit(1)
+
+def breaks(weights, batch, seed):
+    raise RuntimeError("broken")
+"""
+
+
+def test_a_model_with_fewer_outputs_than_classes_is_refused_by_name(client, tmp_path, capsys):
+    """A traceback had exit code 1, which means "leaks more than it claims"."""
+    (tmp_path / f"{client}_few.py").write_text(FEW)
+    given = (f"{client}:update", "--model", f"{client}_few:few", "--data", "digits")
+    assert call(*given, "--runs", 40) == finding.UNKNOWN
+    assert "returns (1, 3) for one example; give a model that returns" in capsys.readouterr().err
+
+
+def test_code_of_a_user_that_ends_is_no_verdict(client, tmp_path, capsys):
+    (tmp_path / f"{client}_few.py").write_text(FEW)
+    assert call(f"{client}_few:quits", "--data", "digits", "--runs", 40) == 70
+    assert call(f"{client}_few:breaks", "--data", "digits", "--runs", 40) == finding.UNKNOWN
+    assert "client raised RuntimeError on" in capsys.readouterr().err

@@ -9,7 +9,8 @@ import torch
 
 from leakbound import attacks, defenses, metrics, registry
 from leakbound.attacks import Attack, BestOf, GradientMatching, LinearInversion
-from leakbound.attacks.base import boxed
+from leakbound.attacks.base import boxed, expected_rows, seen_task
+from leakbound.attacks.labels import infer_labels
 from leakbound.defenses import (
     Clip,
     ClipExamples,
@@ -558,6 +559,45 @@ def test_peeking_and_faulty_attacks_are_caught(make, complaint):
 
 def test_the_honest_gray_attack_passes():
     check_attack(Gray())
+
+
+@dataclass(frozen=True)
+class Matching(Attack):
+    """A short gradient matching as one would write it from the how-to, with one fault."""
+
+    fault: str = ""
+
+    def __call__(self, observation, generator):
+        task = observation.task if self.fault == "sent" else seen_task(observation)
+        labels = observation.labels
+        if labels is None and self.fault != "labels":
+            labels = infer_labels(observation, generator)
+        labels = labels[: observation.examples]
+        inputs = torch.rand(observation.batch_shape, generator=generator)
+        inputs = inputs.to(task.parameters).requires_grad_()
+        for _ in range(3):
+            rows = expected_rows(observation, task, inputs, labels)
+            distance = (rows - observation.update.rows).square().sum()
+            (slope,) = torch.autograd.grad(distance, inputs)
+            inputs = (inputs - 0.05 * slope.sign()).detach().requires_grad_()
+        return Reconstruction(boxed(inputs.detach(), task), problem=silent(observation))
+
+
+def test_an_attack_that_simulates_what_the_client_trained_passes():
+    check_attack(Matching())
+
+
+@pytest.mark.parametrize(
+    ("fault", "complaint"),
+    [
+        ("labels", r"raises TypeError: 'NoneType'.* with labels unknown.*infer_labels"),
+        ("sent", r"HiddenDropout\(rate=0.5\).*use leakbound.attacks.base.seen_task"),
+    ],
+)
+def test_what_an_attack_forgets_is_caught(fault, complaint):
+    """Both passed: an attack that needs labels, and one that loses 7 dB under hidden_dropout."""
+    with pytest.raises(ContractError, match=complaint):
+        check_attack(Matching(fault))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from leakbound.types import (
     LocalPlan,
     NotApplicable,
     Observation,
+    Refused,
     Statistics,
     Task,
     Unit,
@@ -404,17 +405,17 @@ def rows(
     """One client's rows before any defense: (B, P) for EXAMPLE, (1, P) for CLIENT.
 
     Raises:
-        ValueError: per-example rows for a local plan with several steps or with minibatches, or for
+        Refused: per-example rows for a local plan with several steps or with minibatches, or for
             a model that couples the examples.
     """
     if unit is Unit.EXAMPLE and task.coupled:
-        raise ValueError(
+        raise Refused(
             "the model has batch norm in training mode, so no example has a separate gradient; a "
             "defense on every example's gradient needs model.eval(), or group norm"
         )
     if unit is Unit.EXAMPLE:
         if not task.plan.is_gradient or (task.plan.batch_size or len(inputs)) < len(inputs):
-            raise ValueError(
+            raise Refused(
                 f"steps is {task.plan.steps}, batch_size {task.plan.batch_size} and optimizer "
                 f"{task.plan.optimizer!r}; a defense on every example's gradient needs 1 step of "
                 "SGD on the full batch"

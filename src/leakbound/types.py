@@ -291,6 +291,10 @@ class Reconstruction:
         )
 
 
+class Refused(ValueError):
+    """A defense that does not work for this model or training: nothing runs, and nothing failed."""
+
+
 class NotApplicable(Exception):
     """The assumptions of an attack or bound do not hold here; the message says which."""
 

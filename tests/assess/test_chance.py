@@ -161,6 +161,7 @@ def of_chance(p_values, attack="a", verdict="undecided"):
     return [
         SimpleNamespace(
             attack=SimpleNamespace(hash=attack),
+            status="ok",
             chance=Chance(p_value=p, **test),
             certificate=None,
             verdict="exposed" if p <= 0.01 else verdict,

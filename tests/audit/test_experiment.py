@@ -1,12 +1,16 @@
+import signal
+
 import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
 
 from leakbound import audit
+from leakbound._util import stops
 from leakbound.assess.measure import release_of
 from leakbound.assess.record import ReleaseInfo, encode
 from leakbound.audit import context as contexts
+from leakbound.audit import engine
 from leakbound.audit import experiment as experiments
 from leakbound.types import Unit, Update
 
@@ -79,13 +83,33 @@ def test_what_a_cell_raises_becomes_its_record(tiny, monkeypatch, error, reason)
     assert replace(died, reason=record.reason) == record
 
 
-def test_ctrl_c_is_no_failed_cell(tiny, monkeypatch):
-    monkeypatch.setattr(experiments, "_judge", _raise(KeyboardInterrupt()))
-    monkeypatch.setattr(experiments, "train", _raise(KeyboardInterrupt()))
+STOPS = [KeyboardInterrupt(), RuntimeError("in TorchScript\nRuntimeError: KeyboardInterrupt: ")]
+
+
+@pytest.mark.parametrize("error", STOPS, ids=["ctrl-c", "hidden"])
+def test_ctrl_c_is_no_failed_cell(tiny, monkeypatch, error):
+    monkeypatch.setattr(experiments, "_judge", _raise(error))
+    monkeypatch.setattr(experiments, "train", _raise(error))
     bench = audit.PlanContext(tiny.data)
     with pytest.raises(KeyboardInterrupt):
         audit.run_experiment(tiny.experiments()[0], bench)
     with pytest.raises(KeyboardInterrupt):
+        experiments.run_training(tiny.trainings()[0], bench)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run_experiments(tiny.experiments()[:2], bench)
+    monkeypatch.undo()
+    monkeypatch.setattr(experiments, "play_round", _raise(error))
+    with pytest.raises(KeyboardInterrupt):
+        engine.run_experiments(tiny.experiments()[:2], bench)
+
+
+def test_nothing_that_follows_a_stop_is_a_result(tiny, monkeypatch):
+    """Code in between may swallow the interrupt, and go on with less."""
+    bench = audit.PlanContext(tiny.data)
+    monkeypatch.setattr(stops, "_noted", signal.SIGTERM)
+    with pytest.raises(stops.Terminated):
+        audit.run_experiment(tiny.experiments()[0], bench)
+    with pytest.raises(stops.Terminated):
         experiments.run_training(tiny.trainings()[0], bench)
 
 

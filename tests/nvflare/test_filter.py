@@ -16,10 +16,13 @@ from nvflare.apis.shareable import Shareable, make_reply
 from torch import nn
 
 from leakbound.defenses import Clip, GaussianNoise, SecureAggregation, chain
-from leakbound.nvflare import LeakboundFilter, tap
+from leakbound.nvflare import LeakboundFilter, ServerWatch, tap
 from leakbound.nvflare.filter import MISSED, WHY
 from leakbound.random import stream
+from leakbound.risk.deployment.nvflare import read
+from nvflare import FedJob, FilterType
 
+TASK_RESULT = FilterType.TASK_RESULT
 NOISY = ["clip,clip_norm=0.5", "gaussian_noise,noise_std=0.01"]
 SECRET = 0.123456
 
@@ -360,3 +363,32 @@ def test_the_job_interface_writes_it(tmp_path):
 
 def test_make_reply_is_what_this_file_takes_it_for():
     assert set(make_reply(ReturnCode.OK)) == {"__headers__"}
+
+
+def test_a_job_holds_no_copy_of_leakbound(tmp_path):
+    """NVFlare's job writer copies 72 of 349 files into each site's `custom` folder otherwise."""
+    made = FedJob(name="digits")
+    made.to(LeakboundFilter(NOISY, MODEL), "site-1", tasks=["train"], filter_type=TASK_RESULT)
+    made.to_server(ServerWatch(str(tmp_path / "captured")), id="watch")
+    made.export_job(str(tmp_path))
+    files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if "custom" in path]
+    own = tmp_path / "digits" / "app_site-1" / "config" / "config_fed_client.json"
+    facts, _ = read(own)
+    assert (facts.clip.norm, facts.noise.std) == (0.5, 0.01)
+    server = json.loads(
+        (own.parents[2] / "app_server" / "config/config_fed_server.json").read_text()
+    )
+    assert [one["id"] for one in server["components"]] == ["watch"]
+
+
+def test_a_job_keeps_other_packages_out_too(tmp_path):
+    made = FedJob(name="digits")
+    made.set_app_packages(["mine"])
+    made.to(LeakboundFilter(NOISY, MODEL), "site-1", tasks=["train"], filter_type=TASK_RESULT)
+    assert made.job.app_packages == ["leakbound", "mine"]
+
+
+def test_a_job_needs_the_names_of_tasks():
+    with pytest.raises(ValueError, match="no pattern"):
+        FedJob(name="digits").to(LeakboundFilter(NOISY, MODEL), "a", filter_type=TASK_RESULT)

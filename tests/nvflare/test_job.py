@@ -1,16 +1,23 @@
 """Whole jobs in NVFlare's simulator, and what their server sees."""
 
+import json
+import re
+
 import psutil
 import pytest
 import torch
+from nvflare.apis.dxo import DXO, DataKind
 from sklearn.datasets import load_digits
 from torch import nn
 
 from leakbound.captured import attack_update
 from leakbound.captured.capture import load_all
 from leakbound.cli import main
-from leakbound.nvflare import capture_job
+from leakbound.nvflare import ServerWatch, capture_job
+from leakbound.nvflare.capture import _defenses
 from leakbound.types import Batch
+
+from .conftest import NET
 
 NOISE = 0.02
 FILTER = {
@@ -91,8 +98,31 @@ def test_a_job_is_captured_attacked_and_defended(job, tmp_path):
         noise = moved(own) - clipped
         assert float(noise.std()) == pytest.approx(NOISE, rel=4 / (2 * len(noise)) ** 0.5)
         assert abs(float(noise.mean())) < 4 * NOISE / len(noise) ** 0.5
+        assert "site-" not in own.about["defense_from"]
     assert attacked(load_all(defended)[0], 1) < 20
+    assert SAID in signed(defended, tmp_path)
+    assert "No defense was declared for the captured updates" in signed(plain, tmp_path)
     assert not [p for p in psutil.process_iter() if "simulator" in " ".join(_words(p))]
+
+
+SAID = "The defense tested is not enough"
+
+
+def signed(captured, tmp_path):
+    """The sign-off page on an attack of a captured folder."""
+    out = tmp_path / f"{captured.name}-report"
+    words = ["attack", "--update", str(captured), "--model", "net:Net", "--input-shape", "1,8,8"]
+    words += ["--round", "1", "--batch-size", "1", "--attack", "linear_inversion"]
+    (tmp_path / "net.py").write_text(NET)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(tmp_path)
+        assert called([*words, "--out", str(out)]) == 0
+        assert called(["evidence", str(out), "--out", str(out / "evidence")]) == 0
+    return " ".join(re.sub("<[^>]*>", "", page) for page in pages(out / "evidence"))
+
+
+def pages(folder):
+    return [path.read_text() for path in folder.rglob("*.html")]
 
 
 def _words(process):
@@ -108,6 +138,67 @@ def test_a_filter_for_all_tasks_runs_for_none_and_nothing_leaves(job, tmp_path):
     with pytest.raises(ValueError, match="did not pass the leakbound filter"):
         capture_job(job([FILTER], tasks=("*",)), tmp_path / "out", clients=1)
     assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+OTHER = {"path": "my.own.Filter", "args": {}}
+PRUNED = {**FILTER, "args": {**FILTER["args"], "defense": ["magnitude_pruning,rate=0.5"]}}
+SCALED = {**FILTER, "args": {**FILTER["args"], "learning_rate": 0.1}}
+
+
+def declares(job, *filters):
+    place = job(filters, clients=2)
+    meta = json.loads((place / "meta.json").read_text())
+    found = _defenses(place, meta, ["site-1", "site-2"])
+    assert found["site-1"] == found["site-2"]
+    return found["site-1"]
+
+
+def test_what_a_jobs_filters_do_is_declared(job):
+    """A captured update of a defended client said "No defense was tested"."""
+    found = declares(job, FILTER, CONVERT)
+    links = json.loads(found["defense"])
+    assert [(one["name"], *list(one.values())[1:]) for one in links] == [
+        ("clip", 0.5),
+        ("gaussian_noise", NOISE),
+    ]
+    assert "app/config/config_fed_client.json" in found["defense_from"]
+    assert json.loads(declares(job, SCALED)["defense"])[0]["clip_norm"] == 0.05
+    assert declares(job) == {}
+
+
+@pytest.mark.parametrize(
+    ("filters", "words"),
+    [
+        ((FILTER, OTHER), "LeakboundFilter, Filter ran .* Filter is not known"),
+        ((OTHER,), "Filter is not known"),
+        ((PRUNED,), "MagnitudePruning.* not as a clip or noise"),
+    ],
+)
+def test_filters_that_cannot_be_declared_are_named(job, filters, words):
+    found = declares(job, *filters)
+    assert list(found) == ["defense_note"]
+    assert re.search(words, found["defense_note"])
+    assert found["defense_note"].endswith("nothing is declared")
+
+
+def test_a_defense_counts_only_with_the_mark_of_the_filter(tmp_path):
+    known = {"defense": "[]", "defense_from": "a job"}
+    watch = ServerWatch(str(tmp_path), clients=["a", "b"], defenses={"a": known})
+    marked, plain = (DXO(DataKind.WEIGHTS, {"w": torch.ones(1).numpy()}) for _ in range(2))
+    marked.add_filter_history("LeakboundFilter")
+    assert watch._defense("a", marked) == known
+    assert "does not carry the mark" in watch._defense("a", plain)["defense_note"]
+    assert "settings are not known" in watch._defense("b", marked)["defense_note"]
+    assert watch._defense("b", plain) == {}
+
+
+def test_a_job_that_trains_nothing_is_not_run(job, tmp_path):
+    place = job()
+    path = "nvflare.app_common.workflows.statistics_controller.StatisticsController"
+    server = {"workflows": [{"id": "w", "path": path, "args": {}}], "components": []}
+    (place / "app" / "config" / "config_fed_server.json").write_text(json.dumps(server))
+    with pytest.raises(ValueError, match="trains no model: StatisticsController returns"):
+        capture_job(place, tmp_path / "out")
 
 
 def test_folders_that_are_no_jobs(tmp_path):

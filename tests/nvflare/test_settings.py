@@ -1,11 +1,21 @@
 """Facts and mistakes of NVFlare's own settings, filter by filter."""
 
+import importlib
+import inspect
 import json
 
 import pytest
 
+from leakbound.cli import main
 from leakbound.risk.deployment.facts import AggregationFacts, ClipFacts, Noise, Participation
-from leakbound.risk.deployment.nvflare import read
+from leakbound.risk.deployment.nvflare import (
+    DEFAULT_ROUNDS,
+    FIVE_ROUNDS,
+    TRAINS_NOTHING,
+    filters_of,
+    read,
+    sites_in,
+)
 
 FILTERS = "nvflare.app_common.filters."
 
@@ -170,6 +180,151 @@ def test_rounds_cohort_and_weights_come_from_the_files_beside_it(job):
     facts, mistakes = read(job(client([("my.F", {})]), server=scatter, meta=meta))
     assert facts.participation == Participation(law="all", replies=2)
     assert (facts.rounds, facts.weights, names(mistakes)) == (3, "uniform", ["never-runs"])
+
+
+FEDAVG = "nvflare.app_common.workflows.fedavg.FedAvg"
+STATISTICS = "nvflare.app_common.workflows.statistics_controller.StatisticsController"
+CLEANSER = "nvflare.app_common.filters.statistics_privacy_filter.StatisticsPrivacyFilter"
+
+
+@pytest.fixture
+def export(tmp_path):
+    """A job as NVFlare's job interface exports it: an app for the server, and one for each site."""
+
+    def made(server, *clients, ending=".json"):
+        place = tmp_path / "export"
+        apps = {"app_server": ["server"]}
+        (place / "app_server" / "config").mkdir(parents=True)
+        own = place / "app_server" / "config" / "config_fed_server.json"
+        own.write_text(json.dumps(server))
+        paths = []
+        for number, table in enumerate(clients, 1):
+            config = place / f"app_site-{number}" / "config"
+            config.mkdir(parents=True)
+            paths.append(config / "config_fed_client.json")
+            paths[-1].write_text(json.dumps(table))
+            apps[f"app_site-{number}"] = [f"site-{number}"]
+        (place / "meta.json").write_text(json.dumps({"name": "lungs", "deploy_map": apps}))
+        return paths
+
+    return made
+
+
+def test_rounds_of_an_export_stand_in_the_servers_app(export):
+    path, _ = export(workflow(FEDAVG, num_clients=2, num_rounds=7), client([]), client([]))
+    facts, mistakes = read(path)
+    assert (facts.title, facts.rounds, facts.weights) == ("lungs", 7, "examples")
+    assert facts.participation == Participation(law="all", cohort=2, population=2)
+    assert not mistakes
+
+
+def test_an_export_leaves_out_rounds_that_are_nvflares_default(export):
+    path, _ = export(workflow(FEDAVG, num_clients=1), client([]), client([]))
+    facts, _ = read(path)
+    assert facts.rounds == DEFAULT_ROUNDS
+    assert facts.participation.law == "fixed-size"
+
+
+def test_rounds_of_a_workflow_that_is_not_nvflares_are_not_known(job):
+    assert read(job(client([]), server=workflow("my.FedAvg")))[0].rounds is None
+
+
+def test_apps_with_other_filters_are_named(export):
+    plain, defended = client([]), client([("my.Filter", {})])
+    one, _ = export(workflow(FEDAVG, num_clients=2), plain, defended)
+    _, mistakes = read(one)
+    assert names(mistakes) == ["other-apps"]
+    assert "app_site-2" in mistakes[0].text
+    assert not mistakes[0].fatal
+
+
+def test_defaults_are_those_of_nvflare():
+    pytest.importorskip("nvflare")
+    for module, name in {
+        "nvflare.app_common.workflows.cyclic": "Cyclic",
+        "nvflare.app_common.workflows.cyclic_ctl": "CyclicController",
+        "nvflare.app_common.workflows.fedavg": "FedAvg",
+        "nvflare.app_common.workflows.lr.fedavg": "FedAvgLR",
+        "nvflare.app_common.workflows.scaffold": "Scaffold",
+        "nvflare.app_common.workflows.scatter_and_gather": "ScatterAndGather",
+        "nvflare.app_common.workflows.scatter_and_gather_scaffold": "ScatterAndGatherScaffold",
+        "nvflare.app_opt.pt.fedavg": "PTFedAvg",
+        "nvflare.app_opt.pt.fedopt_ctl": "FedOpt",
+    }.items():
+        kinds = getattr(importlib.import_module(module), name).__mro__
+        made = (inspect.signature(vars(k)["__init__"]) for k in kinds if "__init__" in vars(k))
+        given = next(one.parameters for one in made if "num_rounds" in one.parameters)
+        assert given["num_rounds"].default == DEFAULT_ROUNDS
+        assert name in FIVE_ROUNDS
+
+
+def statistics():
+    """The client and the server of NVFlare's `StatsJob`."""
+    executor = "nvflare.app_common.executors.statistics.statistics_executor.StatisticsExecutor"
+    args = {"result_cleanser_ids": ["min_count_cleanser"]}
+    own = client([(CLEANSER, args)], tasks=["fed_stats"])
+    tasks = ["fed_stats_pre_run", "fed_stats"]
+    own["executors"] = [{"tasks": tasks, "executor": {"path": executor, "args": {}}}]
+    return own, workflow(STATISTICS, statistic_configs={"count": {}})
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["with its server", "client alone"])
+def test_a_job_of_statistics_is_no_training(job, capsys, alone):
+    own, server = statistics()
+    path = job(own, server=None if alone else server)
+    with pytest.raises(ValueError, match=r"trains no model: .* statistics of each client's data"):
+        read(path)
+    with pytest.raises(SystemExit) as end:
+        main(["bound", "--nvflare", str(path)])
+    assert end.value.code == 2
+    shown = capsys.readouterr()
+    assert "trains no model" in shown.err
+    assert "train'" not in shown.out + shown.err
+
+
+@pytest.mark.parametrize("name", sorted(TRAINS_NOTHING))
+def test_other_jobs_that_train_nothing_say_what_they_return(job, name):
+    path = job(client([]), server=workflow(f"nvflare.app_common.{name}"))
+    with pytest.raises(ValueError, match=f"{name} returns {TRAINS_NOTHING[name]}"):
+        read(path)
+    ours = job(client([]), server=workflow(f"my.{name}", num_rounds=3))
+    assert read(ours)[0].rounds == 3
+
+
+def test_statistics_of_a_job_that_also_trains_leave_in_the_clear(job):
+    own, server = statistics()
+    own["executors"] += client([])["executors"]
+    server["workflows"] += workflow(FEDAVG, num_rounds=3)["workflows"]
+    facts, mistakes = read(job(own, server=server))
+    assert facts.rounds == 3
+    assert names(mistakes) == ["sent-in-clear"]
+    assert "StatisticsController returns statistics" in mistakes[0].text
+    scores = "nvflare.app_common.workflows.cross_site_model_eval.CrossSiteModelEval"
+    evaluated = workflow(FEDAVG, num_rounds=3)
+    evaluated["workflows"] += workflow(scores)["workflows"]
+    assert names(read(job(client([]), server=evaluated))[1]) == []
+
+
+@pytest.mark.parametrize(
+    "some",
+    [
+        ["a", "b"],
+        {"sites": ["a", "b"]},
+        {"targets": ["a", "b"]},
+        [{"sites": ["a"]}, "b"],
+        ("a", ["b"]),
+    ],
+)
+def test_every_form_of_a_deploy_map_is_read(some):
+    assert sites_in(some) == {"a", "b"}
+    assert sites_in("a") == {"a"}
+    assert sites_in(None) == sites_in(3) == set()
+
+
+def test_filters_that_run_on_a_trainings_results(job):
+    own = client([("my.A", {"x": 1}), ("my.B", {})])
+    own["task_result_filters"] += client([("my.C", {})], tasks=["validate"])["task_result_filters"]
+    assert filters_of(job(own)) == [("my.A", {"x": 1}), ("my.B", {})]
 
 
 POLICY = {

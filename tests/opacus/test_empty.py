@@ -134,7 +134,8 @@ def test_outputs_of_any_form_and_evaluation(mode):
 
 def test_a_wrapped_module_is_taken_again_and_refused_for_another_mode():
     _, _, module, *_ = private("hooks")
-    given = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "data_loader": private("hooks")[-1]}
+    given = {"noise_multiplier": 1.0, "max_grad_norm": 1.0}
+    given["data_loader"] = DataLoader(private("hooks")[-1].dataset, EXPECTED)
     given |= {"module": module, "optimizer": torch.optim.SGD(module.parameters(), lr=0.1)}
     again, optimizer, _ = RiskEngine().make_private(**given)
     assert again is module

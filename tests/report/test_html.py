@@ -99,7 +99,7 @@ def test_nothing_but_failures_still_makes_a_page(tmp_path, make_assessment, make
         make_assessment(status="not_applicable", reason="y"),
     ]
     text = write(make_run(tmp_path / "run", own)).read_text()
-    assert "1 undecided" in text
+    assert "1 not run" in text
 
 
 def test_mixed_and_missing_strengths(tmp_path, make_assessment, make_defense, make_run):

@@ -113,7 +113,7 @@ def test_verdict_names_the_attack_with_the_best_image(make_assessment):
         (["protected on average", None], "protected on average"),
         (["protected on average", "undecided"], "undecided"),
         (["protected on average", "exposed"], "exposed"),
-        ([None, None], "undecided"),
+        ([None, None], "not run"),
     ],
 )
 def test_verdict_of_a_configuration(make_assessment, words, verdict):

@@ -106,7 +106,11 @@ DROP = object()
 MODEL = "learner.gradient_booster.model"
 DAMAGES = [
     ("learner", DROP, "has no learner.gradient_booster.name"),
-    ("learner.gradient_booster.name", "gblinear", "booster 'gblinear'; only gbtree"),
+    (
+        "learner.gradient_booster.name",
+        "gblinear",
+        "booster 'gblinear', a linear model without trees; attack its",
+    ),
     (f"{MODEL}.trees", DROP, "has no trees"),
     (f"{MODEL}.trees", {}, "holds trees as dict, not as list"),
     (f"{MODEL}.gbtree_model_param.num_trees", "4", "holds 3 trees, but says 4"),
@@ -132,7 +136,7 @@ DAMAGES = [
     ("2.base_weights.0", "many", "base_weights that are no list of numbers"),
     ("2.split_conditions", [[1.0]], "split_conditions that are no list of numbers"),
     ("2.split_indices.0", -3, "feature that is none of 30"),
-    ("0.split_type.0", 1, "splits by categories, which is not read: use one-hot"),
+    ("0.split_type.0", 1, "splits by categories, which is not read; train with one-hot"),
     ("0.tree_param.size_leaf_vector", "3", "size_leaf_vector 3; at most 1 is read"),
     ("0.tree_param.num_nodes", "900", "num_nodes 900; at most"),
     ("0", 7, "tree 0 that has no list left_children"),
@@ -146,6 +150,41 @@ def test_a_damaged_model_is_named(valid, path, value, words):
     with pytest.raises(ValueError, match=words) as caught:
         trees.read(encoded(model))
     assert "; " in str(caught.value)
+
+
+def kept(given, data=None, rounds=2):
+    """A model that XGBoost saves under these settings."""
+    rows = xgboost.DMatrix(*(data or load_breast_cancer(return_X_y=True)))
+    return json.loads(bytes(xgboost.train(given, rows, rounds).save_raw("json")))
+
+
+def test_boosters_that_are_not_read_get_a_mend_that_helps():
+    """ "Save the model again" helps none of them."""
+    logistic = {"objective": "binary:logistic", "nthread": 1}
+    dart = kept({**logistic, "booster": "dart", "rate_drop": 0.5})
+    with pytest.raises(ValueError, match=r"dart.*scales trees.*give the list learner") as caught:
+        trees.read(encoded(dart))
+    assert "save the model again" not in str(caught.value)
+    made = dart["learner"]["gradient_booster"]["gbtree"]["model"]["trees"]
+    seen = trees.revealed(trees.read(json.dumps(made).encode()))  # as it says
+    assert seen.thresholds
+    assert not seen.counts
+    linear = kept({**logistic, "booster": "gblinear"})
+    with pytest.raises(ValueError, match=r"gblinear.*linear model without trees") as caught:
+        trees.read(encoded(linear))
+    assert "save the model again" not in str(caught.value)
+    assert len(linear["learner"]["gradient_booster"]["model"]["weights"]) == 31  # as it says
+
+
+def test_leaves_of_vectors_get_a_mend_that_helps():
+    rows, labels = load_breast_cancer(return_X_y=True)
+    both = rows, np.stack([labels, 1 - labels], 1)
+    given = {"objective": "binary:logistic", "tree_method": "hist", "nthread": 1}
+    vectors = kept({**given, "multi_strategy": "multi_output_tree"}, both)
+    with pytest.raises(ValueError, match=r"vector in each leaf.*one_output_per_tree") as caught:
+        trees.read(encoded(vectors))
+    assert "save the model again" not in str(caught.value)
+    assert trees.read(encoded(kept({**given, "multi_strategy": "one_output_per_tree"}, both))).trees
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ WORDS: Final = "words exposed"
 FACTS: Final = "facts exposed"
 RECOVERABLE: Final = "recoverable in principle"
 GUESSABLE: Final = "undecided (guessable)"
+NOT_RUN: Final = "not run"
 UNDECIDED: Final = "undecided"
 ON_AVERAGE: Final = "protected on average"
 UNDER_MODEL: Final = "protected under a model"
@@ -44,6 +45,7 @@ Verdict = Literal[
     "facts exposed",
     "recoverable in principle",
     "undecided (guessable)",
+    "not run",
     "undecided",
     "protected on average",
     "protected under a model",
@@ -362,6 +364,7 @@ class CaptureInfo(RecordPart, frozen=True, kw_only=True):
 
     Attributes:
         truth: whether the true batch was given, so that errors are measured.
+        undeclared: what was seen to change the update, but is no defense that can be declared.
         values: reconstructed values of inputs that are not pictures.
     """
 
@@ -373,6 +376,7 @@ class CaptureInfo(RecordPart, frozen=True, kw_only=True):
     client: str | None = None
     findings: tuple[FindingInfo, ...] = ()
     notes: tuple[str, ...] = ()
+    undeclared: str | None = None
     explained: Explained | None = None
     values: tuple[tuple[Number, ...], ...] | None = None
 
@@ -530,7 +534,7 @@ class Training(RecordPart, frozen=True, kw_only=True):
     seed: Whole
     rounds: Count
     optimizer: str
-    status: Literal["ok", "failed"] = "ok"
+    status: Status = "ok"
     reason: str | None = None
     training_loss: Number | None = None
     accuracy: Number | None = None
@@ -555,7 +559,7 @@ class Training(RecordPart, frozen=True, kw_only=True):
 
     @property
     def end(self) -> str:
-        """How it ended: "ok" or "failed"."""
+        """How it ended: "ok", "not_applicable" or "failed"."""
         return self.status
 
 

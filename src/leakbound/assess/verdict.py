@@ -14,6 +14,7 @@ from leakbound.assess.record import (
     FACTS,
     GUESSABLE,
     HONEST,
+    NOT_RUN,
     ON_AVERAGE,
     PRESENT,
     PROTECTED,
@@ -46,6 +47,8 @@ MEANINGS: Final[dict[Verdict, str]] = {
     "guess without the update.",
     GUESSABLE: "A guess without any update meets the threshold more often than is accepted. No "
     "amount of noise protects at this threshold: ask for a smaller error or accept more.",
+    NOT_RUN: "Nothing ran: the model refuses the defense, no attack applies, or all experiments "
+    "failed. Nothing is known.",
     UNDECIDED: "No attack here succeeded and no bound protects. This is no proof of safety.",
     ON_AVERAGE: "No attack here succeeded, and on average over examples like the public ones no "
     "attacker's mean error is below the threshold's, with the stated confidence. A single example "
@@ -159,10 +162,15 @@ def verdict(
 
 
 def together(given: Iterable[Verdict | None]) -> Verdict:
-    """The verdict on a configuration: exposed if one experiment is, protected only if all are."""
+    """The verdict on a configuration: exposed if one experiment is, protected only if all are.
+
+    What was not run leaves the rest undecided.
+    """
     known = {one for one in given if one is not None}
     if EXPOSED in known:
         return EXPOSED
+    if NOT_RUN in known and len(known) > 1:
+        known = (known - {NOT_RUN}) | {UNDECIDED}
     return min(known, key=VERDICTS.index, default=UNDECIDED)
 
 
@@ -174,6 +182,8 @@ def of_configuration(records: Iterable[Assessment]) -> Verdict:
     (`by_chance`), at the level of each.
     """
     own = list(records)
+    if own and not any(one.status == "ok" for one in own):
+        return NOT_RUN
     tests = [one.chance for one in own if one.chance is not None]
     proved = any(one.certificate is not None for one in own) or any(t.closer for t in tests)
     together_p = by_chance(own)

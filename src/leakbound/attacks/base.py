@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.client import example_gradients, simulate
+from leakbound.client import example_gradients, forward, simulate
+from leakbound.losses import named
+from leakbound.random import stream
 from leakbound.types import (
     DefenseProtocol,
     NotApplicable,
@@ -26,6 +28,7 @@ __all__ = [
     "boxed",
     "each_row",
     "expected_rows",
+    "outputs_of",
     "seen_task",
     "summed_task",
 ]
@@ -205,6 +208,26 @@ def seen_task(observation: Observation) -> Task:
     if observation.defense is None:
         return observation.task
     return observation.defense.infer(observation.task, observation.update)
+
+
+def outputs_of(observation: Observation) -> int | None:
+    """How many classes the model tells apart, which may be more than the data has; None: none.
+
+    Searches for labels run over these, because the client's loss does.
+    """
+    task = observation.task
+    loss = named(task.loss)
+    if task.label_range is None or not loss.has_classes or loss.of_inputs:
+        return task.label_range
+    domain = task.domain
+    size = 2 if task.coupled else 1
+    probe = torch.full((size, *observation.input_shape), sum(task.input_range) / 2)
+    if domain is not None and not domain.dtype.is_floating_point:
+        probe = domain.start(size, stream(0, "outputs")).to(task.parameters.device)
+    with torch.no_grad():
+        output = forward(task, probe.to(task.parameters) if probe.is_floating_point() else probe)
+    width = int(output.shape[1]) if output.ndim > 1 else 1
+    return max(width, task.label_range) if loss.outputs(width) == width else task.label_range
 
 
 def summed_task(observation: Observation) -> Task:

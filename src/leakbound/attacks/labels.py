@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from leakbound import check
 from leakbound.attacks.analytic import LinearInversion
-from leakbound.attacks.base import summed_task
+from leakbound.attacks.base import outputs_of, summed_task
 from leakbound.client import forward, local_update
 from leakbound.losses import NamedLoss, named
 from leakbound.random import uniform
@@ -204,7 +204,7 @@ def _solved(task: Task, name: str, row: Tensor, image: Tensor, start: Tensor) ->
 
 def last_layer(observation: Observation) -> LastLayer:
     task = summed_task(observation)
-    name = _last(task)
+    name = _last(task, outputs_of(observation))
     parts = task.unflatten(observation.update.rows.sum(0) / task.plan.total_weight)
     weight = parts.get(f"{name}.weight" if name else "weight")
     bias = parts.get(f"{name}.bias" if name else "bias")
@@ -264,7 +264,7 @@ def typical(task: Task, name: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
     return output, features[0].flatten(1).sum(1)
 
 
-def _last(task: Task) -> str:
+def _last(task: Task, outputs: int | None) -> str:
     """The last linear layer, or, for labels of pixels, the last layer with one row per class."""
     loss = named(task.loss)
     modules = list(task.model.named_modules())
@@ -274,7 +274,7 @@ def _last(task: Task) -> str:
         layers = [(n, m) for n, m in modules if isinstance(m, kinds)]
     if not layers:
         raise NotApplicable("the model has no linear layer to infer labels from")
-    wanted = None if task.label_range is None else loss.outputs(task.label_range)
+    wanted = None if outputs is None else loss.outputs(outputs)
     if wanted is not None and len(layers[-1][1].weight) != wanted:
         raise NotApplicable("the last linear layer does not have one row per class")
     return str(layers[-1][0])

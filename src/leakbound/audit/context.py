@@ -224,40 +224,18 @@ class PlanContext:
             return task
 
     def _make_task(self, spec: ModelSpec, seed: int) -> Task:
-        module, loss, classes = self._module(spec, seed), self.loss, self.dataset.classes
-        module = module.to(self.device)
+        module = self._module(spec, seed).to(self.device)
         try:
             task = Task.of(
                 module,
                 loss=self.loss,
-                classes=classes,
+                classes=self.dataset.classes,
                 public=self.public,
                 domain=self.domain,
             )
         except ValueError as error:
             raise ValueError(f"model {spec.name!r}: {error}") from None
-        image = self.dataset.inputs[: 2 if task.coupled else 1].to(self.device)
-        try:
-            if self.domain.dtype.is_floating_point:
-                client.refuse_codes(task, self.input_shape)
-            with torch.no_grad():
-                output = client.forward(task, image)
-        except (NotApplicable, client.WrongOutput) as error:
-            raise ValueError(f"model {spec.name!r}: {error}") from None
-        except Exception as error:
-            raise ValueError(
-                f"model {spec.name!r} cannot take an input of shape {tuple(image.shape)} "
-                f"({one_line(error)}); give another model, or set size and channels of the data"
-            ) from None
-        shape, wanted = tuple(output.shape), loss.outputs(classes)
-        more = loss.name in ("cross_entropy", "dense_cross_entropy")
-        width = output.shape[2 if loss.of_inputs else 1] if output.ndim > 1 else 1
-        if loss.misfit(output, len(image)) or width < wanted or (width > wanted and not more):
-            raise ValueError(
-                f"model {spec.name!r} returns {shape} for one example; give a model that returns "
-                f"(1, K{', H, W' * loss.dense}) with K {'at least ' * more}{wanted} (loss "
-                f"{loss.name!r}, {classes or 'no'} classes of the data)"
-            )
+        check_outputs(self, task, spec.name)
         return self._trained(task, spec.train_steps, seed) if spec.train_steps else task
 
     def _module(self, spec: ModelSpec, seed: int) -> nn.Module:
@@ -377,6 +355,37 @@ def fingerprint(plan: Plan, context: PlanContext) -> dict[str, Any]:
         "classes": dataset.classes,
         "weights": {file: _digest(file) for file in named if file is not None},
     }
+
+
+def check_outputs(context: PlanContext, task: Task, name: str) -> None:
+    """Reject a model, called `name`, that does not fit a plan's data.
+
+    Raises:
+        ValueError: it cannot take an example, or has other outputs than the loss needs.
+    """
+    loss, classes = context.loss, context.dataset.classes
+    image = context.dataset.inputs[: 2 if task.coupled else 1].to(context.device)
+    try:
+        if context.domain.dtype.is_floating_point:
+            client.refuse_codes(task, context.input_shape)
+        with torch.no_grad():
+            output = client.forward(task, image)
+    except (NotApplicable, client.WrongOutput) as error:
+        raise ValueError(f"model {name!r}: {error}") from None
+    except Exception as error:
+        raise ValueError(
+            f"model {name!r} cannot take an input of shape {tuple(image.shape)} "
+            f"({one_line(error)}); give another model, or set size and channels of the data"
+        ) from None
+    shape, wanted = tuple(output.shape), loss.outputs(classes)
+    more = loss.name in ("cross_entropy", "dense_cross_entropy")
+    width = output.shape[2 if loss.of_inputs else 1] if output.ndim > 1 else 1
+    if loss.misfit(output, len(image)) or width < wanted or (width > wanted and not more):
+        raise ValueError(
+            f"model {name!r} returns {shape} for one example; give a model that returns "
+            f"(1, K{', H, W' * loss.dense}) with K {'at least ' * more}{wanted} (loss "
+            f"{loss.name!r}, {classes or 'no'} classes of the data)"
+        )
 
 
 def check_plan(plan: Plan, context: PlanContext) -> None:

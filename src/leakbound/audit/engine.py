@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from leakbound._util import stops
 from leakbound.audit import experiment
 from leakbound.audit import plan as plans
 from leakbound.audit.context import PlanContext, one_thread
@@ -126,13 +127,16 @@ def run_experiments(
     played = []
     with one_thread():
         for unit in given:
-            with suppress(Exception):  # its separate run reports the reason
+            try:
                 played.append((unit, experiment.play_round(unit, context)))
+            except Exception as error:  # its separate run reports the reason
+                stops.reraise(error)
         try:
             sources = [experiment.source_of(unit) for unit, _ in played]
             rounds = [round_ for _, round_ in played]
             answers = experiment.answers(given[0].attack, rounds, sources)
-        except Exception:  # as above
+        except Exception as error:  # as above
+            stops.reraise(error)
             return [alone(unit) for unit in given]
         share = (time.perf_counter() - began) / len(given)
         results = {

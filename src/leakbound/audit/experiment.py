@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from leakbound import registry
 from leakbound._util import pictures as html
+from leakbound._util import stops
 from leakbound.assess import record as records
 from leakbound.assess.certificate import certificate
 from leakbound.assess.criterion import Criterion
@@ -35,12 +36,14 @@ from leakbound.risk.limits import ErrorBoundSpec, leak_map, of_release
 from leakbound.risk.released import Released
 from leakbound.risk.statement import of_bound
 from leakbound.risk.success import RiskSpec
-from leakbound.types import Batch, NotApplicable, Reconstruction, Task, ThreatModel
+from leakbound.types import Batch, NotApplicable, Reconstruction, Refused, Task, ThreatModel
 
 DIED = "its process died (out of memory, or a crash)"
 _PICTURES = {"truth": "true", "reconstruction": "reconstructed", "leak_map": "leak map"}
 _TOLD = frozenset({"batch size", "local steps"})
 """What attackers in an audit know for certain about a client."""
+TRIAL = 5.0
+"""Seconds for what is tried before the first experiment."""
 NO_MEMORY = "out of memory: use a smaller batch or model, or fewer workers"
 
 
@@ -110,19 +113,25 @@ def assessed(
     pictures: bool,
     began: float,
 ) -> Result:
-    """The result of an experiment, whatever `answer` raises; `began` is its start time."""
+    """The result of an experiment, whatever `answer` raises; `began` is its start time.
+
+    Raises:
+        KeyboardInterrupt: a stop came, whatever the code in between made of it.
+    """
     record = _header(unit, context)
     files: dict[str, bytes] = {}
     try:
         with one_thread():
             record, files = _judge(record, unit, context, *answer(), pictures)
-    except NotApplicable as error:
-        reason = " ".join(error.reason.split())
+    except (NotApplicable, Refused) as error:
+        reason = " ".join(str(error).split())
         record = replace(record, status="not_applicable", reason=reason)
     except Exception as error:  # a crash is also a result: recorded, counted, exit code 1
+        stops.reraise(error)
         record = replace(
             record, status="failed", reason=reason_of(error), verdict=records.UNDECIDED
         )
+    stops.check()
     return Result(record, files, time.perf_counter() - began)
 
 
@@ -138,9 +147,40 @@ def run_training(unit: plans.TrainingUnit, context: PlanContext) -> Result:
             for name, value in measured.items()
         }
         record = _training(unit, context, curve=curve, **found)
+    except (NotApplicable, Refused) as error:
+        reason = " ".join(str(error).split())
+        record = _training(unit, context, status="not_applicable", reason=reason)
     except Exception as error:  # as above
+        stops.reraise(error)
         record = _training(unit, context, status="failed", reason=reason_of(error))
+    stops.check()
     return Result(record, {}, time.perf_counter() - began)
+
+
+def refused(units: Iterable[plans.Unit], context: PlanContext) -> list[str]:
+    """What a model or its data refuse, in sentences: known before the first experiment.
+
+    One round of each model and defense is tried, for at most `TRIAL` seconds together.
+    """
+    grouped: dict[tuple[plans.ModelSpec, Any], list[plans.Experiment]] = {}
+    for unit in units:
+        if isinstance(unit, plans.Experiment) and unit.defense:
+            grouped.setdefault((unit.model, unit.defense), []).append(unit)
+    found = []
+    end = time.monotonic() + TRIAL
+    for (model, defense), own in grouped.items():
+        if time.monotonic() > end:
+            break
+        try:
+            with one_thread():
+                play_round(own[0], context, planted=False)
+        except (NotApplicable, Refused) as error:
+            reason = " ".join(str(error).split())
+            name = plans.defense_name(defense)
+            found.append(f"{name} on {model.name} is not run ({len(own)} experiments): {reason}")
+        except Exception as error:  # its record reports the reason
+            stops.reraise(error)
+    return found
 
 
 def died(unit: plans.Unit, context: PlanContext) -> Result:
@@ -150,7 +190,8 @@ def died(unit: plans.Unit, context: PlanContext) -> Result:
     return Result(replace(record, status="failed", reason=DIED, verdict=records.UNDECIDED))
 
 
-def play_round(unit: plans.Experiment, context: PlanContext) -> Round:
+def play_round(unit: plans.Experiment, context: PlanContext, *, planted: bool = True) -> Round:
+    """The round behind an experiment; without `planted`, of the model that no attack changed."""
     defense = plans.build_defense(unit.defense)
     clients = context.batches(unit.batch_size, defense.cohort_size, unit.seed)
     sources = [stream(unit.seed, "defense", i) for i in range(len(clients) + 1)]
@@ -160,7 +201,7 @@ def play_round(unit: plans.Experiment, context: PlanContext) -> Round:
         defense,
         sources,
         threat=context.threat(unit.threat),
-        attack=plans.build_attack(unit.attack),
+        attack=plans.build_attack(unit.attack) if planted else None,
         auxiliary=context.public,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from leakbound.attacks import Attack
 from leakbound.audit import engine
 from leakbound.audit.context import PlanContext, check_plan
 from leakbound.audit.estimate import Clock, estimate
-from leakbound.audit.experiment import DIED, NO_MEMORY, Result
+from leakbound.audit.experiment import DIED, NO_MEMORY, Result, refused
 from leakbound.audit.journal import Journal
 from leakbound.audit.plan import Plan, Unit, plain, units_left
 from leakbound.audit.plan_file import load, parse, row_of
@@ -128,6 +129,8 @@ def audit(
             claim(folder, about)
             files.folder(folder, "pictures")
             files.check(folder / TIMES, key="id")
+        for said in [] if trainings_only else refused(plan.experiments(), context):
+            warnings.warn(said, stacklevel=2)
         runs = partial(run, workers=workers, pictures=pictures, context=context)
         return _audit(plan, folder, runs, watch, trainings_only, partial(_clock, context, workers))
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from leakbound import check
+from leakbound._util import stops
 from leakbound._util.rounding import least, most
 from leakbound._util.user_code import seeded
 from leakbound.audit_epsilon.clients import Client, gradient_places, over_rounds, vector
@@ -217,6 +218,7 @@ def _sent(client: Client, weights: Weights, batch: Batch, draws: torch.Generator
         with seeded(torch.Generator().manual_seed(number)):
             return client(given, Batch(batch.inputs.clone(), batch.labels.clone()), number)
     except Exception as error:
+        stops.reraise(error)
         raise ValueError(
             f"client raised {type(error).__name__} on {batch.size} examples: {error}; mend it"
         ) from error

@@ -23,6 +23,7 @@ from leakbound.attacks.base import Attack, expected_rows, seen_task
 from leakbound.audit import plan as plans
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import defense_info, links_of, model_info, threat_info
+from leakbound.captured import declared
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import Understood
 from leakbound.data import SOURCES, load
@@ -184,6 +185,7 @@ def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> 
             truth=case.truth is not None,
             findings=tuple(records.FindingInfo(**vars(finding)) for finding in found.findings),
             notes=(*own.notes, *case.notes, *found.notes),
+            undeclared=own.about.get(declared.NOTE),
         ),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ import msgspec
 from torch import Tensor, nn
 
 from leakbound import check, registry
-from leakbound._util import files
+from leakbound._util import files, stops
 from leakbound._util import pictures as html
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
@@ -26,6 +27,7 @@ from leakbound.attacks.pace import Pace, ended_by_interrupt, noted, planned
 from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
 from leakbound.audit.context import one_line, one_thread
+from leakbound.audit.journal import Journal
 from leakbound.audit.run_file import machine, versions
 from leakbound.captured.assess import (
     Case,
@@ -69,7 +71,7 @@ LARGEST = 10**8
 MOST_PICTURES = 6
 LEAST = 2.0
 """Seconds below which a search for the number of local steps does not begin."""
-OWN_DATA = "captured updates"
+OWN_DATA, RECORDS = "captured updates", "records.jsonl"
 Made = tuple[Assessment, dict[str, bytes], Reconstruction | None]
 """A record, its pictures, and the attack's answer."""
 PLANTED = ("robbing_the_fed", "linear_trap", "trap_weights")
@@ -136,12 +138,18 @@ class Work:
         tell()
         with Pace(self.share if job.steps else None, tell):
             made = _run(case, job.spec, self.settings.seed, self.pictures)
+        if stops.came() == signal.SIGTERM:  # Ctrl-C ends a search with its best candidate
+            stops.check()
         self.jobs.pop(0)
         self.made[job.at, job.rank] = made
         if job.steps:
             self._spent += time.monotonic() - self._began
             self._paid += job.steps * job.cost
         return made[0]
+
+    def pictures_of(self, record: Assessment) -> dict[str, bytes]:
+        """The pictures that a record names."""
+        return next(own for made, own, _ in self.made.values() if made is record)
 
     def outcome(self) -> UpdateResult:
         ordered = [self.made[key] for key in sorted(self.made)]
@@ -368,6 +376,7 @@ def attack_all(
             partial(_case, capture, at, model, settings, known or TrainingInfo(), batch, title)
             for at, capture in enumerate(captures)
         ]
+        kept = None if out is None else _Kept(Path(out))
         cases = []
         for at, one in enumerate(read):
             watch(0, 0, f"reading {captures[at].name}", None)
@@ -377,8 +386,12 @@ def attack_all(
         try:
             with ended_by_interrupt(pace):
                 while work.jobs and not pace.over:
-                    if not _found_steps(work, read, watch):
-                        ended(work.run(watch))
+                    if _found_steps(work, read, watch):
+                        continue
+                    record = work.run(watch)
+                    if kept is not None:
+                        kept.add(work, record)
+                    ended(record)
         except KeyboardInterrupt:
             work.tell(watch, "stopped")
             if out is not None and work.made:
@@ -489,8 +502,10 @@ def _run(case: Case, spec: plans.Spec, seed: int, pictures: bool) -> Made:
         before = header(case, spec.name, built)
         return *judged(case, before, built, answer, pictures=pictures), answer
     except NotApplicable as error:
+        stops.check()
         return ended(status="not_applicable", reason=" ".join(error.reason.split()))
     except Exception as error:  # a crash is a result: recorded and counted
+        stops.reraise(error)
         return ended(status="failed", reason=one_line(error), verdict=UNDECIDED)
 
 
@@ -499,18 +514,46 @@ def _direction(record: Assessment) -> float:
     return (found.direction if found else None) or 0.0
 
 
+class _Kept:
+    """The folder of a run that goes on: each result is on the disk before the next attack begins,
+    for native code may keep a stop from coming back to Python.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._journal = Journal(folder / RECORDS, Assessment)
+        self._begun = False
+
+    def add(self, work: Work, record: Assessment) -> None:
+        with files.writing(self._folder), files.claimed(self._folder):
+            if not self._begun:
+                check_place(self._folder)
+                files.write(self._folder / files.RUN, _run_file(work))
+                self._journal.read(lambda earlier: False)  # those of an earlier run go
+                self._begun = True
+            place = files.folder(self._folder, "pictures")
+            for name, content in work.pictures_of(record).items():
+                files.write(place / name, content)
+            self._journal.append(record)
+            self._journal.close()
+
+
+def _run_file(work: Work) -> bytes:
+    return json.dumps(_header(work), indent=1).encode() + b"\n"
+
+
 def write_run(work: Work, folder: Path) -> UpdateResult:
     from leakbound import report
 
-    outcome, about = work.outcome(), json.dumps(_header(work), indent=1).encode() + b"\n"
+    outcome = work.outcome()
     lines = b"".join(map(encode, outcome.records))
     with files.writing(folder), files.claimed(folder):
         check_place(folder)
-        files.write(folder / files.RUN, about)
+        files.write(folder / files.RUN, _run_file(work))
         place = files.folder(folder, "pictures")
         for name, content in outcome.pictures.items():
             files.write(place / name, content)
-        files.write(folder / "records.jsonl", lines, key=KEYS[Assessment])
+        files.write(folder / RECORDS, lines, key=KEYS[Assessment])
         page = report.write(folder, images=work.pictures)
     return replace(outcome, folder=folder, page=page)
 
@@ -524,7 +567,7 @@ def check_place(folder: Path) -> None:
     with files.writing(folder):
         files.check_run(folder)
         files.check(folder / FILE)
-        files.check(folder / "records.jsonl", key=KEYS[Assessment])
+        files.check(folder / RECORDS, key=KEYS[Assessment])
         old = (folder / files.RUN).exists()
         about = json.loads(files.read(folder / files.RUN)) if old else {}
     if about.get("data", {}).get("source", OWN_DATA) != OWN_DATA:

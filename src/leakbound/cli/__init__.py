@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import re
 import signal
 import sys
-import threading
+import traceback
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import cast
 
+from leakbound._util import stops
 from leakbound._util.text import printable, version
 from leakbound.check import closest
 from leakbound.cli import usage
 from leakbound.cli.options import VERBS
 from leakbound.cli.parser import parse
 
-USAGE, STOPPED, CLOSED, TERMINATED = 2, 130, 141, 143
+USAGE, CRASHED, CLOSED = 2, 70, 141
+STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
+"""Exit codes. No verdict of a command uses one of them but `USAGE`, which then says that it cannot
+tell: Python's own code for a crash is 1, which says "exposed", "broken" or "leaks more"."""
 TOO_LARGE = re.compile(r"not enough memory|can't allocate|out of memory|calculation overflowed")
 
 GROUP = "leakbound.commands"
@@ -37,42 +41,30 @@ Verb = tuple[type, str]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Exits with 0, 1 (experiments failed), 2 (a mistake), 130 (Ctrl-C), 143 (SIGTERM) or 141 (the
-    reader of the output is gone).
+    """Exits with 0, 1 (the command's own meaning), 2 (a mistake), 70 (a fault of leakbound, with
+    its traceback), 130 (Ctrl-C), 143 (SIGTERM) or 141 (the reader of the output is gone).
     """
     given = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks is no crash
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        with _terminable():
+        with stops.noted(_cut, until_exit=arguments is None):
             code = _ended(given)
     except BrokenPipeError:
         code = CLOSED
     sys.exit(_flushed(code))
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends the program as Ctrl-C does."""
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Workers are ended and files closed on SIGTERM too; a second one does not disturb that."""
-    main_thread = threading.current_thread() is threading.main_thread()
-    if not main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise _Terminated
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _cut(number: int) -> None:
+    """End the process at once: a stop came, and native code does not let the program end."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    text = f"leakbound: {printable(stops.last_words())}\n"
+    if sys.stderr is not None and sys.stderr.isatty():
+        text += "\x1b[?25h"  # a progress bar hid the cursor
+    os.write(2, text.encode("utf-8", "backslashreplace"))  # no lock, which a thread may hold
+    os._exit(STOPPED[signal.Signals(number)])
 
 
 def _flushed(code: int) -> int:
@@ -92,40 +84,56 @@ def _flushed(code: int) -> int:
 
 def _ended(arguments: list[str]) -> int:
     """The exit code of a command; whatever stopped it is said on stderr."""
-    command: object = None
     try:
-        if arguments in (["--version"], ["-V"]):
-            print(f"leakbound {version('leakbound')}")
-            return 0
-        known = verbs(arguments)
-        if not arguments or arguments[0] in (*HELP, HELP_ALL):
-            print(usage.overview(known))
-            return 0 if arguments else USAGE
-        verb, rest = _verb(arguments[0], known), arguments[1:]
-        if asked := [word for word in rest if word in (*HELP, HELP_ALL)]:
-            print(usage.help_of(verb, known[verb][0], all_options=HELP_ALL in asked))
-            return 0
-        command = parse(known[verb][0], rest, verb)
-        with warnings.catch_warnings():
-            warnings.showwarning = _warn
-            return _run(command, known)
+        try:
+            return _answered(arguments)
+        except Exception as error:
+            stops.reraise(error)
+            raise
     except KeyboardInterrupt as stop:
-        on = "; nothing is lost: run the same command again to go on"
-        _say("stopped" + (on if getattr(command, "RESUMES", False) else ""))
-        return TERMINATED if isinstance(stop, _Terminated) else STOPPED
+        _say(stops.last_words())
+        terminated = isinstance(stop, stops.Terminated)
+        number = stops.came() or (signal.SIGTERM if terminated else signal.SIGINT)
+        return STOPPED[signal.Signals(number)]
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
         _say(str(error))
         return USAGE
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not TOO_LARGE.search(str(error)):
-            raise
+    except (Exception, SystemExit) as error:  # the code of a user or a library may call sys.exit
+        memory = isinstance(error, MemoryError)
+        if not memory and not (isinstance(error, RuntimeError) and TOO_LARGE.search(str(error))):
+            traceback.print_exc()
+            _say("this is a fault of leakbound, or of the code that it ran, and no result")
+            return CRASHED
         _say(
             "there is not enough memory for what was asked; take a smaller model, input_shape or "
             f"batch size ({str(error).splitlines()[0][:200] if str(error) else 'out of memory'})"
         )
         return USAGE
+
+
+def _answered(arguments: list[str]) -> int:
+    """The exit code of a command that comes to its own end."""
+    stops.last_words(stops.STOPPED)
+    if arguments in (["--version"], ["-V"]):
+        print(f"leakbound {version('leakbound')}")
+        return 0
+    known = verbs(arguments)
+    if not arguments or arguments[0] in (*HELP, HELP_ALL):
+        print(usage.overview(known))
+        return 0 if arguments else USAGE
+    verb, rest = _verb(arguments[0], known), arguments[1:]
+    if asked := [word for word in rest if word in (*HELP, HELP_ALL)]:
+        print(usage.help_of(verb, known[verb][0], all_options=HELP_ALL in asked))
+        return 0
+    command: object = parse(known[verb][0], rest, verb)
+    if getattr(command, "RESUMES", False):
+        on = "nothing is lost: run the same command again to go on"
+        stops.last_words(f"{stops.STOPPED}; {on}")
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        return _run(command, known)
 
 
 def _verb(word: str, known: Mapping[str, Verb]) -> str:

@@ -73,7 +73,9 @@ def _counted(out: Path) -> str:
     run = folder.read(out)
     rows, ends = shared.verdicts(run.assessments, run.trainings)
     many = shared.plural(rows, "configuration")
-    return f"{many} (model, batch size, defense): {ends}"
+    failed = sum(one.status == "failed" for one in run.assessments)
+    rest = f"; {failed} of {len(run.assessments)} experiments failed" if failed else ""
+    return f"{many} (model, batch size, defense): {ends}{rest}"
 
 
 def _plan(command: options.Audit) -> tuple[Plan, Path]:
@@ -210,7 +212,7 @@ def table(units: Iterable[Training]) -> list[TrainingRow]:
                 auc=qualities[key].auc,
                 unskilled=qualities[key].unskilled,
                 diverged=len(ok) - len(losses),
-                failed=len(own) - len(ok),
+                failed=sum(unit.status == "failed" for unit in own),
             )
         )
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from leakbound import captured, tensors
+from leakbound._util import stops
 from leakbound.assess.record import CERTIFIED, DISCLOSURES, EXPOSURES, Assessment
 from leakbound.assess.verdict import counted
 from leakbound.audit import plan as plans
@@ -23,7 +25,7 @@ from leakbound.audit.context import module_of
 from leakbound.audit.plan_file import only, parse
 from leakbound.captured import Capture, Settings, TrainingInfo, UpdateResult
 from leakbound.captured.assess import Case
-from leakbound.captured.capture import TREES
+from leakbound.captured.capture import PREFIX, TREES
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
 from leakbound.cli import options
@@ -43,6 +45,7 @@ EXPOSED_CODE = 3
 """The exit code if an update exposes an example, or reveals a fact."""
 EXPLAINED = 0.99
 """Without the truth or a proof, a row is shown if it explains this share of the update."""
+NONE = "no attack was finished"
 MOST = 100_000
 """Examples, steps and classes of one update: more is a mistake, and would run for hours."""
 
@@ -78,6 +81,16 @@ def attack(command: options.AttackOptions) -> int:
         if not command.json:
             _show_understood(case)
 
+    def ended(record: Assessment) -> None:
+        if command.out is not None:
+            place = brief(command.out)
+            stops.last_words(
+                f"stopped; the results so far are in {place}: leakbound report {place} writes "
+                "their page, and the same command runs all attacks again"
+            )
+        if not command.json:
+            _certificate(record)
+
     try:
         with bar:
             outcome = captured.attack_all(
@@ -91,14 +104,11 @@ def attack(command: options.AttackOptions) -> int:
                 pictures=not command.no_examples,
                 watch=bar,
                 understood=read,
-                ended=lambda record: None if command.json else _certificate(record),
+                ended=ended,
             )
     except KeyboardInterrupt:
-        words = "without --out DIR no result is kept" if bar.done else "no attack was finished"
-        if command.out is not None and bar.done:
-            place = brief(command.out)
-            words = f"the results so far are in {place}; the same command runs all attacks again"
-        errors.say(words)
+        if command.out is None or not bar.done:
+            errors.say("without --out DIR no result is kept" if bar.done else NONE)
         raise
     if command.json:
         print(json.dumps(msgspec.to_builtins(outcome.records), indent=1, sort_keys=True))
@@ -185,17 +195,29 @@ def capture(command: options.CaptureOptions) -> int:
         found.add_row(*(brief(about.get(f"leakbound.{k}", "")) for k in heads), brief(path))
     console.print(found)
     if about.get("leakbound.kind") == TREES:
-        console.say(f"  leakbound attack --update {brief(files[-1])} --kind {TREES}")
+        place = shlex.quote(str(files[-1]))
+        console.say(f"  leakbound attack --update {brief(place)} --kind {TREES}")
         return 0
-    model = about.get("leakbound.model", "package.module:build")
-    shape = about.get("leakbound.input_shape", "SHAPE")
     console.say(
         f"{len(files)} updates in {brief(command.out)}. What do they leak?\n"
-        f"  leakbound attack --update {brief(command.out)} --model {brief(model)} "
-        f"--input-shape {brief(shape)} --out DIR"
+        f"  {brief(next_command(command.out, about))}"
     )
-    console.print("Add --input-range LOW HIGH if the inputs of the model are not from 0 to 1.")
+    console.print(
+        "Replace words in capitals. Add --input-range LOW HIGH if the inputs of the model are not "
+        "from 0 to 1."
+    )
     return 0
+
+
+def next_command(place: Path, about: Mapping[str, str]) -> str:
+    """The attack on what was captured; what its metadata do not say is a word in capitals."""
+    known = {key.removeprefix(PREFIX): value for key, value in about.items()}
+    model = known.get("model", "package.module:build")
+    model += "".join(f",{name}=VALUE" for name in known.get("model_needs", "").split(",") if name)
+    words = ["leakbound", "attack", "--update", str(place), "--model", model]
+    words += ["--input-shape", known.get("input_shape", "SHAPE")]
+    words += [] if "examples" in known else ["--batch-size", "EXAMPLES"]
+    return shlex.join([*words, "--out", "DIR"])
 
 
 def _captures(command: options.AttackOptions) -> list[Capture]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,10 @@ from leakbound.risk.target import Target
 if TYPE_CHECKING:
     from leakbound.risk.deployment import Deployment, Mistake
 
-FILES = ("deployment.json", "deployment.toml")
+TOML = "deployment.toml"
+FILES = ("deployment.json", TOML)
 PROTECTED, OPEN, NOT_STATED = 0, 1, 3
 """Exit codes."""
-CLEAR = "sent-in-clear"
-"""The mistake of a client that sends more than its update."""
 
 
 def bound(command: options.BoundOptions) -> int:
@@ -74,7 +74,8 @@ def _deployment(command: options.BoundOptions) -> int:
         out = errors if command.json else console
         out.print(f"written: {', '.join(FILES)} into {safe(command.out)}")
     # what leaves without noise is covered by no row
-    if rows and all(row.protected for row in rows) and CLEAR not in {one.name for one in mistakes}:
+    in_clear = nvflare.CLEAR in {one.name for one in mistakes}
+    if rows and all(row.protected for row in rows) and not in_clear:
         return PROTECTED
     return NOT_STATED if any(row.missing for row in rows if not row.protected) else OPEN
 
@@ -197,21 +198,41 @@ def _show(
             f"[bold]not stated[/bold], so the worst case counts: {escape(', '.join(missing))}"
         )
     if rows and not all(row.protected for row in rows):
-        console.print(f"[bold]Next step.[/bold] {_next(rows, list(missing), source)}")
+        console.print(f"[bold]Next step.[/bold] {_next(rows, list(missing), command, against)}")
 
 
-def _next(rows: tuple[Row, ...], missing: list[str], source: Path) -> str:
+TARGETS = {"columns": "columns>=0.9", "tokens": "tokens>=0.9"}
+"""Targets for calibration, by the unit of a threshold; of images it is in decibels."""
+
+
+def _next(
+    rows: tuple[Row, ...],
+    missing: list[str],
+    command: options.BoundOptions,
+    against: Against | None,
+) -> str:
     """What a reader can do about the first row that is not protected."""
+    place = command.deployment
+    if place is None and command.out is not None:
+        place = command.out / TOML
     if missing:
-        return f"State {escape(missing[0])} in the deployment file (--out writes one)."
+        here = "--out DIR writes one" if place is None else safe(place)
+        return f"State {escape(missing[0])} in the deployment file ({here})."
     if any(SEES_ALL in row.reason for row in rows):
         return (
             'To protect clients from the server, let them add the noise: at = "client", or '
             '"share" under secure aggregation. For the others alone: --audience clients.'
         )
+    words = "Find the noise for a risk that you accept:"
+    if place is None:
+        words = "Write the facts with --out DIR. Then find the noise for a risk that you accept:"
+        place = Path("DIR") / TOML
+    data = shlex.quote(command.data) if command.data is not None else "SOURCE"
+    unit = "" if against is None else against.thresholds[0][0].rpartition(" ")[2]
+    target = TARGETS.get(unit, "psnr>=25")
     return (
-        "Find the noise for a risk that you accept: leakbound calibrate --deployment "
-        f'{safe(source)} --target "psnr>=25 with probability<=0.01" --data SOURCE'
+        f"{words} leakbound calibrate --deployment {safe(shlex.quote(str(place)))} "
+        f'--target "{target} with probability<=0.01" --data {escape(data)}'
     )
 
 

@@ -14,7 +14,7 @@ from leakbound import audit as audits
 from leakbound import audit_epsilon as epsilons
 from leakbound import check, registry
 from leakbound._util.user_code import find
-from leakbound.audit.context import module_of
+from leakbound.audit.context import check_outputs, module_of
 from leakbound.audit.plan import DataSpec
 from leakbound.cli import options
 from leakbound.cli.shared import Bar, plural
@@ -45,6 +45,7 @@ def audit_epsilon(command: options.AuditEpsilon) -> int:
         classes=context.dataset.classes,
         domain=context.domain,
     )
+    check_outputs(context, task, command.model)
     given = client, dict(model.state_dict()), base, task, claims
     how: dict[str, Any] = {"confidence": command.confidence, "seed": command.seed}
     with Bar(errors, "runs") as bar:

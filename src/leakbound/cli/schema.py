@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from leakbound.cli import options
 from leakbound.cli.parser import first
 from leakbound.cli.shared import Bar, check_files, write_files
@@ -26,10 +28,11 @@ def schema(command: options.SchemaOptions) -> int:
     write_files(out.parent, {out.name: found.text().encode()})
     _show(found)
     console.say(f"schema: {brief(out)}")
-    more = "" if out == beside else f" --schema {brief(out)}"
+    more = "" if out == beside else f" --schema {brief(shlex.quote(str(out)))}"
+    source = brief(shlex.quote(f"table:{path}"))
     console.say(
         "Check it and set confirmed = true in it: no verdict rests on a draft. Then:\n"
-        f"  leakbound attack --data table:{brief(path)}{more}"
+        f"  leakbound attack --data {source}{more}"
     )
     return 0
 

@@ -98,7 +98,7 @@ def _show(name: str, seen: Revealed, measure: TreeMeasure | None) -> None:
         found.add_row(brief(seen.model.name(j)), str(len(t)), f"{t[0]:.7g}", f"{t[-1]:.7g}")
     console.print(found)
     if seen.counts:
-        found = table("region of a leaf", right=["tree", "rows", "targets"])
+        found = table("region of a leaf", right=["tree", "rows if weight 1", "targets"])
         for leaf in seen.counts[:SHOWN]:
             targets = "unknown" if leaf.targets is None else f"{leaf.targets:.7g}"
             words = brief(", ".join(_region(seen, leaf)) or "all rows")

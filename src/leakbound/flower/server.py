@@ -32,6 +32,7 @@ from leakbound.captured.declared import words_of
 from leakbound.flower.compat import log
 from leakbound.flower.grid import InProcessGrid
 from leakbound.flower.messages import COUNTS, SENT, first, is_train, only_arrays, read
+from leakbound.models.custom import missing_arguments
 
 RATES = ("lr", "learning-rate", "learning_rate")
 Results = list[tuple[ClientProxy, FitRes]]
@@ -367,8 +368,14 @@ class _CapturingGrid(InProcessGrid):
     def _model(self, tensors: int) -> dict[str, str]:
         """The class and input shape of the first called module with this many tensors."""
         for kind, (shape, count) in self._models.items():
-            if count == tensors and shape:
-                return {"model": f"{kind.__module__}:{kind.__qualname__}", "input_shape": shape}
+            if count != tensors or not shape:
+                continue
+            found = {"input_shape": shape}
+            if (needed := missing_arguments(kind)) is not None:
+                found["model"] = f"{kind.__module__}:{kind.__qualname__}"
+            if needed:
+                found["model_needs"] = ",".join(needed)
+            return found
         return {}
 
     def _stop_when_done(self) -> None:

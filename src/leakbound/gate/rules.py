@@ -13,7 +13,7 @@ import msgspec
 
 from leakbound import inspection, tensors
 from leakbound._util.rounding import most
-from leakbound.assess.record import DISCLOSURES, EXPOSURES, RECOVERABLE, VERDICTS
+from leakbound.assess.record import DISCLOSURES, EXPOSURES, NOT_RUN, RECOVERABLE, VERDICTS
 from leakbound.audit import Progress, run_audit
 from leakbound.audit_epsilon import finding
 from leakbound.captured.capture import Capture
@@ -80,8 +80,13 @@ def _of_audit(own: policies.AuditPolicy, base: Path, workers: int) -> Iterator[R
         if not any(_is(name, row.defense) for row in every):
             known = ", ".join(dict.fromkeys(row.defense for row in every))
             raise ValueError(f"no configuration has the defense {name!r}; known: {known}")
-    counts = {"failed": sum(row.failed for row in rows), "are missing": run.missing}
-    gaps = [f"{count} experiments {how}" for how, count in counts.items() if count]
+    idle = sum(row.verdict == NOT_RUN for row in rows)
+    counts = {
+        "experiments failed": sum(row.failed for row in rows),
+        "experiments are missing": run.missing,
+        "configurations were not run": idle,
+    }
+    gaps = [f"{count} {how}" for how, count in counts.items() if count]
     if own.exposed is not None:
         bad = [row for row in rows if row.verdict in (*EXPOSURES, *DISCLOSURES)]
         answer: Answer = BROKEN if len(bad) > own.exposed else UNSURE if gaps else HOLDS

@@ -78,6 +78,24 @@ def load_user_model(path: str, **kwargs: Any) -> nn.Module:
     return model
 
 
+def missing_arguments(build: Callable[..., Any]) -> list[str] | None:
+    """The arguments that `load_user_model` would have to be given for a function or a class.
+
+    Returns:
+        Their names; None if its path is none that can be imported again.
+
+    Example:
+        >>> missing_arguments(nn.Flatten), missing_arguments(nn.Linear)
+        ([], ['in_features', 'out_features'])
+    """
+    if "." in build.__qualname__ or build.__module__ in ("__main__", "__mp_main__"):
+        return None
+    parameters = inspect.signature(build).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind in kinds]
+    return [name for name in needed if name not in _OFFERED]
+
+
 def load_weights(model: nn.Module, path: Path) -> None:
     """Copy a safetensors state dict into `model`; change nothing if a tensor does not fit."""
     model.load_state_dict(read_weights(path, lambda shapes: model.state_dict()))

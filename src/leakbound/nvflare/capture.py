@@ -15,15 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from nvflare.apis.job_def import ALL_SITES
 from nvflare.fuel.utils.config_factory import ConfigFactory
 
 from leakbound import check
 from leakbound._util import files
-from leakbound.captured import updates_in
+from leakbound.captured import declared, updates_in
+from leakbound.defenses import Defense
+from leakbound.nvflare.filter import MARKS, chain_of
 from leakbound.nvflare.watch import DONE, PROBLEM, ServerWatch
+from leakbound.risk.deployment.nvflare import (
+    ALL_SITES,
+    OWN,
+    filters_of,
+    refuse_without_training,
+    sites_in,
+    workflows_in,
+)
 
-META, SERVER = "meta", "config_fed_server"
+META, SERVER, CLIENT = "meta", "config_fed_server", "config_fed_client"
+NO_CHANGE = "ConvertWeights"
+"""NVFlare 2.9 clears the task's data before filters of results run, so it changes nothing."""
 FORMATS = (".json", ".conf", ".yml")
 MOST_BYTES = 2**30
 """The most bytes of a job folder; a simulation copies it for every client."""
@@ -68,14 +79,21 @@ def capture_job(
     meta_path = _config(place, META)
     if meta_path is None:
         raise ValueError(f"folder is {str(folder)!r}, which has no meta.json; give a job folder")
-    names = _clients(_load(meta_path), clients)
+    meta = _load(meta_path)
+    names = _clients(meta, clients)
     with files.writing(Path(out)):
         files.folder(Path(out))
     with tempfile.TemporaryDirectory(prefix="leakbound-nvflare-") as made:
         base = Path(made)
         _copy(place, base / "job")
-        given = {"out": str(Path(out).resolve()), "rounds": wanted, "clients": names}
-        _add_watch(base / "job", given | {"notes": str(base)})
+        given = {
+            "out": str(Path(out).resolve()),
+            "rounds": wanted,
+            "clients": names,
+            "notes": str(base),
+            "defenses": _defenses(base / "job", meta, names),
+        }
+        _add_watch(base / "job", given)
         say(f"running {place.name} with {len(names)} clients (this runs the job's code)")
         _simulate(base, names, seconds, say)
         found = [(number, path) for number, _, path in updates_in_or_none(Path(out))]
@@ -110,9 +128,10 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _clients(meta: Mapping[str, Any], count: int) -> list[str]:
     """The sites that a job names, or so many for a job of all sites."""
-    sites = [str(site) for some in dict(meta.get("deploy_map", {})).values() for site in some]
+    apps = dict(meta.get("deploy_map") or {})
+    sites = set[str]().union(*map(sites_in, apps.values()))
     named = [site for site in sites if site != "server" and site.upper() != ALL_SITES]
-    return sorted(set(named)) or [f"site-{number + 1}" for number in range(count)]
+    return sorted(named) or [f"site-{number + 1}" for number in range(count)]
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -132,6 +151,7 @@ def _add_watch(job: Path, given: dict[str, Any]) -> None:
         raise ValueError(f"the job has no app with config/{SERVER}.json; give a whole job folder")
     for path in found:
         settings = _load(path)
+        refuse_without_training(job, workflows_in(settings))
         about = _model(settings.get("components", []))
         watch = {"id": "leakbound_watch", "path": f"{ServerWatch.__module__}.ServerWatch"}
         own = [*settings.get("components", []), watch | {"args": given | {"about": about}}]
@@ -140,13 +160,59 @@ def _add_watch(job: Path, given: dict[str, Any]) -> None:
         path.with_suffix(".json").write_text(text, "utf-8")
 
 
+def _defenses(
+    job: Path, meta: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """By site, what its filters do to a result, as metadata of its update."""
+    found = dict[str, dict[str, str]]()
+    for app, some in dict(meta.get("deploy_map") or {}).items():
+        sites = sites_in(some)
+        everyone = any(site.upper() == ALL_SITES for site in sites)
+        path = _config(job / str(app) / "config", CLIENT) if Path(str(app)).name == app else None
+        if path is None:
+            continue
+        about = _about(filters_of(path), f"{app}/config/{path.name}")
+        found |= {name: about for name in names if everyone or name in sites}
+    return found
+
+
+def _about(filters: Sequence[tuple[str, Mapping[str, Any]]], source: str) -> dict[str, str]:
+    """What a chain of filters declares; it declares nothing if one of them is another's."""
+    names = [path.rpartition(".")[2] for path, _ in filters]
+    links: list[Defense] = []
+    who = list[str]()
+    for name, (path, args) in zip(names, filters, strict=True):
+        if name == NO_CHANGE and path.startswith("nvflare."):
+            continue
+        if name != MARKS or not path.startswith(OWN):
+            words = f"the filters {', '.join(names)} ran ({source})"
+            return {declared.NOTE: f"{words}, of which {name} is not known: nothing is declared"}
+        chain = chain_of(args.get("defense", "none"))
+        who.append(f"{MARKS}({chain!r})")
+        try:
+            rate = float(args.get("learning_rate") or 1.0)
+            links += [declared.scaled(link, rate) for link in chain.links]
+        except ValueError:
+            words = f"{who[-1]} ran ({source}), not as a clip or noise of all weights"
+            return {declared.NOTE: f"{words}: nothing is declared"}
+    if not links:
+        return {}
+    return {declared.KEY: declared.text_of(links), declared.FROM: f"{', '.join(who)} in {source}"}
+
+
 def _model(components: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The model that the server's configuration names, as "module:name"."""
+    """The model that the server's configuration names, as "module:name" with its settings."""
     for component in components:
         model = component.get("args", {}).get("model") if isinstance(component, Mapping) else None
         path = model.get("path") if isinstance(model, Mapping) else None
         if isinstance(path, str) and "." in path:
-            return {"model": ":".join(path.rsplit(".", 1))}
+            args = model.get("args") or {}
+            plain = {k: v for k, v in args.items() if not isinstance(v, Mapping | None)}
+            settings = [f",{name}={json.dumps(value)}" for name, value in plain.items()]
+            found = {"model": ":".join(path.rsplit(".", 1)) + "".join(settings)}
+            if others := [name for name, value in args.items() if isinstance(value, Mapping)]:
+                found["model_needs"] = ",".join(others)
+            return found
     return {}
 
 

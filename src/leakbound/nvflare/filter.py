@@ -48,6 +48,9 @@ WHY = "leakbound.why"
 """The header of an empty result that says why it is empty."""
 SENT, RESULT = "the server's task", "the result"
 TAP = "leakbound.nvflare.tap"
+PACKAGE = "leakbound"
+MARKS = "LeakboundFilter"
+"""What the history of a result's filters holds after this one."""
 HOLDS_WEIGHTS = (WEIGHTS, CHANGE, DataKind.FL_MODEL, DataKind.COLLECTION)
 MISSED = (
     "a result with weights did not pass the leakbound filter; name its task in the filter's tasks "
@@ -125,7 +128,7 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
         self.learning_rate, self.policy, self.loss = learning_rate, policy, loss
         self.input_range, self.classes = list(input_range), classes
         self.path, self.release, self.seed = path, release, seed
-        self._chain = _chain(self.defense)
+        self._chain = chain_of(self.defense)
         check_of_client(self._chain, "a client's filter; use secure aggregation")
         if ":" not in self.model:
             raise ValueError(f"model is {self.model!r}; give 'module:function', as 'net:Net'")
@@ -148,6 +151,20 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
         low, high = self.input_range
         rate = 1.0 if self.learning_rate is None else self.learning_rate
         return Setup(made, rate, self.loss, (low, high), self.classes)
+
+    def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
+        """What `job.to(filter, site, ...)` calls; sites use their own leakbound, not a copy.
+
+        Raises:
+            ValueError: `tasks` is not given, for which NVFlare writes "*", the name of no task.
+        """
+        if not kwargs.get("tasks"):
+            raise ValueError(
+                f"tasks is {kwargs.get('tasks')!r}; give the names of all tasks that return "
+                'weights, as tasks=["train"] (NVFlare compares names exactly: "*" is no pattern)'
+            )
+        keep_installed(job)
+        super().add_to_fed_job(job, ctx, **kwargs)
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """The message that goes on; never the client's own weights."""
@@ -275,6 +292,15 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
         return {**mark, **(numbers if self.release else {})}
 
 
+def keep_installed(job: Any) -> None:
+    """Stop NVFlare's job writer from copying parts of leakbound into each site's `custom` folder.
+
+    It copies the modules that this file imports but not their packages, and imports the copies
+    instead of what is missing: 72 of 349 files.
+    """
+    job.set_app_packages(sorted({*job.job.app_packages, PACKAGE}))
+
+
 def _row(got: _Received, dxo: DXO, like: Mapping[str, Tensor]) -> Tensor:
     """(start - weights after training) / learning rate, (P,)."""
     assert got.work is not None  # asked by the caller
@@ -303,7 +329,7 @@ def _result(
             own = received[name]
             data[name] = write(own if dxo.data_kind == WEIGHTS else torch.zeros_like(own), value)
     fresh = DXO(dxo.data_kind, data, {**(dxo.meta or {}), **meta})
-    fresh.add_filter_history("LeakboundFilter")
+    fresh.add_filter_history(MARKS)
     answer = fresh.to_shareable()
     for key, value in shareable.get(ReservedHeaderKey.HEADERS, {}).items():
         answer.set_header(key, value)
@@ -329,7 +355,8 @@ def _holds_weights(reply: Any) -> bool:
     return _kind(reply) in HOLDS_WEIGHTS
 
 
-def _chain(given: str | list[str]) -> Chain:
+def chain_of(given: str | list[str]) -> Chain:
+    """The chain of a filter's `defense`."""
     rows = [row_of("defense", text) for text in ([given] if isinstance(given, str) else given)]
     if not all(isinstance(text, str) for text in ([given] if isinstance(given, str) else given)):
         raise ValueError(f"defense is {given!r}; give names with settings, as texts")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.dxo import MetaKey
+from nvflare.apis.dxo import DXO, MetaKey
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
@@ -16,8 +16,9 @@ from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor
 
 from leakbound import captured, check
+from leakbound.captured import declared
 from leakbound.nvflare.exchange import KINDS, exchanged, tensor
-from leakbound.nvflare.filter import WHY
+from leakbound.nvflare.filter import MARKS, WHY, keep_installed
 
 PROBLEM, DONE = "problem.txt", "done.txt"
 """Files that a watch writes next to the log of a run of `capture_job`."""
@@ -34,6 +35,8 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         rounds: which rounds to keep, from 1.
         clients: names of the clients, whose numbers are their positions from 1; None: by arrival.
         about: more of what the server knows, such as "model"; kept with every update.
+        defenses: by client, what its filters are known to do to a result
+            (`leakbound.captured.declared` has the form). None: their settings are not known.
         notes: a folder for problems and the end. The job is stopped after the last round; None:
             it continues.
 
@@ -49,16 +52,25 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         clients: Sequence[str] | None = None,
         about: dict[str, str] | None = None,
         notes: str | None = None,
+        defenses: dict[str, dict[str, str]] | None = None,
     ) -> None:
         super().__init__()
         for number in rounds:
             check.count(rounds=number)
         self.out, self.rounds, self.notes = out, sorted(set(rounds)), notes
-        self.clients, self.about = list(clients or ()), about
+        self.clients = list(clients or ())
+        self.about = about
+        self.defenses = defenses
         self._waits, self._count = bool(clients), 0
         self._sent: dict[str, tuple[int, dict[str, Tensor]]] = {}
         self._first: int | None = None
         self._seen: set[tuple[int, str]] = set()
+
+    def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> Any:
+        """What `job.to_server(watch)` calls; the server uses its own leakbound, not a copy."""
+        job.check_kwargs(args_to_check=kwargs, args_expected={})
+        keep_installed(job)
+        return job.add_component(comp_id="", obj=self, ctx=ctx)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Note what is sent and what arrives; a problem does not stop the job."""
@@ -112,7 +124,20 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         steps = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
         if isinstance(steps, int) and steps > 0:
             about["steps"] = steps
+        about |= self._defense(name, dxo)
         captured.write(Path(self.out), before, update, about)
+
+    def _defense(self, name: str, dxo: DXO) -> dict[str, str]:
+        """What is known of the filters that this result passed."""
+        known = dict((self.defenses or {}).get(name, {}))
+        passed = MARKS in (dxo.get_filter_history() or ())
+        if declared.KEY in known and not passed:
+            words = f"the result does not carry the mark of {MARKS}, which its settings name"
+            return {declared.NOTE: f"{words}: nothing is declared"}
+        if passed and not known:
+            words = f"{MARKS} ran at the client, and its settings are not known here"
+            return {declared.NOTE: f"{words}: nothing is declared (give --defense)"}
+        return known
 
     def _note(self, name: str, text: str) -> None:
         if self.notes is not None:

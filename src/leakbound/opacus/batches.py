@@ -7,6 +7,7 @@ convolutions. A training that stops there reveals that a batch was empty.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -20,9 +21,19 @@ from opacus.grad_sample import (  # type: ignore[import-untyped]
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
 from leakbound.random import secure
+from leakbound.types import NotApplicable
+
+LIBRARIES = ("torch.", "opacus.", "leakbound.")
 
 
 class SecureSampler(UniformWithReplacementSampler):  # type: ignore[misc]
@@ -35,6 +46,73 @@ class SecureSampler(UniformWithReplacementSampler):  # type: ignore[misc]
         for _ in range(self.steps):
             mask = source.uniform(self.num_samples) < self.sample_rate
             yield torch.nonzero(mask).reshape(-1).tolist()
+
+
+def refuse_dropped(loader: DataLoader[Any], *, seeded: bool) -> None:
+    """Reject what a Poisson sample of the whole data set would drop: rows, weights, own batches.
+
+    Opacus drops it silently. Every other setting of a loader is kept (`drop_last` and `shuffle`
+    mean nothing in a Poisson sample).
+
+    Args:
+        loader: the user's own.
+        seeded: whether the loader's generator draws the batches.
+
+    Raises:
+        NotApplicable: the sampler, the batch sampler or the class of the loader chooses examples.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return  # Opacus refuses it
+    own = loader.batch_sampler
+    if own is None:
+        raise NotApplicable(
+            "data_loader has batch_size None, so an item of its data set may be a whole batch; "
+            "Poisson sampling draws single examples: give a data set of examples and a batch_size"
+        )
+    if type(own) is not BatchSampler and not isinstance(own, UniformWithReplacementSampler):
+        raise NotApplicable(
+            f"data_loader has the batch_sampler {_named(own)}, which Poisson sampling would drop; "
+            "give batch_size instead, or poisson_sampling=False to keep it"
+        )
+    sampler = sampler_of(loader)
+    _refuse_sampler(sampler, loader.dataset)
+    for kind in type(loader).__mro__:
+        for name in ("__iter__", "__len__", "_get_iterator"):
+            method = vars(kind).get(name)
+            if method is not None and not str(method.__module__).startswith(LIBRARIES):
+                raise NotApplicable(
+                    f"data_loader is a {_named(loader)}, whose own {name} Poisson sampling would "
+                    "drop; give a torch.utils.data.DataLoader, or poisson_sampling=False"
+                )
+    generator = getattr(sampler, "generator", None) or loader.generator
+    if generator is not None and not seeded:
+        warnings.warn(
+            "data_loader has a generator, but secure entropy draws its batches, so that nobody "
+            "can replay them; for an experiment with a seed give noise_generator, too",
+            stacklevel=4,
+        )
+
+
+def _refuse_sampler(own: Any, dataset: Any) -> None:
+    if type(own) is SequentialSampler:
+        return
+    if type(own) is RandomSampler and not own.replacement and own.num_samples == len(dataset):
+        return
+    mend = "give poisson_sampling=False to keep it"
+    if hasattr(own, "indices"):
+        mend = "give torch.utils.data.Subset(dataset, indices) as the data set instead"
+    elif hasattr(own, "weights"):
+        mend = "no guarantee covers examples that are drawn at different rates: leave it out"
+    elif type(own) is RandomSampler:
+        mend = "give shuffle=True instead, or poisson_sampling=False to keep it"
+    raise NotApplicable(
+        f"data_loader has the sampler {_named(own)}, which Poisson sampling would drop: all "
+        f"{len(dataset)} examples could be drawn, also those that it leaves out; {mend}"
+    )
+
+
+def _named(value: Any) -> str:
+    return type(value).__name__
 
 
 def resampled(loader: DataLoader[Any], *, steps: int, seeded: bool) -> DataLoader[Any]:
@@ -77,12 +155,25 @@ def counted(loader: DataLoader[Any], taken: Callable[..., None]) -> DataLoader[A
 
 def draws_once(loader: DataLoader[Any]) -> bool:
     """Whether one pass gives every example at most once: PyTorch's own order, no replacement."""
-    own = getattr(loader, "sampler", None)
+    own = sampler_of(loader)
     shuffled = type(own) is RandomSampler and not own.replacement
     if type(own) is RandomSampler and (own.num_samples > len(loader.dataset)):  # type: ignore[arg-type]
         return False
+    if type(own) is SubsetRandomSampler:
+        shuffled = len(set(own.indices)) == len(own.indices)
     plain = type(getattr(loader, "batch_sampler", None)).__module__.startswith("torch.")
     return plain and (shuffled or type(own) is SequentialSampler)
+
+
+def examples_of_a_pass(loader: DataLoader[Any]) -> int:
+    """How many examples one pass draws: fewer than the data set where a sampler leaves some out."""
+    return len(sampler_of(loader))
+
+
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """What draws the examples: a user's `batch_sampler` holds it, and the loader has another."""
+    own = getattr(loader, "batch_sampler", None)
+    return own.sampler if type(own) is BatchSampler else getattr(loader, "sampler", None)
 
 
 class _EmptyBatches:

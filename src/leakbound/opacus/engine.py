@@ -20,7 +20,15 @@ from leakbound import check
 from leakbound._util import files
 from leakbound.bounds import conversions
 from leakbound.bounds.record_priors import Baseline
-from leakbound.opacus.batches import KINDS, counted, draws_once, resampled, wrapped
+from leakbound.opacus.batches import (
+    KINDS,
+    counted,
+    draws_once,
+    examples_of_a_pass,
+    refuse_dropped,
+    resampled,
+    wrapped,
+)
 from leakbound.opacus.optimizer import EXPERIMENT, SecureDPOptimizer, SecureGhostOptimizer
 from leakbound.opacus.statement import Statement, risk
 from leakbound.risk import (
@@ -323,13 +331,18 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         return kind(optimizer, **settings)
 
     def _prepare_data_loader(self, data_loader: DataLoader[Any], **settings: Any) -> Any:
+        seeded = self._generator is not None
+        if settings["poisson_sampling"]:
+            refuse_dropped(data_loader, seeded=seeded)
         made = super()._prepare_data_loader(data_loader, **settings)
         self._divisor = _expected_size(data_loader)
         if not settings["poisson_sampling"]:
             self._repeats |= not draws_once(data_loader)
             self._rate = max(self._rate, 1 / len(data_loader))
             return counted(made, self._taken)
-        return resampled(made, steps=len(data_loader), seeded=self._generator is not None)
+        made.in_order = data_loader.in_order
+        made.pin_memory_device = data_loader.pin_memory_device
+        return resampled(made, steps=len(data_loader), seeded=seeded)
 
     def __repr__(self) -> str:
         note = f"; {EXPERIMENT}" if self.experiment_only else ""
@@ -379,7 +392,7 @@ def _refuse_loss(criterion: Any, reduction: str, mode: str) -> None:
 
 def _expected_size(loader: DataLoader[Any]) -> int:
     """Examples / batches, rounded down: in floats, as in Opacus, 49 * (1 / 49) is 0.99 and so 0."""
-    return max(1, len(loader.dataset) // len(loader))  # type: ignore[arg-type]
+    return max(1, examples_of_a_pass(loader) // len(loader))
 
 
 def refuse_misfit(loader: DataLoader[Any], dim: int, target: Target) -> None:

@@ -8,7 +8,7 @@ from opacus.data_loader import DPDataLoader  # type: ignore[import-untyped]
 from opacus.optimizers import DPOptimizer  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader
 
-from leakbound.opacus.batches import draws_once
+from leakbound.opacus.batches import draws_once, examples_of_a_pass
 from leakbound.opacus.optimizer import SecureDPOptimizer
 from leakbound.risk.deployment import Deployment, Mistake, parse
 from leakbound.risk.deployment.mistakes import find
@@ -58,7 +58,7 @@ def describe(
     sampler = "poisson" if isinstance(loader, DPDataLoader) else None
     if sampler is None and draws_once(loader):
         sampler = "shuffled"
-    size = len(loader.dataset)  # type: ignore[arg-type]
+    size = examples_of_a_pass(loader)
     norm = optimizer.max_grad_norm
     layers = isinstance(norm, list | tuple)
     # the global generator of torch may be seeded anywhere

@@ -31,6 +31,7 @@ from leakbound.report.settings import (
     by_setting,
     limits,
     telling,
+    undefended,
 )
 from leakbound.report.tables import (
     NO_DEFENSE,
@@ -48,6 +49,8 @@ VIEWS = 12
 """Of how many models and batch sizes the first screen shows a chart."""
 LINES = 16
 """How many settings a chart shows unfolded."""
+STRICTER = (0, 5, 10, 15, 20)
+"""What a stricter threshold adds, in dB."""
 FAMILIES = 9
 """Of how many families of defenses the strip shows the worst example."""
 COLUMNS = 6
@@ -170,17 +173,21 @@ def overview(
     known = families(names)
     every = [*_shots(run, names, rows, best, images=images, inline=inline)]
     settings = by_setting(run.assessments, names, rows, accuracies)
+    pairs = {(row.model, row.batch_size) for row in rows}
+    guessed = _guessed(run.assessments)
     return Overview(
         answer=answer(run.assessments, rows, *nouns(run.assessments)),
-        best=advice(settings, len({(row.model, row.batch_size) for row in rows})),
+        best=advice(settings, len(pairs), undefended(run.assessments)),
         threat=threat_line(run, names),
         shots=tuple(every[:FAMILIES]),
         more_shots=max(0, len(every) - FAMILIES),
         views=tuple(_views(rows, names, accuracies, known)),
         command=next_command(
-            run.info.plan, min((a.criterion for a in run.assessments), key=lambda one: one.value)
+            run.info.plan,
+            min((a.criterion for a in run.assessments), key=lambda one: one.value),
+            guessed=guessed is not None,
         ),
-        reason=_reason(rows),
+        reason=guessed or _reason(rows),
     )
 
 
@@ -221,18 +228,33 @@ def threat_line(run: Run, names: Names) -> str:
     return " · ".join([*said.values(), *(["captured updates"] if captured else tested), *ends])
 
 
-def next_command(plan: Mapping[str, Any], criterion: CriterionInfo) -> str:
-    """The `calibrate` command for this run's data, its criterion and its accepted risk."""
+def next_command(
+    plan: Mapping[str, Any], criterion: CriterionInfo, *, guessed: bool = False
+) -> str:
+    """The `calibrate` command for this run's data, its criterion and its accepted risk.
+
+    `guessed`: no noise meets this risk, so it is `bound`, which shows a threshold that can be met.
+    """
     risk, data = plan.get("risk"), plan.get("data")
     accepted = risk.get("probability") if isinstance(risk, dict) else None
-    source = data.get("source") if isinstance(data, dict) else None
+    source = data.get("source") if isinstance(data, dict) else plan.get("public")
     if not isinstance(source, str) or not source or len(source) > 200:
         source = "YOUR_PUBLIC_DATA"
+    end = f"--data {shlex.quote(source)}"
+    schema = data.get("schema") if isinstance(data, dict) else plan.get("schema")
+    if isinstance(schema, str) and schema:
+        end += f" --schema {shlex.quote(schema)}"
     level = f"{criterion.value:g}"
     if criterion.of is not None:  # a share, rounded so that as many columns follow from it
         level = _number(plan.get("share"), math.floor(100 * criterion.value) / 1e4)
+    if guessed:
+        levels = f"--psnr {' '.join(f'{criterion.value + more:g}' for more in STRICTER)}"
+        if criterion.of is not None:
+            levels = f"--share {level} 1"
+        accept = f"--accept {_number(accepted, 0.01)}"
+        return f"leakbound bound --noise-multiplier 1 {accept} {levels} {end}"
     target = f"{criterion.metric}>={level} with probability<={_number(accepted, 0.01)}"
-    return f'leakbound calibrate --target "{target}" --data {shlex.quote(source)}'
+    return f'leakbound calibrate --target "{target}" {end}'
 
 
 def nouns(own: Sequence[Assessment]) -> tuple[str, str]:
@@ -242,6 +264,25 @@ def nouns(own: Sequence[Assessment]) -> tuple[str, str]:
 
 
 _EXAMPLE = ("example", "examples")
+
+
+def _guessed(own: Sequence[Assessment]) -> str | None:
+    """Why `calibrate` finds no noise: the prior-only baseline meets the threshold; None: it fails.
+
+    This depends on the data and the threshold alone, so one assessment says it of all.
+    """
+    known = [a.attained for a in own if a.attained is not None]
+    if any(one.guessable for one in known):
+        return (
+            "A fixed guess, without any update, meets this threshold more often than is accepted, "
+            "so no amount of noise helps. Find a threshold that it seldom meets:"
+        )
+    if any(one.baseline[1] > one.accepted for one in known):
+        return (
+            "The public examples do not show that a fixed guess seldom meets this threshold. Find "
+            "one that it seldom meets:"
+        )
+    return None
 
 
 def _reason(rows: Sequence[Configuration]) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 from leakbound.assess.record import (
     CERTIFIED,
     EXPOSURES,
+    NOT_RUN,
     PROTECTS,
     UNSETTLED,
     VERDICTS,
@@ -178,6 +179,15 @@ def answer(own: Sequence[Assessment], rows: Sequence[Configuration], one: str, m
     """Who reconstructs what, under how many of the configurations."""
     servers = {a.threat.server for a in own}
     who = WHO[servers.pop()] if len(servers) == 1 else "A server"
+    idle = [row for row in rows if row.verdict == NOT_RUN]
+    rows = [row for row in rows if row.verdict != NOT_RUN]
+    rest = f" {plural(len(idle), 'configuration')} {'was' if len(idle) == 1 else 'were'} not run."
+    if not rows:
+        return f"Nothing is known:{rest}"
+    return _answer(rows, who, one, many) + rest * bool(idle)
+
+
+def _answer(rows: Sequence[Configuration], who: str, one: str, many: str) -> str:
     exposed = [row for row in rows if row.verdict in EXPOSURES]
     place = plural(len(rows), "tested configuration")
     known = summary(own)
@@ -197,11 +207,25 @@ def answer(own: Sequence[Assessment], rows: Sequence[Configuration], one: str, m
     return f"{said} {number} of {len(rows)} remain open ({counts}): this is no evidence of safety."
 
 
-def advice(settings: Sequence[SettingRow], pairs: int) -> str:
-    """The defense to take and its cost, or that none tested is enough."""
-    tested = [row for row in settings if row.defense != title(NO_DEFENSE)]
-    if not tested:
+def undefended(own: Sequence[Assessment]) -> str:
+    """Why no defense is in a run: an audit tests some, a captured update may come with one."""
+    captured = [a.capture for a in own if a.capture is not None]
+    if not captured:
         return "No defense was tested."
+    seen = dict.fromkeys(one.undeclared for one in captured if one.undeclared)
+    why = f" ({'; '.join(seen)})" if seen else ""
+    return f"No defense was declared for the captured updates{why}."
+
+
+def advice(settings: Sequence[SettingRow], pairs: int, none: str) -> str:
+    """The defense to take and its cost, or that none tested is enough; `none`: see `undefended`."""
+    defended = [row for row in settings if row.defense != title(NO_DEFENSE)]
+    tested = [row for row in defended if row.verdict != NOT_RUN]
+    if defended and not tested:
+        names = listing([shortened(row.defense) for row in defended])
+        return f"No defense was tested: {names} did not run."
+    if not tested:
+        return none
     enough = [row for row in tested if row.verdict in ENOUGH and row.configurations == pairs]
     if enough:
         best = min(enough, key=lambda row: (row.cost.mean if row.cost else 2.0, safety(row)))

@@ -15,11 +15,38 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks import Attack
-from leakbound.defenses import NoDefense
+from leakbound.defenses import (
+    Chain,
+    Clip,
+    Defense,
+    DpSgd,
+    GaussianNoise,
+    GradientDropout,
+    HiddenDropout,
+    LaplaceNoise,
+    LocalAggregation,
+    LocalOptimalNoise,
+    MagnitudePruning,
+    Mixup,
+    NoDefense,
+    NoisyCopy,
+    OptimalNoise,
+    OptimalPruning,
+    PriPrune,
+    Quantization,
+    SecureAggregation,
+    Sign,
+    Soteria,
+    TopK,
+    WhitenedDpSgd,
+    Withhold,
+    chain,
+)
 from leakbound.pairing import pair
 from leakbound.protocol import play
 from leakbound.random import normal, permutation, stream
 from leakbound.testing.common import (
+    ContractError,
     Unchanged,
     check_settings,
     given_or_small,
@@ -35,11 +62,38 @@ from leakbound.types import (
     Server,
     Task,
     ThreatModel,
+    Update,
 )
 
 CANDIDATES, REPEATS, UNLIKELY = 8, 8, 1e-4
 """Number of images that include the truth, number of trials, and the chance level that is no luck.
 """
+DEFENDED: tuple[Defense, ...] = (
+    Clip(0.1),
+    DpSgd(1.0, 0.5),
+    GaussianNoise(0.01),
+    GradientDropout(0.5),
+    HiddenDropout(0.5),
+    LaplaceNoise(0.1),
+    LocalAggregation(3, 0.1),
+    LocalOptimalNoise(0.1),
+    MagnitudePruning(0.7),
+    Mixup(),
+    NoisyCopy(0.1),
+    OptimalNoise(0.1),
+    OptimalPruning(0.5),
+    PriPrune(),
+    Quantization(4),
+    SecureAggregation(2),
+    Sign(),
+    Soteria(0.4),
+    TopK(0.9),
+    WhitenedDpSgd(1.0, 0.5),
+    Withhold(),
+)
+"""One of every kind of update: clipped, noisy, sparse, coarse, of other weights or steps, a sum."""
+KNOWLEDGE = ((False, True), (True, False), (True, True), (False, False))
+"""Whether labels and defense are known."""
 
 
 def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | None = None) -> None:
@@ -51,13 +105,17 @@ def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | Non
     - purity, determinism and global random states;
     - the answer's shape and range, and a problem for an update of zeros;
     - the same answer for any truth in reach of its stack frames or the garbage collector;
-    - no better than chance at finding a truth that the update does not contain.
+    - no better than chance at finding a truth that the update does not contain;
+    - an answer or `NotApplicable` for every kind of defended update, labels and defense known or
+      not;
+    - under a known defense that changes the client's model or steps, the task that the update shows
+      (`leakbound.attacks.base.seen_task`) and not the one that the server sent.
 
     `ContractError` states the first violation. An attack that raises `NotApplicable` for this task
     is only checked for its signature.
 
     Args:
-        attack: with few steps, since it is called about thirty times.
+        attack: with few steps, since it is called about sixty times.
         task: by default a small perceptron on 6x6 images with 3 classes.
         batch: needed with your own task; a cheating attack may hold it. Random pixels are the fair
             choice: an attack with a prior knows something of natural images.
@@ -81,6 +139,14 @@ def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | Non
     _check_zero(attack, observation, name)
     _check_blind(attack, task, batch, name)
     _check_chance(attack, observation, batch, name)
+    for labels_known, defense_known in KNOWLEDGE:
+        threat = ThreatModel(labels_known, defense_known, Server.MALICIOUS)
+        _check_knowledge(attack, task, batch, NoDefense(), threat, name)
+    for number, defense in enumerate(DEFENDED):
+        labels_known, defense_known = KNOWLEDGE[number % len(KNOWLEDGE)]
+        threat = ThreatModel(labels_known, defense_known, Server.MALICIOUS)
+        _check_knowledge(attack, task, batch, defense, threat, name)
+        _check_seen_task(attack, task, batch, defense, name)
 
 
 def _check_signature(attack: Attack, name: str) -> None:
@@ -111,6 +177,82 @@ def _observed(attack: Attack, task: Task, batch: Batch) -> Observation:
     threat = ThreatModel(server=Server.MALICIOUS)
     sources = [stream(0, "contract", "observe", i) for i in range(2)]
     return play(task, [batch], NoDefense(), sources, threat=threat, attack=attack).observation
+
+
+def _defended(
+    attack: Attack, task: Task, batch: Batch, defense: Defense, threat: ThreatModel
+) -> Observation | None:
+    """What the server sees of a client under a defense; None if the defense refuses the task."""
+    whole = chain(defense)
+    batches = [small_batch(task, batch, seed=i) for i in range(whole.cohort_size)]
+    sources = [stream(0, "contract", "defended", i) for i in range(len(batches) + 1)]
+    try:
+        return play(task, batches, whole, sources, threat=threat, attack=attack).observation
+    except (NotApplicable, ValueError):
+        return None
+
+
+def _check_knowledge(
+    attack: Attack, task: Task, batch: Batch, defense: Defense, threat: ThreatModel, name: str
+) -> None:
+    """An answer or `NotApplicable`, whatever the defense sends and the attacker knows."""
+    observation = _defended(attack, task, batch, defense, threat)
+    if observation is None:
+        return
+    labels, defended = (
+        "known" if known else "unknown" for known in (threat.labels_known, threat.defense_known)
+    )
+    where = f"of an update under {defense!r}, with labels {labels} and defense {defended}"
+    try:
+        answer = attack(observation, stream(0, "contract", "defended"))
+    except NotApplicable as none:
+        require(bool(str(none.reason).strip()), f"{name} is not applicable without a reason")
+        return
+    except Exception as error:
+        raise ContractError(
+            f"{name} raises {type(error).__name__}: {error} {where}; answer, or raise "
+            "NotApplicable(reason). Without labels, observation.labels is None: "
+            "leakbound.attacks.labels.infer_labels infers them; observation.defense is then None, "
+            "too"
+        ) from error
+    _check_answer(answer, observation, f"{name} {where}")
+
+
+def _check_seen_task(attack: Attack, task: Task, batch: Batch, defense: Defense, name: str) -> None:
+    """What a known defense reveals of the client's model or steps is asked for, if it matters.
+
+    It matters if the answer changes where the task already is what the defense reveals.
+    """
+    threat = ThreatModel(server=Server.MALICIOUS)
+    observation = _defended(attack, task, batch, defense, threat)
+    if observation is None:
+        return
+    whole = chain(defense)
+    shown = whole.infer(observation.task, observation.update)
+    if shown is observation.task:
+        return
+    asked: list[bool] = []
+
+    class Watched(Chain):
+        def infer(self, task: Task, update: Update) -> Task:
+            asked.append(True)
+            return super().infer(task, update)
+
+    class Known(Chain):
+        def infer(self, task: Task, update: Update) -> Task:
+            return task
+
+    watched = replace(observation, defense=Watched(whole.links))
+    answer = _answer(attack, watched, stream(0, "contract", "seen"))
+    if asked:  # it may compare both tasks: whether they differ says what is known
+        return
+    given = replace(observation, task=shown, defense=Known(whole.links))
+    other = _answer(attack, given, stream(0, "contract", "seen"))
+    require(
+        _same_answers(answer, other),
+        f"{name} simulates observation.task under {defense!r}, which is not what the client "
+        "trained; use leakbound.attacks.base.seen_task(observation)",
+    )
 
 
 def _unchanged(observation: Observation, batch: Batch) -> Unchanged:

@@ -17,6 +17,20 @@ from leakbound._util import files
 MOST_BYTES = 2**26
 """Bytes of one model. Parsed JSON takes up to 20 times the memory."""
 _AGAIN = "save the model again with booster.save_model('model.json')"
+_GBTREE = "train with booster gbtree"
+_BOOSTERS = {
+    "dart": (
+        "which scales trees after training, so that their sums mean something else",
+        "for thresholds alone give the list learner.gradient_booster.gbtree.model.trees as a file; "
+        f"for all else {_GBTREE}",
+    ),
+    "gblinear": (
+        "a linear model without trees",
+        "attack its weights (learner.gradient_booster.model.weights) as those of a linear layer: "
+        "--model package.module:build, without --kind xgboost",
+    ),
+}
+"""Boosters of XGBoost that are not read: why, and what to do instead."""
 _NODES = ("right_children", "split_indices", "split_conditions", "base_weights", "sum_hessian")
 _ADDED = ("default_left", "split_type")  # not in every version
 Floats = NDArray[np.float32]
@@ -103,6 +117,7 @@ class TreeModel:
 
     `first`: how many trees the first iteration made. `output`: the class of each tree, 0 unless
     the objective has several. `base_score`: as in the file, one number per output; () if unknown.
+    `averaged`: it is the mean target of all rows of the training, with their weights.
     """
 
     trees: tuple[Tree, ...]
@@ -113,6 +128,7 @@ class TreeModel:
     positive_weight: float = 1.0
     first: int = 1
     output: tuple[int, ...] = ()
+    averaged: bool = False
 
     def name(self, feature: int) -> str:
         """The name of a feature; f0, f1, ... where the file has none."""
@@ -154,11 +170,15 @@ def read(source: Path | str | bytes, *, most: int = MOST_BYTES) -> TreeModel:
     try:
         return _list(found) if isinstance(found, list) else _model(found)
     except _Damaged as error:
-        raise ValueError(f"{what} {error}; {_AGAIN}") from None
+        raise ValueError(f"{what} {error}; {error.mend}") from None
 
 
 class _Damaged(Exception):
-    """What is wrong with a file, as the rest of a sentence."""
+    """What is wrong with a file, as the rest of a sentence, and what to do."""
+
+    def __init__(self, text: str, mend: str = _AGAIN) -> None:
+        super().__init__(text)
+        self.mend = mend
 
 
 def _bytes(path: Path, most: int) -> bytes:
@@ -202,7 +222,8 @@ def _count(table: Any, path: str) -> int:
 
 def _model(found: Any) -> TreeModel:
     if (booster := _get(found, "learner.gradient_booster.name", str)) != "gbtree":
-        raise _Damaged(f"has the booster {booster[:40]!r}; only gbtree is read")
+        why, mend = _BOOSTERS.get(booster, ("and only gbtree is read", _GBTREE))
+        raise _Damaged(f"has the booster {booster[:40]!r}, {why}", mend)
     learner, made = found["learner"], _get(found, "learner.gradient_booster.model", dict)
     trees, features = _get(made, "trees", list), _count(learner, "learner_model_param.num_feature")
     said, output = _count(made, "gbtree_model_param.num_trees"), _get(made, "tree_info", list)
@@ -231,7 +252,15 @@ def _model(found: Any) -> TreeModel:
         weight,
         ends[1] if trees else 1,
         tuple(output),
+        averaged=weight == 1 and _is_averaged(found),
     )
+
+
+def _is_averaged(found: Any) -> bool:
+    """Whether XGBoost estimated the base score: the mean since version 3, a step to it before."""
+    version = found.get("version")
+    since = isinstance(version, list) and bool(version) and version[0] in range(3, 100)
+    return since and found["learner"]["learner_model_param"].get("boost_from_average") == "1"
 
 
 def _list(found: list[Any]) -> TreeModel:
@@ -244,6 +273,11 @@ def _list(found: list[Any]) -> TreeModel:
 def _tree(tree: Any, where: str, features: int) -> Tree:
     """One tree, checked: lengths, children, features, and numbers of what the root reaches."""
     left = _array(tree, "left_children", None, where)
+    if tree.get("leaf_weights"):
+        raise _Damaged(
+            f"{where} has a vector in each leaf (multi_strategy multi_output_tree)",
+            "train with multi_strategy one_output_per_tree",
+        )
     names = (*_NODES, *(name for name in _ADDED if name in tree))
     arrays = {name: _array(tree, name, len(left), where) for name in names}
     for key, most in (("num_nodes", len(left)), ("size_leaf_vector", 1)):
@@ -252,7 +286,8 @@ def _tree(tree: Any, where: str, features: int) -> Tree:
     order, zeros = _order(left, arrays["right_children"], where), np.zeros(len(left))
     inner, feature = order[left[order] >= 0], arrays["split_indices"]
     if arrays.get("split_type", zeros)[inner].any():
-        raise _Damaged(f"{where} splits by categories, which is not read: use one-hot columns")
+        mend = "train with one-hot columns (enable_categorical=False)"
+        raise _Damaged(f"{where} splits by categories, which is not read", mend)
     used = feature[inner]
     if not ((used >= 0) & (used < features) & (used == np.floor(used))).all():
         raise _Damaged(f"{where} splits a feature that is none of {features}")

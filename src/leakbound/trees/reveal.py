@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,21 @@ WHOLE = 0.01
 LOGISTIC = ("binary:logistic", "reg:logistic")
 SOFTMAX = ("multi:softprob", "multi:softmax")
 SQUARED = ("reg:squarederror", "reg:linear")
+LEAVES = 6
+"""So many sums that share a divisor are no chance: of 2^-6 for 2."""
+AGREE = 1e-4
+"""How far sums of second derivatives of one set of rows may differ, relative to them."""
+BALANCED = 1e-4
+"""Largest weight of a root whose rows have the base score as mean, in units of the largest."""
+WEIGHTED = "rows of leaves: weighted or subsampled rows, so sums are not numbers of rows"
+ASSUMED = (
+    "rows of leaves: sums of weights. They are numbers of rows if every row has weight 1 and each "
+    "tree draws all rows (subsample 1); the file says neither"
+)
+DRAWN = (
+    "rows of leaves: sums of weights. They are numbers of rows if every row has weight 1, which "
+    "the file does not say; the trees agree that each drew all rows"
+)
 THRESHOLDS = (
     "each threshold is a value of a row of this client under tree_method hist (the default) and "
     "approx, and halfway between two values under exact; the file does not say which"
@@ -28,10 +44,12 @@ THRESHOLDS = (
 
 @dataclass(frozen=True)
 class LeafCount:
-    """The rows in one leaf of a tree, exact, and what is known about their targets.
+    """The rows in one leaf of a tree, and what is known about their targets.
 
-    `targets`: rows of the positive class (of the class `output`), or the sum of the targets in a
-    regression, which has the rounding of the file; None if unknown.
+    `rows`: the sum of the weights of the rows that the tree drew. This is their number if every row
+    has weight 1 and each tree draws all rows. The file says neither; `Revealed.notes` say what the
+    trees show of it. `targets`: rows of the positive class (of the class `output`), or the sum of
+    the targets in a regression, which has the rounding of the file; None if unknown.
     """
 
     tree: int
@@ -114,11 +132,14 @@ def revealed(
     that it received and its new ones. Both are recognized.
 
     - Thresholds: with tree_method hist, every threshold is a value of one of the client's rows.
-    - Rows of a leaf, in trees that start from no other tree: H / h, where H is the sum of second
+    - Rows of a leaf, in trees that start from no other tree, if every row has weight 1 and each
+      tree draws all rows: H / h, where H is the sum of second
       derivatives in the file and h that of one row: p(1 - p) for logistic loss at base score p,
       2p(1 - p) for softmax, 1 for squared error (there in all trees). Positives: rows p - G, with
-      G = -value (H + lambda) / eta (Chen and Guestrin 2016, eq. 5). All counts of a tree must be
-      whole, or none is given. Rows have weight 1: equal weights w show w times the rows.
+      G = -value (H + lambda) / eta (Chen and Guestrin 2016, eq. 5). No count is
+      given if the trees show weights or a subsample: sums that are not whole or share a divisor,
+      trees that disagree about the rows, or a root that does not balance at their mean. Whole
+      weights, such as those of a bootstrap, may show nothing.
     - eta and lambda: from inner nodes, whose weight -G / (H + lambda) is in the file without eta,
       because G of a node is the sum of its children's. Lambda is 1 where this is not enough.
 
@@ -221,11 +242,77 @@ def _counts(
     for number, tree in enumerate(trees[:many]):
         rate = eta if start and number < model.first else None
         if not (own := _leaf_counts(model, number, tree, rate, strength)):
-            why = "sums are no whole numbers of rows (weighted rows, a starting margin, noise?)"
-            return (), (f"rows of leaves: {why}",)
+            why = "sums are no whole numbers (or a starting margin, or noise)"
+            return (), (f"{WEIGHTED}: {why}",)
         found += own
-    note = "targets of leaves: not known: the trees determine no eta and lambda (a penalty alpha?)"
-    return tuple(found), (note,) if all(leaf.targets is None for leaf in found) else ()
+    why, tested = _contradiction(model, trees, found, start)
+    if why:
+        return (), (f"{WEIGHTED}: {why}",)
+    notes = [DRAWN if tested else ASSUMED]
+    if all(leaf.targets is None for leaf in found):
+        notes.append(
+            "targets of leaves: not known: the trees determine no eta and lambda (a penalty alpha?)"
+        )
+    return tuple(found), tuple(notes)
+
+
+def _contradiction(
+    model: TreeModel, trees: Sequence[Tree], found: Sequence[LeafCount], start: bool
+) -> tuple[str, bool]:
+    """Why counts are not those of rows ("" if nothing shows it); whether a subsample would show.
+
+    One client's rows have one sum in every tree, balance at their mean, and give the second
+    iteration the second derivatives that the first one's leaves predict.
+    """
+    by_tree: dict[int, list[LeafCount]] = {}
+    for leaf in found:
+        by_tree.setdefault(leaf.tree, []).append(leaf)
+    totals = [sum(leaf.rows for leaf in own) for own in by_tree.values()]
+    if max(totals) - min(totals) > WHOLE + AGREE * max(totals):
+        return f"one tree has {min(totals):,} and another {max(totals):,}", True
+    tested = len(totals) > 1
+    if start and model.averaged and model.objective not in SOFTMAX:
+        tested = True
+        for number, tree in enumerate(trees[: model.first]):
+            largest = float(np.abs(tree.weight[tree.order]).max())
+            if abs(float(tree.weight[0])) > BALANCED * max(largest, abs(model.base_score[0])):
+                return f"those of tree {number} do not have the mean target of all rows", True
+    if start and model.objective in LOGISTIC and model.first == 1 < len(trees):
+        expected = _next_hessian(model, trees[0], by_tree[0])
+        if expected is not None:
+            tested = True
+            if abs(expected - float(trees[1].hessian[0])) > AGREE * expected:
+                return "the second tree has other rows than the first", True
+    if model.objective in SQUARED:  # targets are no counts
+        return "", tested
+    known = [leaf for leaf in found if leaf.targets is not None]
+    for what, sums in (
+        ("positive", [leaf.targets or 0 for leaf in known]),
+        ("negative", [leaf.rows - (leaf.targets or 0) for leaf in known]),
+    ):
+        if (divisor := _divisor(sums)) > 1:
+            return f"all sums of {what} rows are multiples of {divisor}", tested
+    return "", tested
+
+
+def _divisor(sums: Sequence[float]) -> int:
+    """What divides all sums; 1 if too few are above 0."""
+    above = [int(one) for one in sums if one > 0]
+    return math.gcd(*above) if len(above) >= LEAVES else 1
+
+
+def _next_hessian(model: TreeModel, tree: Tree, counts: Sequence[LeafCount]) -> float | None:
+    """The second derivatives that the first tree's rows have after it, summed; None: not known."""
+    more = model.positive_weight - 1
+    if more and any(leaf.targets is None for leaf in counts):
+        return None
+    chance = model.base_score[0]
+    margin = math.log(chance / (1 - chance))
+    total = 0.0
+    for leaf in counts:
+        after = (1 + math.tanh((margin + float(tree.value[leaf.leaf])) / 2)) / 2
+        total += (leaf.rows + more * (leaf.targets or 0)) * after * (1 - after)
+    return total
 
 
 def _leaf_counts(

@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from leakbound.attacks.pace import Pace
 from leakbound.attacks.tokens.layers import chosen, readers
 from leakbound.attacks.tokens.span import CHANCE, Span, TokenSpan
 from leakbound.client import example_gradients
@@ -343,3 +344,11 @@ def test_models_of_transformers(kind):
         found = answer(observation)
         assert rows(found.inputs) == rows(ids)
         assert found.problem is None
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "encoder"])
+def test_a_limit_on_time_ends_the_search(kind):
+    """It ran without a look at the clock until it had tried every token and prefix."""
+    observation = seen(kind, tokens(2, 5))
+    with Pace(1e-9), pytest.raises(NotApplicable, match="the time is over"):
+        answer(observation)

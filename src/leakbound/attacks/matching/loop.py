@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leakbound._util import optimizers
-from leakbound.attacks.base import boxed, seen_task
+from leakbound.attacks.base import boxed, outputs_of, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.labels import infer_labels
@@ -290,7 +290,7 @@ def _free_labels(observation: Observation, generator: torch.Generator) -> Tensor
         raise NotApplicable(
             'labels under "l1" cannot be searched: its derivative is a sign; give the labels'
         )
-    shape: tuple[int, ...] = (count, task.label_range or 0)
+    shape: tuple[int, ...] = (count, outputs_of(observation) or 0)
     if not named(task.loss).by_class:
         middle = sum(task.input_range) / 2
         with torch.no_grad():

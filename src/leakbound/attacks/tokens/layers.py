@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from leakbound._util.results import LISTED, Fact
 from leakbound.attacks.blind import VANISHED, public_images
+from leakbound.attacks.pace import is_over
 from leakbound.client import call
 from leakbound.domains import TokenDomain, tokens_of
 from leakbound.losses import named
@@ -24,6 +25,7 @@ SAME, OWN = 1e-4, 0.5
 """Relative change of a layer's input that counts as none, for rounding; share of the largest weight
 of a place's own token, relative to others, from which a layer is tested.
 """
+OUT_OF_TIME = "the time is over before all tokens were tried: give more"
 UNIQUE = 0.2
 """How far a coefficient that is 0 or 1 may be from it."""
 
@@ -74,12 +76,17 @@ def dictionary(
 
     Each token is repeated over a whole sequence. So this is what a layer gets that mixes no places
     before it, such as the first attention layer.
+
+    Raises:
+        NotApplicable: the time of an open `Pace` is over.
     """
     domain = domain_of(task)
     every = torch.arange(domain.vocabulary) if tokens is None else torch.as_tensor(tokens)
     device = task.parameters.device
     width = inputs_of(task, name, every[:1, None].expand(1, places).to(device)).shape[-1]
     for part in torch.split(every, max(1, NUMBERS // (places * width))):
+        if is_over():
+            raise NotApplicable(OUT_OF_TIME)
         yield part, inputs_of(task, name, part[:, None].expand(-1, places).to(device))
 
 

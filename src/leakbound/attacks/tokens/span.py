@@ -13,7 +13,9 @@ from torch import Tensor
 from leakbound import check
 from leakbound.attacks.adaptive import not_sgd
 from leakbound.attacks.base import Answer, Attack, each_row, summed_task
+from leakbound.attacks.pace import is_over
 from leakbound.attacks.tokens.layers import (
+    OUT_OF_TIME,
     SAME,
     Readers,
     chosen,
@@ -424,6 +426,8 @@ class _Search:
         worst, tests = 0.0, 0
         last = domain.length - shifted(self.scene.task)
         for options in self.listed.options[:last]:
+            if is_over():
+                return self._none(OUT_OF_TIME)
             longer = torch.cat(
                 [alive.repeat_interleave(len(options), 0), options.repeat(len(alive))[:, None]], 1
             )
@@ -509,7 +513,7 @@ class _Search:
         tests = 0
         guides = sorted(self.tests, key=lambda test: -test[1].free)
         for turn in range(self.restarts * self.count):
-            if len(found) == self.count:
+            if len(found) == self.count or is_over():
                 break
             start = self._start([*found])
             ends, used = self._down(start, *guides[turn % len(guides)])

@@ -31,6 +31,7 @@ from leakbound.report.settings import (
     safety,
     shortened,
     telling,
+    undefended,
 )
 from leakbound.report.tables import Configuration, Names, grouped
 from leakbound.report.template import brief, listing, percent, plural
@@ -82,7 +83,7 @@ def of_run(
     return SignOff(
         date=_date(run),
         answer=answer(run.assessments, rows, *nouns(run.assessments)),
-        advice=advice(settings, len(pairs)) if sound else UNSOUND,
+        advice=advice(settings, len(pairs), undefended(run.assessments)) if sound else UNSOUND,
         tested=_tested(run, names, rows),
         attacker=_attacker({line.name: line.answer for line in known}, captured=captured),
         criterion=_criterion(thresholds),

@@ -330,7 +330,7 @@ def _rerun(run: Run, plan: str) -> parts.RunAgain:
     made = digests(run.folder, ["records.jsonl", *["utility.jsonl"] * bool(run.trainings)])
     command = command_of(run.info, plan)
     if any(a.capture for a in run.assessments):
-        command = "leakbound attack --update FILE --out DIR"
+        command = "leakbound attack --update FILE --model MODEL --input-shape SHAPE --out DIR"
         why = "the captured updates themselves are not part of the run folder"
     else:
         try:

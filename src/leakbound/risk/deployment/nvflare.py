@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,8 +34,40 @@ MOST_BYTES = 2**20
 TRAIN = "train"
 RESULTS = "task_result_filters"
 OWN = "leakbound.nvflare."
+CLEAR = "sent-in-clear"
+"""The mistake of a client that sends more than its update."""
 _PATHS = ("path", "class_path", "name")
 """Keys under which NVFlare finds a component's class."""
+ALL_SITES = "@ALL"
+DEFAULT_ROUNDS = 5
+"""Of the workflows below: NVFlare's job interface writes no argument that has its default."""
+FIVE_ROUNDS = (
+    "Cyclic",
+    "CyclicController",
+    "FedAvg",
+    "FedAvgLR",
+    "FedOpt",
+    "PTFedAvg",
+    "Scaffold",
+    "ScatterAndGather",
+    "ScatterAndGatherScaffold",
+)
+STATISTICS = "statistics of each client's data"
+IDENTIFIERS = "which identifiers the clients share"
+SCORES = "scores of models"
+TRAINS_NOTHING: Mapping[str, str] = {
+    "CrossSiteEval": SCORES,
+    "CrossSiteModelEval": SCORES,
+    "DhPSIController": IDENTIFIERS,
+    "EvalController": SCORES,
+    "GlobalModelEval": SCORES,
+    "HECrossSiteModelEval": SCORES,
+    "HierarchicalStatisticsController": STATISTICS,
+    "PSIExecutor": IDENTIFIERS,
+    "StatisticsController": STATISTICS,
+    "StatisticsExecutor": STATISTICS,
+}
+"""NVFlare's workflows and executors that train no model, and what they return."""
 T = TypeVar("T", bound=msgspec.Struct)
 Table = Mapping[str, Any]
 
@@ -92,10 +124,10 @@ def read(
 ) -> tuple[Deployment, tuple[Mistake, ...]]:
     """The facts that an NVFlare client's settings state, and the mistakes in them.
 
-    Of a job's config_fed_client it also reads config_fed_server next to it, and the job's
-    meta.json. Of privacy.json the default scope counts. A filter that is not known is a mistake
-    "not-stated" with its path: it states nothing. The files do not state what the training script
-    does.
+    Of a job's config_fed_client it also reads the job's meta.json and config_fed_server, next to
+    it or in the server's own app. Of privacy.json the default scope counts. A filter that is not
+    known is a mistake "not-stated" with its path: it states nothing. The files do not state what
+    the training script does.
 
     Args:
         path: of config_fed_client.json, config_fed_client.conf or privacy.json.
@@ -104,7 +136,7 @@ def read(
 
     Raises:
         ValueError: a file is larger than 1 MB, damaged or of another kind, or a setting is no
-            number; or it is HOCON, and pyhocon is not installed.
+            number; it is HOCON, and pyhocon is not installed; or the job trains no model.
 
     Example:
         >>> import tempfile
@@ -123,7 +155,7 @@ def read(
     if "scopes" in table:
         deployment, filters = Deployment(title=place.name), _of_scope(table, facts)
     elif {RESULTS, "executors", "format_version"} & set(table):
-        deployment, task = _of_server(place)
+        deployment, task = _of_server(place, table, facts)
         filters = _of_job(table, task)
     else:
         raise ValueError(
@@ -149,6 +181,21 @@ def read(
     named = {one.name for one in facts.mistakes}
     more = (one for one in find(given) if one.name not in named)
     return given, (*facts.mistakes, *more)
+
+
+def filters_of(path: Path | str) -> list[tuple[str, Table]]:
+    """The filters that run on a training's results at a client: class paths, arguments, in order.
+
+    Args:
+        path: of config_fed_client in a job.
+
+    Raises:
+        ValueError: as `read`.
+    """
+    place = Path(path)
+    table = _load(place)[1]
+    task = _of_server(place, table, _Stated(None, None))[1]
+    return [(one.path, one.args) for _, one in _of_job(table, task) if one.why_not is None]
 
 
 def _load(path: Path) -> tuple[str, Table]:
@@ -212,8 +259,15 @@ def _of_job(table: Table, task: str) -> list[tuple[Table, _Filter]]:
             why_not = f"its direction is {direction[:20]!r}; results of a client go 'out'"
         for j, row in enumerate(_rows(chain, "filters")):
             off = "it is disabled" if row.get("disabled") is True else why_not
-            found.append((row, _filter(row, f"{RESULTS}[{i}].filters[{j}]", off)))
+            one = _filter(row, f"{RESULTS}[{i}].filters[{j}]", off)
+            if _class_of(one) != "StatisticsPrivacyFilter":  # touches no weights
+                found.append((row, one))
     return found
+
+
+def _class_of(one: _Filter) -> str:
+    """The name of a class of NVFlare's own; empty for another's."""
+    return one.path.rpartition(".")[2] if one.path.startswith("nvflare.") else ""
 
 
 def _of_scope(table: Table, facts: _Stated) -> list[tuple[Table, _Filter]]:
@@ -265,23 +319,25 @@ def _names(value: Any) -> Iterator[tuple[int, str, str]]:
             yield from _names(inner)
 
 
-def _of_server(client: Path) -> tuple[Deployment, str]:
-    """Rounds, cohort and weights from the files beside a client's, and the training task's name."""
-    table: Table = {}
-    for ending in (".json", ".conf"):
-        path = client.with_name(f"config_fed_server{ending}")
-        if not table and path.is_file():
-            table = _load(path)[1]
-    meta_path = client.resolve().parent.parent.parent / "meta.json"
-    meta = _load(meta_path)[1] if meta_path.is_file() else {}
-    sites = {s for some in dict(meta.get("deploy_map") or {}).values() for s in some or ()}
-    population = len(sites - {"server"}) or None
-    population = None if any(str(s).upper() == "@ALL" for s in sites) else population
+def _of_server(client: Path, table: Table, facts: _Stated) -> tuple[Deployment, str]:
+    """Rounds, cohort and weights from the job's other files, and the training task's name."""
+    root = client.resolve().parent.parent.parent
+    meta = _load(root / "meta.json")[1] if (root / "meta.json").is_file() else {}
+    apps = dict(meta.get("deploy_map") or {})
+    sites_of = {str(app): sites_in(some) for app, some in apps.items()}
+    server = _server_of(client, root, sites_of)
+    _check_work(client, server, table, facts)
+    if meta:
+        _compare_apps(client, root, table, facts)
+    sites = set[str]().union(*sites_of.values())
+    everyone = any(site.upper() == ALL_SITES for site in sites)
+    population = None if everyone else len(sites - {"server"}) or None
     title = str(meta.get("name") or client.name)[:200]
     rounds, who, task = 0, Participation(population=population), None
-    for row in _rows(table, "workflows"):
+    for row in _rows(server, "workflows"):
         one = _filter(row, "workflows")
-        number = one.number("num_rounds", None)
+        default = DEFAULT_ROUNDS if _class_of(one) in FIVE_ROUNDS else None
+        number = one.number("num_rounds", default)
         if number is None:
             continue
         own = str(one.args.get("train_task_name") or one.args.get("task_name") or TRAIN)
@@ -297,10 +353,85 @@ def _of_server(client: Path) -> tuple[Deployment, str]:
             replies=None if replies is None else int(replies),
         )
     if task is not None:
-        weights: Any = "uniform" if _uniform(table) else "examples"
+        weights: Any = "uniform" if _uniform(server) else "examples"
         found = Deployment(title=title, rounds=rounds, participation=who, weights=weights)
         return found, task
     return Deployment(title=title, participation=Participation(population=population)), TRAIN
+
+
+def sites_in(some: Any) -> set[str]:
+    """The sites of one app in a job's deploy_map: a list, a name, or a table that holds a list."""
+    if isinstance(some, Mapping):
+        some = some.get("targets") or some.get("sites") or ()
+    if isinstance(some, str):
+        return {some}
+    if not isinstance(some, list | tuple):
+        return set()
+    return set[str]().union(*(sites_in(one) for one in some))
+
+
+def _server_of(client: Path, root: Path, sites_of: Mapping[str, set[str]]) -> Table:
+    """The server's settings: beside the client's, or in the app that the server runs."""
+    places = [client.parent]
+    for app, sites in sites_of.items():
+        if "server" in sites and Path(app).name == app:
+            places.append(root / app / "config")
+    for place in places:
+        for ending in (".json", ".conf"):
+            path = place / f"config_fed_server{ending}"
+            if path.is_file():
+                return _load(path)[1]
+    return {}
+
+
+def _check_work(client: Path, server: Table, table: Table, facts: _Stated) -> None:
+    """Reject a job that trains no model; note what leaves a job that also does other work."""
+    names = workflows_in(server)
+    if not names:
+        executors = [row["executor"] for row in _rows(table, "executors") if _has_path(row)]
+        names = [_class_of(_filter(one, "executors")) for one in executors]
+    refuse_without_training(client, names)
+    for name in names:
+        if TRAINS_NOTHING.get(name, SCORES) != SCORES:
+            text = f"{name} returns {TRAINS_NOTHING[name]}, too, and no number here covers that"
+            facts.mistakes.append(Mistake(name=CLEAR, key="workflows", text=text, fatal=False))
+
+
+def _has_path(row: Table) -> bool:
+    own = row.get("executor")
+    return isinstance(own, Mapping) and any(isinstance(own.get(name), str) for name in _PATHS)
+
+
+def workflows_in(server: Table) -> list[str]:
+    """The class names of a server's workflows; "" for classes that are not NVFlare's."""
+    return [_class_of(_filter(row, "workflows")) for row in _rows(server, "workflows")]
+
+
+def refuse_without_training(place: Path, names: Sequence[str]) -> None:
+    """Reject workflows (or executors) of which none trains a model.
+
+    Raises:
+        ValueError: with what the job does instead.
+    """
+    if not names or any(name not in TRAINS_NOTHING for name in names):
+        return
+    raise ValueError(
+        f"{str(place)!r} belongs to a job that trains no model: {names[0]} returns "
+        f"{TRAINS_NOTHING[names[0]]}. No bound or attack here covers that, and NVFlare's filters "
+        "for it state no probability; give a job that trains"
+    )
+
+
+def _compare_apps(client: Path, root: Path, table: Table, facts: _Stated) -> None:
+    """Note apps of other sites whose filters differ: this file does not speak for them."""
+    for path in sorted(root.glob(f"*/config/{client.name}")):
+        if path.samefile(client) or _load(path)[1].get(RESULTS) == table.get(RESULTS):
+            continue
+        text = (
+            f"{path.parent.parent.name[:60]} has other filters of results than this app, so what "
+            "is stated does not hold for its sites; read its file, too"
+        )
+        facts.mistakes.append(Mistake(name="other-apps", key=RESULTS, text=text, fatal=False))
 
 
 def _uniform(table: Table) -> bool:
