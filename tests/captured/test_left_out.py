@@ -47,7 +47,8 @@ def test_what_is_finite_is_attacked(kind, value):
     assert record.verdict == "exposed (certified)"
     assert torch.allclose(found.best.inputs, image, atol=1e-4)
     (note,) = (n for n in record.capture.notes if "NaN or infinite" in n)
-    assert note.startswith("1 of 4 trained tensors hold NaN") and "3.weight" in note
+    assert note.startswith("1 of 4 trained tensors hold NaN")
+    assert "3.weight" in note
 
 
 def test_weights_with_a_spoiled_tensor_are_still_recognized_as_weights():
