@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leakbound import check, tensors
 from leakbound._util import files
@@ -68,8 +68,9 @@ class Capture:
         for named in (self.update, self.before or {}):
             for key, value in sorted(named.items()):
                 total.update(f"{key}:{value.dtype}:{tuple(value.shape)}".encode())
-                flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                total.update(flat.numpy().tobytes())
+                if value.numel():  # a tensor without entries may have strides that no view has
+                    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                    total.update(flat.numpy().tobytes())
         return total.hexdigest()[:16]
 
     def number(self, name: str) -> float | None:
@@ -200,20 +201,41 @@ def _tensors(given: Given, what: str) -> tuple[dict[str, Tensor], dict[str, str]
             raise ValueError(f"{what} is {str(path)!r}, a folder; give one file of it")
         named, about = tensors.read(path)
         return named, about, path.name
+    single = isinstance(given, Tensor | nn.Module | bytes) or hasattr(given, "__array__")
+    if single or not isinstance(given, Mapping | Iterable):
+        raise ValueError(
+            f"{what} is a {type(given).__name__}; give a file, tensors by name (such as "
+            "model.state_dict()), or a list of tensors in the model's order"
+        )
     rows = given.items() if isinstance(given, Mapping) else enumerate(given)
-    return {str(key): _tensor(value, f"{what}[{key!r}]") for key, value in rows}, {}, what
+    named = {str(key): _tensor(value, f"{what}[{key!r}]") for key, value in rows}
+    if not named:
+        raise ValueError(f"{what} holds no tensor; give the model's tensors by name")
+    return named, {}, what
 
 
 def _tensor(value: Any, what: str) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach()
+        return _numbers(value.detach(), what)
     import numpy as np
 
     flower = getattr(value, "stype", None) == "numpy.ndarray"  # of an `ArrayRecord`
-    array = tensors.of_bytes(what, value.data) if flower else np.asarray(value)
+    try:
+        array = tensors.of_bytes(what, value.data) if flower else np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{what} is no array of numbers ({error})") from error
     if array.dtype.kind not in "uifb":
         raise ValueError(f"{what} holds values of type {array.dtype}; give numbers")
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
+
+
+def _numbers(value: Tensor, what: str) -> Tensor:
+    """A tensor of real numbers as a dense one."""
+    if value.is_meta:
+        raise ValueError(f"{what} is on the meta device, without values; load its values")
+    if value.is_quantized or value.is_complex():
+        raise ValueError(f"{what} holds values of type {value.dtype}; give floats or whole numbers")
+    return value.to_dense() if value.layout != torch.strided else value
 
 
 def _kind(

@@ -28,6 +28,7 @@ from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
 from leakbound.audit.context import one_line, one_thread
 from leakbound.audit.journal import Journal
+from leakbound.audit.plan_file import only
 from leakbound.audit.run_file import machine, versions
 from leakbound.captured.assess import (
     Case,
@@ -279,9 +280,19 @@ class Settings:
                 f"input_shape is {self.input_shape}, which is more than {LARGEST:,} numbers; give "
                 "the shape of one input"
             )
-        low, high = self.input_range
+        given = self.input_range
+        if not isinstance(given, Sequence) or len(given) != 2 or isinstance(given, str):
+            raise ValueError(f"input_range is {given!r}; give two numbers, low and high")
+        low, high = given
+        check.finite_number(input_range=low)
+        check.finite_number(input_range=high)
         if not low < high:
-            raise ValueError(f"input_range is {self.input_range}; give low < high")
+            raise ValueError(f"input_range is {given}; give low < high")
+        check.given(check.count, classes=self.classes)
+        if self.domain is not None and not isinstance(self.domain, Domain):
+            raise ValueError(
+                f"domain is {str(self.domain)[:60]!r}; give a leakbound.domains.Domain"
+            )
         check.non_negative(seed=self.seed, search=self.search)
         if self.seconds is not None:
             check.positive(seconds=self.seconds)
@@ -332,9 +343,10 @@ def attack_update(
             f"input_shape is {input_shape!r}; give the shape of one input without the batch, such "
             "as (1, 28, 28)"
         )
-    shape, specs = tuple(input_shape) or (domain.shape if domain else ()), _specs(attacks)
-    if domain is not None and shape != domain.shape:
-        raise ValueError(f"input_shape is {shape}, but a row of the table has {domain.shape}")
+    specs, own = _specs(attacks), getattr(domain, "shape", ())
+    shape = tuple(input_shape) or own
+    if own and shape != own:
+        raise ValueError(f"input_shape is {shape}, but a row of the table has {own}")
     settings = Settings(
         *(shape, input_range, classes, specs, defense, public, psnr, seed, seconds, search),
         *(share, domain, loss),
@@ -444,7 +456,17 @@ def _specs(given: str | Sequence[str | plans.Spec] | None) -> tuple[plans.Spec, 
     if given is None:
         return None
     several = [given] if isinstance(given, str | plans.Spec) else given
-    return tuple(a if isinstance(a, plans.Spec) else plans.Spec(a) for a in several)
+    odd = several if not isinstance(several, Sequence) else [a for a in several if _odd(a)]
+    if odd:
+        raise ValueError(
+            f"attacks is {str(given)[:60]!r}; give names, with settings as in "
+            "'inverting_gradients,steps=500'"
+        )
+    return tuple(a if isinstance(a, plans.Spec) else only("attack", a) for a in several)
+
+
+def _odd(attack: object) -> bool:
+    return not isinstance(attack, str | plans.Spec)
 
 
 def _case(
