@@ -44,6 +44,7 @@ def certificate(
     answer: Reconstruction,
     agreement: float | None,
     sure: Collection[str],
+    decay: str | None = None,
 ) -> str | None:
     """A proof that the answer is the input, if the update holds one; in a sentence.
 
@@ -60,7 +61,8 @@ def certificate(
     Examples also leave an outer product if their gradients are multiples of each other: behind one
     output, or under "l1", always where the same units are on. No check sees that: the answer is
     then a weighted mean. So their number must be known, or other inputs must turn on other units.
-    If they do not, the sentence says so. `sure` names the findings that are certain.
+    If they do not, the sentence says so. `sure` names the findings that are certain. `decay` is the
+    weight decay that was subtracted.
     """
     exact = isinstance(seen.update.law, Exact) and seen.update.mask is None
     if not (isinstance(attack, LinearInversion) and exact and seen.examples == 1):
@@ -96,6 +98,7 @@ def certificate(
         f"{name!r} is an outer product up to {answer.objective:.1g} of its energy, and {how}. "
         f"Assumed: one example ({known}), SGD with one learning rate for all weights, with or "
         "without momentum and for any number of local steps, and no undeclared defense"
+        + ("" if decay is None else f"; its weight decay ({decay}) is subtracted")
     )
 
 
