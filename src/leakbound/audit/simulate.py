@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from leakbound._util import pictures
+from leakbound._util.formats import format_number
 from leakbound._util.text import digest
 from leakbound.assess import record as records
 from leakbound.assess.chance import halves
@@ -74,7 +74,7 @@ class Simulation(Presented):
         from leakbound.report import figures
 
         unit = self.assessment.criterion.unit
-        captions = [f"{pictures.number(value)} {unit}" for value in self.scores]
+        captions = [f"{format_number(value)} {unit}" for value in self.scores]
         span = self.round.observation.task.input_range
         return figures.examples(self.truth, self.reconstruction, captions, span)
 

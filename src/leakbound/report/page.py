@@ -34,7 +34,6 @@ from leakbound.report.gallery import (
 from leakbound.report.template import (
     cell,
     check_installed,
-    probability,
     rendered,
     save,
     significant,
@@ -140,7 +139,7 @@ def _opening(
         "views_left_out": max(0, len(found.views) - overview.VIEWS),
         "lines": overview.LINES,
         "measured": overview.measured,
-        "limit": partial(overview.limit, chance=probability),
+        "limit": overview.limit,
         "baselines": overview.BASELINES.get(run.assessments[0].data.domain, overview.MEAN),
     }
 

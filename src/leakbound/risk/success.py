@@ -12,7 +12,7 @@ from scipy import special
 
 from leakbound import check
 from leakbound._util.cache import RecentCache
-from leakbound._util.rounding import of_log
+from leakbound._util.formats import format_upper_log
 from leakbound.assess.record import DELTA, Attained, Bound, short
 from leakbound.bounds import conversions, counting, identification
 from leakbound.bounds.attainable import FEWEST, Attainable
@@ -149,7 +149,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             *(few if sample.n < least else ()),
             f"it does not say: {scope.not_said}",
             rare(alone, sample.n),
-            f"the prior-only baseline succeeds with probability {of_log(known)} at most",
+            f"the prior-only baseline succeeds with probability {format_upper_log(known)} at most",
         ),
     )
 
@@ -401,7 +401,7 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
             "examples: averaged over the model, assumed to hold for the private ones; each for "
             "itself",
             f"it does not say: {scope.not_said}",
-            f"the prior-only baseline succeeds with probability {of_log(blind)}",
+            f"the prior-only baseline succeeds with probability {format_upper_log(blind)}",
         ),
     )
 
