@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from leakbound._util import copies
 from leakbound._util.formats import format_explained
 from leakbound.attacks import LinearInversion
 from leakbound.attacks.analytic import input_layer
@@ -149,7 +149,7 @@ def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) ->
     flat = image.flatten()
     mixed = torch.stack([flat[permutation(len(flat), source)] for _ in range(PROBES)])
     inputs = torch.cat([image, drawn, mixed.reshape(drawn.shape)])
-    model = copy.deepcopy(seen.task.model)
+    model = copies.duplicate(seen.task.model)
     units = seen.task.tensors()[f"{name}.weight" if name else "weight"].shape[0]
     with torch.enable_grad():
         moved = image.new_zeros(len(inputs), units).requires_grad_()
@@ -170,7 +170,7 @@ def _first_layer(seen: Observation) -> tuple[str, Tensor, Tensor]:
 
 def _drawn(seen: Observation) -> bool:
     """Whether the model in training mode changes the input before the layer, as dropout does."""
-    model = copy.deepcopy(seen.task.model).train()
+    model = copies.duplicate(seen.task.model).train()
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             module.p = 1.0

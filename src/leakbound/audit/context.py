@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from leakbound import check, client, data, registry
 from leakbound._util import files, optimizers
 from leakbound.assess.chance import FEWEST, MOST, comparable
+from leakbound.audit.attacked_round import OTHERS
 from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.bounds.counting import LOOKED, same_law
 from leakbound.domains import Domain
@@ -286,6 +287,16 @@ class PlanContext:
         return cast(T, self._kept[key])
 
 
+def others_in_round(
+    context: PlanContext, size: int, clients: int, seed: int, number: int
+) -> list[Batch]:
+    """Batches of other clients in a round before the attacked one, as far as there are examples."""
+    rest = context._order(size, clients, seed)[size * clients :]
+    source = stream(seed, "other clients", size, number)
+    drawn = rest[permutation(len(rest), source)[: size * OTHERS]]
+    return [context.batch(own) for own in drawn.split(size) if len(own) == size]
+
+
 def random_weights(name: str) -> bool:
     """Whether no example chose the weights of a model of this name; unknown for user code."""
     return ":" not in name
@@ -365,6 +376,12 @@ def check_outputs(context: PlanContext, task: Task, name: str) -> None:
     """
     loss, classes = context.loss, context.dataset.classes
     image = context.dataset.inputs[: 2 if task.coupled else 1].to(context.device)
+    kind = task.parameters.dtype
+    if image.is_floating_point() and kind != image.dtype:
+        raise ValueError(
+            f"model {name!r} has weights of {kind}, and an audit computes in {image.dtype}; return "
+            "model.float() from the function that builds it"
+        )
     try:
         if context.domain.dtype.is_floating_point:
             client.refuse_codes(task, context.input_shape)

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
+from leakbound import check, client
+from leakbound._util import copies
 from leakbound._util.formats import format_number
 from leakbound._util.text import digest
 from leakbound.assess import record as records
@@ -16,7 +19,8 @@ from leakbound.assess.criterion import Criterion
 from leakbound.attacks import Attack, settings_hash
 from leakbound.attacks.pace import noted
 from leakbound.audit import experiment
-from leakbound.audit.context import one_thread
+from leakbound.audit.attacked_round import attacked_round
+from leakbound.audit.context import one_line, one_thread
 from leakbound.audit.plan import attack_info, build_attack, build_defense, plain
 from leakbound.audit.plan_file import only
 from leakbound.defenses import Chain, Defense, chain
@@ -29,7 +33,8 @@ from leakbound.report.template import Presented
 from leakbound.risk.limits import ErrorBoundSpec, leak_map, of_release
 from leakbound.risk.release_bounds import ReleaseBounds
 from leakbound.risk.success import RiskSpec
-from leakbound.types import Batch, LocalPlan, Loss, Reconstruction, Task, ThreatModel
+from leakbound.task import trained
+from leakbound.types import Batch, LocalPlan, Loss, NotApplicable, Reconstruction, Task, ThreatModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,13 +106,15 @@ def simulate(
     error_bound: str = "trace",
     probability: float | None = 0.001,
     fresh: bool = False,
+    round: int | None = None,
 ) -> Simulation:
     """Attack the update that a client would send for this batch, and judge the reconstruction.
 
     The attacker knows labels and defense, unless `threat` says otherwise; no attack sees the batch.
 
     Args:
-        model: with the weights that the server sends; returns (B, K) for inputs (B, *S).
+        model: with the weights that the server sends; returns (B, K) for inputs (B, *S). Examples
+            are converted to the type of its weights.
         batch: what one client holds, `Batch(inputs, labels)` or both as a pair; or one batch per
             client if the defense sums several.
         defense: a defense, or its name with settings, as in "gaussian_noise,noise_std=0.01".
@@ -129,6 +136,9 @@ def simulate(
         probability: the accepted probability of a reconstruction; None requests no such bound.
         fresh: the weights depend on no public or private example, such as random ones. Only then
             is there a bound for an honest server that sends this model.
+        round: the attacked round of a training of these clients alone, in which each holds its
+            batch in every round. None is the first in which the defense has an effect, and there
+            are bounds for the first round only.
 
     Source: the round is that of docs/attacks.md; the verdict that of docs/evidence.md.
 
@@ -141,7 +151,10 @@ def simulate(
         >>> found.verdict, found.scores[0] > 60
         ('exposed', True)
     """
-    clients = clients_of(batch)
+    if round is not None:
+        check.count(round=round)
+    copies.refuse(model)
+    clients, public = typed(model, clients_of(batch), public)
     built, defense_info = defense_of(defense)
     built_attack, about = _attack(attack)
     shape = tuple(clients[0].inputs.shape[1:])
@@ -152,13 +165,18 @@ def simulate(
     task = Task.of(model, loss=loss, plan=plan, classes=classes, public=public, domain=domain)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
-        played = play(
-            task, clients, built, sources, threat=threat, attack=built_attack, auxiliary=public
+        check_outputs(task, clients[0].inputs)
+        played = attacked_round(
+            *(task, clients, built, sources),
+            number=round,
+            threat=threat,
+            attack=built_attack,
+            auxiliary=public,
         )
         answer = noted(built_attack(played.observation, stream(seed, "attack", about.name)))
     criterion = Criterion.of(domain, psnr=psnr, share=share)
     header = records.Assessment(
-        experiment=digest([about.hash, repr(built), seed, plain(threat), named(loss).name]),
+        experiment=digest([about.hash, repr(built), seed, plain(threat), named(loss).name, round]),
         attack=about,
         defense=defense_info,
         model=experiment.model_info(type(model).__name__, task),
@@ -228,7 +246,8 @@ def error_bound(
         >>> found.leak_map().shape, found.error.covers, found.error.psnr < 20
         (torch.Size([1, 1, 8, 8]), 'estimate', True)
     """
-    clients = clients_of(batch)
+    copies.refuse(model)
+    clients, public = typed(model, clients_of(batch), public)
     built, _ = defense_of(defense)
     domain = domain or of_shape(clients[0].inputs.shape[1:], input_range)
     task = Task.of(model, loss=loss, classes=classes, public=public, domain=domain)
@@ -236,6 +255,7 @@ def error_bound(
     spec = ErrorBoundSpec(kind, prior, components, images)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
+        check_outputs(task, clients[0].inputs)
         played = play(task, clients, built, sources, threat=threat, auxiliary=public)
         criterion = Criterion.of(domain, psnr=psnr, share=share)
         released = experiment.released(played, criterion, threat, public, fresh=fresh)
@@ -256,6 +276,37 @@ def clients_of(batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch]) -> list[B
         f"batch is a {type(batch).__name__}; give leakbound.Batch(inputs, labels), both as a pair, "
         "or a list with one Batch per client"
     )
+
+
+def typed(
+    model: nn.Module, clients: Sequence[Batch], public: Batch | None
+) -> tuple[list[Batch], Batch | None]:
+    """The batches in the type of the model's trained weights, as its clients pass them to it."""
+    kind = next((weight.dtype for weight in trained(model).values()), None)
+
+    def cast(value: Tensor) -> Tensor:
+        return value.to(kind) if value.is_floating_point() else value
+
+    def own(batch: Batch) -> Batch:
+        return Batch(cast(batch.inputs), cast(batch.labels))
+
+    return [own(batch) for batch in clients], public and own(public)
+
+
+def check_outputs(task: Task, inputs: Tensor) -> None:
+    """Reject a model that cannot take inputs (B, *S), or has outputs that its loss rejects."""
+    try:
+        with torch.no_grad():
+            output = client.forward(task, inputs)
+    except (NotApplicable, client.WrongOutput):
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"the model cannot take inputs of shape {tuple(inputs.shape)} ({one_line(error)}); "
+            "give examples that it takes"
+        ) from error
+    if wrong := named(task.loss).misfit(output, len(inputs)):
+        raise ValueError(wrong)
 
 
 def defense_of(given: Defense | str | None) -> tuple[Chain, records.DefenseInfo]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check, client, tensors
+from leakbound._util import copies
 from leakbound._util.memory import free_bytes
 from leakbound._util.results import Fact
 from leakbound.assess.certificate import outside
@@ -21,6 +21,7 @@ from leakbound.captured import declared, proofs
 from leakbound.captured import findings as reading
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
+from leakbound.captured.sent import left_out
 from leakbound.client import respond
 from leakbound.defenses import Chain, Defense, NoDefense, chain
 from leakbound.domains import Domain, TokenDomain, tokens_of
@@ -279,15 +280,15 @@ def _steps(
 def _change(capture: Capture, task: Task) -> tuple[Tensor, Tensor | None]:
     """The weights before minus those after, or the gradient, (P,); and the weights, if sent."""
     value = tensors.flat(task, capture.update, what=capture.name)
-    if capture.kind != "weights":
-        return (value if capture.kind == "gradient" else -value), None
-    change = task.parameters - value
+    weights = capture.kind == "weights"
+    change = task.parameters - value if weights else -value
     if not bool((change != 0).any()):
+        same = "and the weights before are identical" if weights else "is zero"
         raise ValueError(
-            f"{capture.name} and the weights before are identical: nothing was trained between "
-            "them; give the weights that the client received and those that it sent back"
+            f"{capture.name} {same} in every tensor that the model trains: nothing was trained; "
+            "give the weights that the client received and those that it sent back"
         )
-    return change, value[None]
+    return (value if capture.kind == "gradient" else change), value[None] if weights else None
 
 
 def _thawed(capture: Capture, task: Task) -> str | None:
@@ -295,7 +296,8 @@ def _thawed(capture: Capture, task: Task) -> str | None:
     named = tensors.by_name(task, capture.update, what=capture.name)
     moved = []
     for name, value in task.frozen.items():
-        if name in named and named[name].is_floating_point():
+        usable = name in named and named[name].is_floating_point()
+        if usable and bool(named[name].isfinite().all()):
             expected = value if capture.kind == "weights" else torch.zeros_like(value)
             rounded = torch.finfo(named[name].dtype).eps
             if not torch.allclose(named[name].to(expected), expected, rtol=rounded, atol=0):
@@ -369,7 +371,18 @@ def _examples(
 def _labels(told: TrainingInfo, task: Task, count: int) -> Tensor | None:
     if told.labels is None:
         return None
-    labels, loss = torch.as_tensor(told.labels), named(task.loss)
+    loss = named(task.loss)
+    try:
+        labels = torch.as_tensor(told.labels)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"labels is {str(told.labels)[:60]!r}; give one number for each example"
+        ) from error
+    if labels.is_complex() or labels.ndim < 1 or not len(labels):
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)} and type {labels.dtype}; give one label for "
+            "each example, such as [3]"
+        )
     if loss.by_class:
         labels = labels.reshape(-1)
         if labels.is_floating_point() or labels.dtype == torch.bool:
@@ -421,8 +434,11 @@ def task_of(
     Dropout is switched off, since its draws are the client's secret. Batch norms stay in the
     model's mode; running statistics are those of the weights before.
     """
+    copies.refuse(model)
     _check_memory(model)
-    own, notes = copy.deepcopy(model), []
+    own, notes = copies.plain(model), []
+    if copies.compiled(model):
+        notes.append("the model is compiled: its Python modules run instead, with equal results")
     if any(map(drops, own.modules())):
         notes.append(
             "the model has dropout in training mode: it was switched off, since only the client "
@@ -439,6 +455,11 @@ def task_of(
             "other (build the model with .eval() if the client trained with fixed statistics)"
         )
     task = Task.of(own, loss=loss, classes=classes, domain=form)
+    if (lost := left_out(capture, task)).names:
+        for name in lost.names:
+            own.get_parameter(name).requires_grad_(False)
+        notes += lost.notes
+        task = Task.of(own, loss=loss, classes=classes, domain=form)
     if capture.before is None:
         notes.append("no weights before were given: the model's own weights were used, as built")
     else:

@@ -125,7 +125,7 @@ def batch_statistics(capture: Capture) -> tuple[Fact, ...]:
         if kind != "running_mean" or name not in before or before[name].shape != value.shape:
             continue
         changed = value if capture.kind == "delta" else value - before[name].to(value)
-        if bool((changed != 0).any()):
+        if bool((changed != 0).any()) and bool(changed.isfinite().all()):
             moved[layer] = value.numel()
     if not moved:
         return ()
@@ -173,7 +173,7 @@ def _spread(value: Tensor) -> Tensor:
     kind = _kind(value)
     about = torch.finfo(kind)
     share = about.eps * (0.25 if kind in HALVES else 1.0)
-    return value.detach().double().abs_().clamp_min_(about.smallest_normal).mul_(share)
+    return value.detach().double().abs().clamp_min_(about.smallest_normal).mul_(share)
 
 
 def _kind(value: Tensor) -> torch.dtype:
