@@ -296,7 +296,7 @@ def test_failed_cells_make_the_exit_code_1(plan, tmp_path, capsys, monkeypatch):
         patch.setattr(experiment, "_judge", lambda *_: broken())
         assert call("audit", plan, "--out", tmp_path / "run", "--workers", "1") == 1
         shown = capsys.readouterr()
-        assert "1 configuration (model, batch size, defense): 1 undecided" in shown.out
+        assert "1 configuration (model, batch size, defense): 1 not run" in shown.out
         assert shown.err.endswith("leakbound: 4 experiments failed; the report gives the reasons\n")
         assert call("attack", "--data", "digits", "--attack", "linear_inversion") == 1
         shown = capsys.readouterr().out

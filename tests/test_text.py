@@ -48,7 +48,9 @@ def test_the_next_token_is_what_each_place_is_scored_on():
     assert LOSSES["next_token"](outputs, labels) == pytest.approx(float(torch.stack(terms).mean()))
     own = LOSSES["token_cross_entropy"](outputs[:, :-1], labels[:, 1:])
     assert torch.equal(own, LOSSES["next_token"](outputs, labels))
-    hits = LOSSES["next_token"].hits(functional.one_hot(labels.clamp_min(0), V).float(), labels)
+    outputs = functional.one_hot(labels.clamp_min(0), V).float()
+    predicted, true = LOSSES["next_token"].classified(outputs, labels)
+    hits = predicted == true
     assert len(hits) == sum(labels[:, 1:].ne(UNSCORED).flatten().tolist())
 
 
@@ -256,7 +258,10 @@ def test_a_public_sequence_is_no_reconstruction():
         for guess in (*common, *rare[:10]):
             assert not any(measure(truth, Reconstruction(guess[None]), criterion, public).matched)
     own = drawn(1, seed=7)
-    assert measure(Batch(own, own), Reconstruction(own), criterion, public).matched == (True,)
+    unseen = Batch(rare, rare)
+    assert measure(
+        Batch(own, own), Reconstruction(own), criterion, public, decoys=unseen
+    ).matched == (True,)
 
 
 def test_a_vocabulary_that_is_not_the_models_own():

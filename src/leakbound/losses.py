@@ -225,24 +225,6 @@ class NamedLoss:
         predicted = output.reshape(labels.shape) > 0 if one else output.argmax(1)
         return predicted.long().flatten(), labels.long().flatten()
 
-    def class_scores(self, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Scores (B, K) that rise with the probability of each class, and which are true (B, K).
-
-        None if labels are pixels, tokens or numbers.
-
-        Example:
-            >>> scores, true = LOSSES["cross_entropy"].class_scores(
-            ...     torch.zeros(1, 2), torch.tensor([1]))
-            >>> scores.tolist(), true.tolist()
-            ([[0.5, 0.5]], [[False, True]])
-        """
-        if output.ndim > 2 or self.targets not in ("classes", "binary"):
-            return None
-        if output[0].numel() == labels[0].numel():
-            return output.reshape(len(output), -1), labels.reshape(len(labels), -1) > 0.5
-        true = functional.one_hot(labels, output.shape[1]) > 0
-        return output.double().softmax(1), true
-
 
 def dice(output: Tensor, mask: Tensor) -> Tensor:
     """The mean of 1 - (2 sum p y + 1) / (sum p + sum y + 1), p the sigmoid of the outputs.

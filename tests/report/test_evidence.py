@@ -234,7 +234,7 @@ def test_a_strip_is_as_long_as_its_number(make_assessment, make_bound):
     excluded = float(re.search(r'class="excluded" x="([\d.]+)"', strip).group(1))
     assert reached == pytest.approx(WIDTH * 5 / 30, abs=0.1)  # the axis runs from 5 to 35
     assert excluded == pytest.approx(WIDTH * 25 / 30, abs=0.1)
-    bound = tables.SuccessBoundRow(0.5, "sample", (), None, None, "p", 0.001, 1, 1, 1)
+    bound = tables.SuccessBoundRow(0.5, "sample", (), None, None, None, "p", 0.001, 1, 1, 1)
     row = replace(row, reconstructed=tables.share(1, 10), success_bound=bound)
     ((_, strip),) = probabilities([row]).rows
     reached = float(re.search(r'class="reached" x="0" y="4" width="([\d.]+)"', strip).group(1))

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from scipy.stats import rankdata
 from torch import Tensor
+from torch.nn import functional
 
 from leakbound import client
 from leakbound._util import optimizers
 from leakbound.audit.context import PlanContext
 from leakbound.audit.plan import TrainingUnit, build_defense
 from leakbound.defenses.base import Chain, State
-from leakbound.losses import named
+from leakbound.losses import NamedLoss, named
 from leakbound.protocol import resolve, step
 from leakbound.random import permutation, stream
 from leakbound.types import Batch, Loss, Task, Update
@@ -97,12 +98,25 @@ def quality(loss: Loss, output: Tensor, labels: Tensor) -> dict[str, float | int
         "tested": len(true),
         "balanced_accuracy": sum(recalls) / len(recalls),
     }
-    scored = own.class_scores(output, labels)
+    scored = _class_scores(own, output, labels)
     areas = [] if scored is None else _areas(*scored)
     found["auc"] = sum(area for area, _ in areas) / len(areas) if areas else None
     # The areas of several classes depend on each other, so their errors are not averaged out.
     found["auc_error"] = sum(error for _, error in areas) / len(areas) if areas else None
     return found
+
+
+def _class_scores(loss: NamedLoss, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Scores (B, K) that rise with the probability of each class, and which are true (B, K).
+
+    None if labels are pixels, tokens or numbers.
+    """
+    if output.ndim > 2 or loss.targets not in ("classes", "binary"):
+        return None
+    if output[0].numel() == labels[0].numel():
+        return output.reshape(len(output), -1), labels.reshape(len(labels), -1) > 0.5
+    true = functional.one_hot(labels, output.shape[1]) > 0
+    return output.double().softmax(1), true
 
 
 def _areas(scores: Tensor, true: Tensor) -> list[tuple[float, float]]:

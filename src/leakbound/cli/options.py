@@ -117,7 +117,7 @@ class AttackOptions:
     tighter one, takes longer and draws a leak map. "weiss_weinstein" proves one, also for
     non-smooth activations (ReLU, max pooling)."""
     diagnose: bool = False
-    """Also say why it is undecided, by tests that know the truth (up to a minute)."""
+    """Also test why it is undecided (up to a minute)."""
     explain: bool = False
     """Print the scope and the assumptions of the bounds."""
     lpips_weights: File = None

@@ -184,13 +184,12 @@ def answer(own: Sequence[Assessment], rows: Sequence[Configuration], one: str, m
     rest = f" {plural(len(idle), 'configuration')} {'was' if len(idle) == 1 else 'were'} not run."
     if not rows:
         return f"Nothing is known:{rest}"
-    return _answer(rows, who, one, many) + rest * bool(idle)
+    return _answer(rows, summary(own), who, one, many) + rest * bool(idle)
 
 
-def _answer(rows: Sequence[Configuration], who: str, one: str, many: str) -> str:
+def _answer(rows: Sequence[Configuration], known: str, who: str, one: str, many: str) -> str:
     exposed = [row for row in rows if row.verdict in EXPOSURES]
     place = plural(len(rows), "tested configuration")
-    known = summary(own)
     if exposed:
         proof = " The update itself proves it." * all(r.verdict == CERTIFIED for r in exposed)
         found = f"reconstructed {many} under {len(exposed)} of {place}"
