@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -49,6 +50,7 @@ _AFFINE = {
 _QUOTIENT = {_ATEN.div.Tensor, _ATEN.div.Scalar, _ATEN.div_.Tensor, _ATEN.div_.Scalar}
 """Operations that are affine in one argument if the others are constant; the latter in the first.
 """
+_FORWARDS = (nn.Linear.forward, nn.Conv2d.forward, nn.Embedding.forward)
 _DEPENDS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _READS = {"numpy", "tolist", "data_ptr", "storage", "untyped_storage"} | {
     f"__{name}__" for name in ("array", "dlpack", "deepcopy", "reduce_ex")
@@ -115,14 +117,19 @@ def path_to(task: Task, shape: Sequence[int], name: str) -> Path:
 
 
 def _path_to(task: Task, shape: tuple[int, ...], name: str) -> Path:
+    layer = task.model.get_submodule(name)
+    if type(layer).forward not in _FORWARDS or "forward" in vars(layer):
+        raise NoPath("the layer computes something else than a layer of its kind")
     found: list[Path] = []
     for mode, model in _modes(task):
         each, failed = list[Path](), ""
         for count in (1, 2):  # some models treat one example in another way
             try:
                 each.append(_traced(task, model, _probes(task, count, shape, len(found)), name))
-            except (ValueError, RuntimeError, client.NotApplicable) as error:
-                failed = str(error)  # batch norm in training mode takes no single value
+            except NoPath:
+                raise
+            except Exception as error:  # batch norm in training mode takes no single value
+                failed = str(error)
         if not each and not (found and mode != "as given"):
             raise NoPath(f"the model does not run on probes ({failed})")
         found += each
@@ -154,7 +161,9 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
                     if len(seen) != 1:
                         raise NoPath("the model does not call the layer once")
                     got.append(seen[0].flatten(1)[:1])
-            except (ValueError, RuntimeError, client.NotApplicable):
+            except NoPath:
+                raise
+            except Exception:  # as on probes
                 continue
             first = got[0] if first is None else first
             if not all(torch.equal(first, own) for own in got):
@@ -200,16 +209,21 @@ def _run(task: Task, model: nn.Module, tensors: dict[str, Tensor], inputs: Tenso
 def _generators(task: Task, seed: int) -> Iterator[None]:
     """Other draws of the global generators, which are as before afterwards."""
     device = task.parameters.device
-    before = random.getstate(), np.random.get_state()
+    before = random.getstate(), _of_numpy()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
         try:
             yield
         finally:
             random.setstate(before[0])
-            np.random.set_state(before[1])
+            np.random.set_state(before[1])  # noqa: NPY002
+
+
+def _of_numpy() -> Any:
+    """The state of NumPy's global generator, which models may use."""
+    return np.random.get_state()  # noqa: NPY002
 
 
 @contextmanager
@@ -266,9 +280,9 @@ def _counted(model: nn.Module) -> list[tuple[str, str, Any]]:
     ]
 
 
-def _drawn_so_far() -> str:
+def _drawn_so_far() -> bytes:
     """The states of Python's and NumPy's generators."""
-    return repr((random.getstate(), np.random.get_state()[2], np.random.get_state()[1][:2]))
+    return pickle.dumps((random.getstate(), _of_numpy()))
 
 
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...]]
@@ -384,7 +398,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return [on[0]]
             parts = [_replaced(args, [state[k] for state in on]) for k in range(3)]
             moved = [[*_tensors_in(move(*part, **kwargs))] for part in parts]
-            return [tuple(own) for own in zip(*moved, strict=True)]  # type: ignore[misc]
+            return [tuple(own) for own in zip(*moved, strict=True)]
         if packet is _ATEN._to_copy and len(on) == 1:
             wider = torch.promote_types(given[0].dtype, made[0].dtype) == made[0].dtype
             return [on[0]] if wider and made[0].dtype != torch.bool else nothing
