@@ -148,6 +148,9 @@ def read_adapter(
     path, config = _located(adapter, "adapter")
     _refuse_quantized(base)
     named = _read(path, config, base)
+    for key, value in named.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise ValueError(f"{str(path)!r}: {key} is not finite; give the adapter as it was sent")
     model = copy.deepcopy(base).requires_grad_(False).eval()
     for module in sorted({key.rpartition(".lora_")[0] for key in named if ".lora_" in key}):
         down, up = (named.get(f"{module}.{part}.weight") for part in ("lora_A", "lora_B"))
@@ -223,8 +226,6 @@ def _read(path: Path, config: AdapterConfig, base: nn.Module) -> dict[str, Tenso
         name = key.removeprefix(_PREFIX)
         for long, short in _LONG:
             name = name.replace(long, short)
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise ValueError(f"{str(path)!r}: {key} is not finite; check the learning rate")
         _check(path, name, value, config, layers)
         found[name] = value
     return found

@@ -170,8 +170,7 @@ def _kind(
             f"kind is 'auto', and {name} does not state its kind; give kind (gradient, delta or "
             "weights) and the weights before"
         )
-    _check_values(update, name)
-    _check_values(before, "before")
+    update, before = _finite(update, name), _finite(before, "before")
     pairs = _paired(update, before)
     if not pairs[0]:
         raise ValueError(
@@ -234,21 +233,21 @@ def _paired(update: Named, before: Named) -> tuple[list[Tensor], list[Tensor]]:
     return first, second
 
 
-def _check_values(named: Named, name: str) -> None:
-    """Weights are finite floats; scalars may be counters."""
+def _finite(named: Named, name: str) -> dict[str, Tensor]:
+    """The tensors whose values are all finite. Weights are floats; scalars may be counters."""
     for key, value in named.items():
-        if not value.is_floating_point():
-            if value.ndim:
-                raise ValueError(
-                    f"{name}: {key} holds values of type {value.dtype}; give floats of 16, 32 or "
-                    "64 bits (undo a quantization first)"
-                )
-        elif not bool(torch.isfinite(value).all()):
-            bad = int((~torch.isfinite(value)).sum())
+        if value.ndim and not value.is_floating_point():
             raise ValueError(
-                f"{name}: {key} holds {bad} of {value.numel()} entries that are NaN or infinite; "
-                "check the learning rate and the file"
+                f"{name}: {key} holds values of type {value.dtype}; give floats of 16, 32 or "
+                "64 bits (undo a quantization first)"
             )
+    kept = {key: value for key, value in named.items() if bool(torch.isfinite(value).all())}
+    if not kept:
+        raise ValueError(
+            f"{name} has NaN or infinite values in every tensor ({_first(named)}), so no value is "
+            "left to attack; give a file that is whole"
+        )
+    return kept
 
 
 def _first(named: Named) -> str:

@@ -21,6 +21,7 @@ from leakbound.captured import declared, proofs
 from leakbound.captured import findings as reading
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
+from leakbound.captured.sent import left_out
 from leakbound.client import respond
 from leakbound.defenses import Chain, Defense, NoDefense, chain
 from leakbound.domains import Domain, TokenDomain, tokens_of
@@ -279,15 +280,15 @@ def _steps(
 def _change(capture: Capture, task: Task) -> tuple[Tensor, Tensor | None]:
     """The weights before minus those after, or the gradient, (P,); and the weights, if sent."""
     value = tensors.flat(task, capture.update, what=capture.name)
-    if capture.kind != "weights":
-        return (value if capture.kind == "gradient" else -value), None
-    change = task.parameters - value
+    weights = capture.kind == "weights"
+    change = task.parameters - value if weights else -value
     if not bool((change != 0).any()):
+        same = "and the weights before are identical" if weights else "is zero"
         raise ValueError(
-            f"{capture.name} and the weights before are identical: nothing was trained between "
-            "them; give the weights that the client received and those that it sent back"
+            f"{capture.name} {same} in every tensor that the model trains: nothing was trained; "
+            "give the weights that the client received and those that it sent back"
         )
-    return change, value[None]
+    return (value if capture.kind == "gradient" else change), value[None] if weights else None
 
 
 def _thawed(capture: Capture, task: Task) -> str | None:
@@ -295,7 +296,8 @@ def _thawed(capture: Capture, task: Task) -> str | None:
     named = tensors.by_name(task, capture.update, what=capture.name)
     moved = []
     for name, value in task.frozen.items():
-        if name in named and named[name].is_floating_point():
+        usable = name in named and named[name].is_floating_point()
+        if usable and bool(named[name].isfinite().all()):
             expected = value if capture.kind == "weights" else torch.zeros_like(value)
             rounded = torch.finfo(named[name].dtype).eps
             if not torch.allclose(named[name].to(expected), expected, rtol=rounded, atol=0):
@@ -439,6 +441,11 @@ def task_of(
             "other (build the model with .eval() if the client trained with fixed statistics)"
         )
     task = Task.of(own, loss=loss, classes=classes, domain=form)
+    if (lost := left_out(capture, task)).names:
+        for name in lost.names:
+            own.get_parameter(name).requires_grad_(False)
+        notes += lost.notes
+        task = Task.of(own, loss=loss, classes=classes, domain=form)
     if capture.before is None:
         notes.append("no weights before were given: the model's own weights were used, as built")
     else:

@@ -125,7 +125,7 @@ def batch_statistics(capture: Capture) -> tuple[Fact, ...]:
         if kind != "running_mean" or name not in before or before[name].shape != value.shape:
             continue
         changed = value if capture.kind == "delta" else value - before[name].to(value)
-        if bool((changed != 0).any()):
+        if bool((changed != 0).any()) and bool(changed.isfinite().all()):
             moved[layer] = value.numel()
     if not moved:
         return ()

@@ -2,15 +2,26 @@
 
 from leakbound.tensors.archive import of_bytes
 from leakbound.tensors.files import read, write
-from leakbound.tensors.layout import Named, bare, by_name, flat, unnamed, weight_spans
+from leakbound.tensors.layout import (
+    Named,
+    absent,
+    bare,
+    by_name,
+    flat,
+    spoiled,
+    unnamed,
+    weight_spans,
+)
 
 __all__ = [
     "Named",
+    "absent",
     "bare",
     "by_name",
     "flat",
     "of_bytes",
     "read",
+    "spoiled",
     "unnamed",
     "weight_spans",
     "write",

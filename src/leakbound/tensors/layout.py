@@ -17,6 +17,7 @@ _Names = Sequence[tuple[str, tuple[int, ...] | None]]
 _WRAPPERS = ("module.", "_module.", "_orig_mod.", "model.")
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _SHOWN = 10
+_ABSENT = "is missing"
 _NUMBER = re.compile(r"(?:arr_)?(\d+)")
 
 
@@ -43,6 +44,8 @@ def flat(task: Task, named: Named, *, what: str) -> Tensor:
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         mend = "is it from another model or version?"
+        if all(words.endswith(_ABSENT) for words in problems):
+            mend += " If these were not sent, freeze them (requires_grad_(False))"
         if any(".lora_" in key for key in own.keys() - {name for name, *_ in task.layout}):
             mend = "it is an adapter: give the one that was sent (--adapter PATH), and its base"
         raise ValueError(
@@ -61,11 +64,46 @@ def flat(task: Task, named: Named, *, what: str) -> Tensor:
         if bad:
             raise ValueError(
                 f"{what}: {name} holds {bad} of {value.numel()} entries that are NaN or infinite "
-                f"(as {task.parameters.dtype}); such an update leaks nothing and trains "
-                "nothing: check the learning rate and the file"
+                f"(as {task.parameters.dtype}); give a file whose values are finite"
             )
         parts.append(moved)
     return torch.cat(parts)
+
+
+def absent(task: Task, named: Named, *, what: str) -> tuple[str, ...]:
+    """The trained tensors that are not there, if all others are the model's own; else none.
+
+    A client that keeps some layers to itself does not send them. Tensors that the model does not
+    have, or of another shape, show that the file belongs to another model.
+
+    Example:
+        >>> task = Task.of(nn.Linear(1, 1))
+        >>> absent(task, {"bias": torch.ones(1)}, what="update")
+        ('weight',)
+        >>> absent(task, {"bias": torch.ones(1), "scale": torch.ones(1)}, what="update")
+        ()
+    """
+    own = by_name(task, named, what=what)
+    lost = tuple(name for name, *_ in task.layout if name not in own)
+    alike = len(lost) < len(task.layout) and len(list(_problems(task, own))) == len(lost)
+    return lost if alike else ()
+
+
+def spoiled(task: Task, named: Named, *, what: str) -> tuple[str, ...]:
+    """The trained tensors that are not finite in the type of the task's weights.
+
+    Example:
+        >>> task = Task.of(nn.Linear(1, 1))
+        >>> spoiled(task, {"bias": torch.tensor([torch.inf])}, what="update")
+        ('bias',)
+    """
+    own = by_name(task, named, what=what)
+    held = ((name, own[name]) for name, *_ in task.layout if name in own)
+    return tuple(
+        name
+        for name, value in held
+        if value.is_floating_point() and not bool(value.to(task.parameters).isfinite().all())
+    )
 
 
 def weight_spans(task: Task) -> tuple[tuple[str, int, int], ...]:
@@ -143,7 +181,7 @@ def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
         if name != canonical and name in own:
             shared = own.pop(name)
             kept = own.setdefault(canonical, shared)
-            if kept.shape != shared.shape or not torch.equal(kept, shared):
+            if not _same(kept, shared):
                 raise ValueError(
                     f"{what}: {name} and {canonical} are one tensor in the model but differ here; "
                     "is it from another model?"
@@ -151,11 +189,16 @@ def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
     return own
 
 
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal; NaN equals NaN."""
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 def _problems(task: Task, own: dict[str, Tensor]) -> Iterator[str]:
     shapes = {name: tuple(shape) for name, shape, _, _ in task.layout}
     for name, shape in shapes.items():
         if name not in own:
-            yield f"{name} {shape} is missing"
+            yield f"{name} {shape} {_ABSENT}"
         elif tuple(own[name].shape) != shape:
             yield f"{name} is {tuple(own[name].shape)}, in the model {shape}"
     frozen = {name: tuple(value.shape) for name, value in task.frozen.items()}
