@@ -19,6 +19,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leakbound import check
+from leakbound._util.plain_calls import as_written
 from leakbound.random import Source
 from leakbound.types import (
     Batch,
@@ -83,7 +84,7 @@ def call(
         raise NotApplicable(f"the inputs are {domain.name}, and it searches among numbers")
     traced = torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
     try:
-        with plain_attention() if twice and traced else nullcontext():
+        with plain_attention() if twice and traced else nullcontext(), as_written():
             output = functional_call(task.model, dict(tensors), (inputs,))
     except (IndexError, RuntimeError, TypeError) as error:
         if domain and not domain.dtype.is_floating_point and isinstance(error, IndexError):
@@ -326,6 +327,11 @@ def gradient(
         }
         output = call(task, {**task.buffers, **leaves}, inputs, twice=traced)
         loss = task.loss(output, labels)
+        if not loss.requires_grad:
+            raise ValueError(
+                "the model's output has no gradient: its forward uses torch.no_grad, or detaches "
+                "or rounds it; a client cannot train such a model"
+            )
         parts = torch.autograd.grad(
             loss, list(leaves.values()), create_graph=traced, materialize_grads=True
         )

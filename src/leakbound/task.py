@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check, losses
+from leakbound._util import copies
 from leakbound._util.recurrent import step_by_step
 from leakbound.domains import Domain
 from leakbound.domains.arguments import adapt
@@ -39,6 +39,17 @@ class Batch:
     labels: Tensor
 
     def __post_init__(self) -> None:
+        for name in ("inputs", "labels"):
+            value = getattr(self, name)
+            if not isinstance(value, Tensor):
+                raise ValueError(
+                    f"{name} is a {type(value).__name__}; give a tensor (torch.as_tensor)"
+                )
+        if self.labels.ndim < 1:
+            raise ValueError(
+                f"labels is one number ({self.labels}) without a dimension; give one label for "
+                "each example, such as torch.tensor([3])"
+            )
         if self.inputs.ndim < 2:
             raise ValueError(
                 f"inputs has shape {tuple(self.inputs.shape)}; give a batch of examples, such as "
@@ -177,6 +188,7 @@ class Task:
             >>> [name for name, *_ in Task.of(adapted).layout]
             ['1.weight', '1.bias']
         """
+        copies.refuse(model)
         _refuse_training_mode(model)
         named = trained(model)
         if not named:
@@ -275,7 +287,7 @@ class Task:
         def move(value: Tensor) -> Tensor:
             return value.to(device, dtype if value.is_floating_point() else None)
 
-        model = copy.deepcopy(self.model).to(device, dtype)
+        model = copies.duplicate(self.model).to(device, dtype)
         buffers = {name: move(value) for name, value in self.buffers.items()}
         public = self.public and Batch(move(self.public.inputs), self.public.labels.to(device))
         kept = None if self.kept is None else self.kept.to(device)
@@ -322,7 +334,7 @@ def _nothing_trained(model: nn.Module) -> str:
 
 def _shell(model: nn.Module) -> nn.Module:
     """A copy with only the trained parameters as parameters; frozen ones become its buffers."""
-    shell = copy.deepcopy(model)
+    shell = copies.plain(model)
     for module in shell.modules():
         own = {k: p for k, p in module._parameters.items() if p is not None and not p.requires_grad}
         if own:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from leakbound._util import copies
 from leakbound.attacks import LinearInversion
 from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.base import Attack
@@ -174,7 +174,7 @@ def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) ->
     flat = image.flatten()
     mixed = torch.stack([flat[permutation(len(flat), source)] for _ in range(PROBES)])
     inputs = torch.cat([image, drawn, mixed.reshape(drawn.shape)])
-    model = copy.deepcopy(seen.task.model)
+    model = copies.duplicate(seen.task.model)
     units = seen.task.tensors()[f"{name}.weight" if name else "weight"].shape[0]
     with torch.enable_grad():
         moved = image.new_zeros(len(inputs), units).requires_grad_()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound._util import copies
 from leakbound.attacks.base import Attack, boxed, summed_task
 from leakbound.attacks.blind import public_images
 from leakbound.client import forward
@@ -125,7 +125,7 @@ class LinearInversion(Attack):
 
 def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
     """The first trained linear layer with a bias whose input is the flattened example."""
-    model = copy.deepcopy(task.model)
+    model = copies.duplicate(task.model)
     low, high = task.input_range
     probe = torch.linspace(low, high, 2 * math.prod(input_shape))
     probe = probe.reshape(2, *input_shape).to(task.parameters)
@@ -145,8 +145,10 @@ def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
         forward(replace(task, model=model), probe)
     sent = [name for name in found if {*_parts(name)} <= task.names]
     if found and not sent:
+        computed = not {*_parts(found[0])} <= task.buffers.keys() | task.names
+        why = "is computed from other weights" if computed else "is frozen"
         raise NotApplicable(
-            f"the linear layer {found[0]!r} sees the input, but its weight or bias is frozen: the "
+            f"the linear layer {found[0]!r} sees the input, but its weight or bias {why}: the "
             "client does not send its gradient"
         )
     if not found:

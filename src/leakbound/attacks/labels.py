@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound._util import copies
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import outputs_of, summed_task
 from leakbound.client import forward, local_update
@@ -257,7 +257,7 @@ def stand_ins(observation: Observation, generator: torch.Generator) -> Tensor:
 
 def typical(task: Task, name: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Class probabilities (n, K) of other images, and the sums (n,) of the layer's input."""
-    model, features = copy.deepcopy(task.model), []
+    model, features = copies.duplicate(task.model), []
     model.get_submodule(name).register_forward_pre_hook(lambda _, args: features.append(args[0]))
     with torch.no_grad():
         output = forward(replace(task, model=model), inputs).softmax(-1)

@@ -365,6 +365,12 @@ def check_outputs(context: PlanContext, task: Task, name: str) -> None:
     """
     loss, classes = context.loss, context.dataset.classes
     image = context.dataset.inputs[: 2 if task.coupled else 1].to(context.device)
+    kind = task.parameters.dtype
+    if image.is_floating_point() and kind != image.dtype:
+        raise ValueError(
+            f"model {name!r} has weights of {kind}, and an audit computes in {image.dtype}; return "
+            "model.float() from the function that builds it"
+        )
     try:
         if context.domain.dtype.is_floating_point:
             client.refuse_codes(task, context.input_shape)

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
-from leakbound._util import pictures
+from leakbound import client
+from leakbound._util import copies, pictures
 from leakbound._util.text import digest
 from leakbound.assess import record as records
 from leakbound.assess.chance import halves
@@ -16,7 +18,7 @@ from leakbound.assess.criterion import Criterion
 from leakbound.attacks import Attack, settings_hash
 from leakbound.attacks.pace import noted
 from leakbound.audit import experiment
-from leakbound.audit.context import one_thread
+from leakbound.audit.context import one_line, one_thread
 from leakbound.audit.plan import attack_info, build_attack, build_defense, plain
 from leakbound.audit.plan_file import only
 from leakbound.defenses import Chain, Defense, chain
@@ -29,7 +31,8 @@ from leakbound.report.template import Presented
 from leakbound.risk.limits import ErrorBoundSpec, leak_map, of_release
 from leakbound.risk.release_bounds import ReleaseBounds
 from leakbound.risk.success import RiskSpec
-from leakbound.types import Batch, LocalPlan, Loss, Reconstruction, Task, ThreatModel
+from leakbound.task import trained
+from leakbound.types import Batch, LocalPlan, Loss, NotApplicable, Reconstruction, Task, ThreatModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +110,8 @@ def simulate(
     The attacker knows labels and defense, unless `threat` says otherwise; no attack sees the batch.
 
     Args:
-        model: with the weights that the server sends; returns (B, K) for inputs (B, *S).
+        model: with the weights that the server sends; returns (B, K) for inputs (B, *S). Examples
+            are converted to the type of its weights.
         batch: what one client holds, `Batch(inputs, labels)` or both as a pair; or one batch per
             client if the defense sums several.
         defense: a defense, or its name with settings, as in "gaussian_noise,noise_std=0.01".
@@ -141,7 +145,8 @@ def simulate(
         >>> found.verdict, found.scores[0] > 60
         ('exposed', True)
     """
-    clients = clients_of(batch)
+    copies.refuse(model)
+    clients, public = typed(model, clients_of(batch), public)
     built, defense_info = defense_of(defense)
     built_attack, about = _attack(attack)
     shape = tuple(clients[0].inputs.shape[1:])
@@ -152,6 +157,7 @@ def simulate(
     task = Task.of(model, loss=loss, plan=plan, classes=classes, public=public, domain=domain)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
+        check_outputs(task, clients[0].inputs)
         played = play(
             task, clients, built, sources, threat=threat, attack=built_attack, auxiliary=public
         )
@@ -228,7 +234,8 @@ def error_bound(
         >>> found.leak_map().shape, found.error.covers, found.error.psnr < 20
         (torch.Size([1, 1, 8, 8]), 'estimate', True)
     """
-    clients = clients_of(batch)
+    copies.refuse(model)
+    clients, public = typed(model, clients_of(batch), public)
     built, _ = defense_of(defense)
     domain = domain or of_shape(clients[0].inputs.shape[1:], input_range)
     task = Task.of(model, loss=loss, classes=classes, public=public, domain=domain)
@@ -236,6 +243,7 @@ def error_bound(
     spec = ErrorBoundSpec(kind, prior, components, images)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
+        check_outputs(task, clients[0].inputs)
         played = play(task, clients, built, sources, threat=threat, auxiliary=public)
         criterion = Criterion.of(domain, psnr=psnr, share=share)
         released = experiment.released(played, criterion, threat, public, fresh=fresh)
@@ -256,6 +264,37 @@ def clients_of(batch: Batch | tuple[Tensor, Tensor] | Sequence[Batch]) -> list[B
         f"batch is a {type(batch).__name__}; give leakbound.Batch(inputs, labels), both as a pair, "
         "or a list with one Batch per client"
     )
+
+
+def typed(
+    model: nn.Module, clients: Sequence[Batch], public: Batch | None
+) -> tuple[list[Batch], Batch | None]:
+    """The batches in the type of the model's trained weights, as its clients pass them to it."""
+    kind = next((weight.dtype for weight in trained(model).values()), None)
+
+    def cast(value: Tensor) -> Tensor:
+        return value.to(kind) if value.is_floating_point() else value
+
+    def own(batch: Batch) -> Batch:
+        return Batch(cast(batch.inputs), cast(batch.labels))
+
+    return [own(batch) for batch in clients], public and own(public)
+
+
+def check_outputs(task: Task, inputs: Tensor) -> None:
+    """Reject a model that cannot take inputs (B, *S), or has outputs that its loss rejects."""
+    try:
+        with torch.no_grad():
+            output = client.forward(task, inputs)
+    except (NotApplicable, client.WrongOutput):
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"the model cannot take inputs of shape {tuple(inputs.shape)} ({one_line(error)}); "
+            "give examples that it takes"
+        ) from error
+    if wrong := named(task.loss).misfit(output, len(inputs)):
+        raise ValueError(wrong)
 
 
 def defense_of(given: Defense | str | None) -> tuple[Chain, records.DefenseInfo]:

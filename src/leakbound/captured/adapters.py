@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from leakbound import tensors
-from leakbound._util import files
+from leakbound._util import copies, files
 from leakbound.models.adapters import AdapterLayer
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -151,7 +150,7 @@ def read_adapter(
     for key, value in named.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise ValueError(f"{str(path)!r}: {key} is not finite; give the adapter as it was sent")
-    model = copy.deepcopy(base).requires_grad_(False).eval()
+    model = copies.duplicate(base).requires_grad_(False).eval()
     for module in sorted({key.rpartition(".lora_")[0] for key in named if ".lora_" in key}):
         down, up = (named.get(f"{module}.{part}.weight") for part in ("lora_A", "lora_B"))
         if down is None or up is None:

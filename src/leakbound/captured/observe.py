@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check, client, tensors
+from leakbound._util import copies
 from leakbound._util.memory import free_bytes
 from leakbound._util.results import Fact
 from leakbound.assess.certificate import outside
@@ -423,8 +423,11 @@ def task_of(
     Dropout is switched off, since its draws are the client's secret. Batch norms stay in the
     model's mode; running statistics are those of the weights before.
     """
+    copies.refuse(model)
     _check_memory(model)
-    own, notes = copy.deepcopy(model), []
+    own, notes = copies.plain(model), []
+    if copies.compiled(model):
+        notes.append("the model is compiled: its Python modules run instead, with equal results")
     if any(map(drops, own.modules())):
         notes.append(
             "the model has dropout in training mode: it was switched off, since only the client "

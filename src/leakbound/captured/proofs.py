@@ -173,7 +173,7 @@ def _spread(value: Tensor) -> Tensor:
     kind = _kind(value)
     about = torch.finfo(kind)
     share = about.eps * (0.25 if kind in HALVES else 1.0)
-    return value.detach().double().abs_().clamp_min_(about.smallest_normal).mul_(share)
+    return value.detach().double().abs().clamp_min_(about.smallest_normal).mul_(share)
 
 
 def _kind(value: Tensor) -> torch.dtype:

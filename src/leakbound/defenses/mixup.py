@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound._util import copies
 from leakbound.defenses.base import Context, Defense, Resolved, Sent, State
 from leakbound.random import Source, uniform
 from leakbound.types import LocalPlan, Task, Unit, Unknown, Update
@@ -163,7 +163,7 @@ class _MixInputs:
 
 def _mixing(task: Task, inputs: _Draw | _Average, labels: _Draw | _Average) -> Task:
     """The task whose model mixes its inputs by one rule and whose loss mixes labels by another."""
-    model, plain = copy.deepcopy(task.model), task.loss
+    model, plain = copies.duplicate(task.model), task.loss
     model.register_forward_pre_hook(_MixInputs(inputs))
 
     def loss(outputs: Tensor, given: Tensor) -> Tensor:

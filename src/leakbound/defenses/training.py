@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound._util import copies
 from leakbound.defenses.base import Context, Defense, Sent, State
 from leakbound.random import SecureSource, Source, bernoulli
 from leakbound.types import LocalPlan, Optimizer, Task, Unit, Unknown, Update
@@ -154,7 +154,7 @@ def _hidden_layers(model: nn.Module) -> Iterator[tuple[str, int, int]]:
 
 
 def _with_masks(task: Task, masks: dict[str, Tensor]) -> Task:
-    model = copy.deepcopy(task.model)
+    model = copies.duplicate(task.model)
     for name, _, spatial in _hidden_layers(task.model):
         if name in masks:
             model.get_submodule(name).register_forward_pre_hook(_Mask(masks[name], spatial))

@@ -9,7 +9,6 @@ call of the layer. What cannot be watched ends it, too.
 
 from __future__ import annotations
 
-import copy
 import math
 import pickle
 import random
@@ -26,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leakbound import client
+from leakbound._util import copies
 from leakbound.random import stream, uniform
 from leakbound.types import Task
 
@@ -178,9 +178,9 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
 
 def _modes(task: Task) -> Iterator[tuple[str, nn.Module]]:
     """Copies of the model as it was given, and in both modes: a client may train in either."""
-    yield "as given", copy.deepcopy(task.model)
-    yield "training", copy.deepcopy(task.model).train()
-    yield "evaluation", copy.deepcopy(task.model).eval()
+    yield "as given", copies.duplicate(task.model)
+    yield "training", copies.duplicate(task.model).train()
+    yield "evaluation", copies.duplicate(task.model).eval()
 
 
 def _probes(task: Task, count: int, shape: tuple[int, ...], at: int) -> Tensor:
@@ -261,7 +261,7 @@ def _traced(task: Task, model: nn.Module, inputs: Tensor, name: str) -> Path:
         hooks = [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
         for hook in hooks:
             stack.callback(hook.remove)
-        stack.enter_context(_Reader(tracer))
+        stack.enter_context(_Handed(tracer))
         stack.enter_context(tracer)
         counted = _counted(model)
         _run(task, model, tensors, inputs)
@@ -422,7 +422,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [(index, apply(shift + scale) - base, base)]
 
 
-class _Reader(TorchFunctionMode):
+class _Handed(TorchFunctionMode):
     """Sees methods that hand values to Python without an operation."""
 
     def __init__(self, tracer: _Tracer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from leakbound._util import files, user_code
+from leakbound._util import copies, files, user_code
 from leakbound.domains import TableDomain
 from leakbound.domains.arguments import TakesRows
 
@@ -52,7 +51,7 @@ def adapted(
         >>> adapted(Net(), domain, names=("x_num", "x_cat"))(torch.eye(4)).shape
         torch.Size([4, 2])
     """
-    own = copy.deepcopy(model)
+    own = copies.duplicate(model)
     vars(own)["forward"] = TakesRows(own.forward, domain, form, names)
     return own
 

@@ -14,7 +14,9 @@ Named = Mapping[str, Tensor]
 """Tensors by name, as `model.state_dict()` names them."""
 
 _Names = Sequence[tuple[str, tuple[int, ...] | None]]
-_WRAPPERS = ("module.", "_module.", "_orig_mod.", "model.")
+_WRAPPERS = ("module.", "_module.", "model.")
+_COMPILED = "_orig_mod."
+"""What torch.compile puts into a name, at any place."""
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _SHOWN = 10
 _ABSENT = "is missing"
@@ -136,8 +138,8 @@ def bare(named: Named) -> dict[str, Tensor]:
 
 
 def _unwrapped(named: Named) -> Iterator[dict[str, Tensor]]:
-    """The tensors as they are named, and again without each prefix that all names share."""
-    own = {str(key): value for key, value in named.items()}
+    """The tensors as they are named before compilation, and again without each shared prefix."""
+    own = {str(key).replace(_COMPILED, ""): value for key, value in named.items()}
     yield own
     while prefix := next((p for p in _WRAPPERS if own and all(k.startswith(p) for k in own)), None):
         own = {key.removeprefix(prefix): value for key, value in own.items()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from leakbound._util import copies
 from leakbound.attacks.base import Attack, boxed, summed_task
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.separation import (
@@ -148,7 +148,7 @@ def probed(
     else:
         low, high = task.input_range
         probe = low + (high - low) * uniform((PROBES, *shape), generator, like=task.parameters)
-    model, seen = copy.deepcopy(task.model), []
+    model, seen = copies.duplicate(task.model), []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and (layer == name or _weight(name) in task.names):
             module.register_forward_pre_hook(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from leakbound import check, client
+from leakbound._util import copies
 from leakbound.attacks.base import boxed
 from leakbound.random import normal, stream, uniform
 from leakbound.types import NotApplicable, Task
@@ -107,7 +107,7 @@ def _factors(above: nn.Module, hidden: Tensor) -> Tensor:
 
 def own_copy(task: Task) -> nn.Module:
     """The task's model, apart from it, at the task's weights."""
-    model = copy.deepcopy(task.model)
+    model = copies.duplicate(task.model)
     with torch.no_grad():
         values = task.tensors()
         for name, own in (*model.named_parameters(), *model.named_buffers()):
@@ -160,7 +160,7 @@ def _matching(modules: list[nn.Module], before: Tensor, hidden: Tensor) -> Activ
 
 def _plain(module: nn.Module) -> Activation:
     """A module as a function of float64 tensors that changes nothing."""
-    own = copy.deepcopy(module).double().cpu()
+    own = copies.duplicate(module).double().cpu()
     own._forward_pre_hooks.clear()
     return lambda z: own(z.clone())
 

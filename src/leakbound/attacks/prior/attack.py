@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound._util import copies
 from leakbound.attacks.base import Attack, boxed
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.matching.attack import GradientMatching
@@ -318,7 +318,7 @@ def softened(task: Task, probe: Tensor, hardness: float) -> Task:
     """The task with Softplus in place of ReLU and LeakyReLU modules, as hard for each one's inputs
     (of examples `probe`).
     """
-    model = copy.deepcopy(task.model)
+    model = copies.duplicate(task.model)
     found = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ReLU | nn.LeakyReLU)]
     spread: dict[str, float] = {}
 
@@ -332,7 +332,7 @@ def softened(task: Task, probe: Tensor, hardness: float) -> Task:
         measure(name, module)
     with torch.no_grad():
         forward(replace(task, model=model), probe)
-    model = copy.deepcopy(task.model)  # without hooks
+    model = copies.duplicate(task.model)  # without hooks
     for name, _ in found:
         if spread.get(name, 0.0) > 0:
             parent, _, last = name.rpartition(".")
