@@ -11,6 +11,7 @@ __all__ = [
     "closest",
     "count",
     "finite",
+    "finite_number",
     "fraction",
     "labels",
     "non_negative",
@@ -52,6 +53,13 @@ def fraction(**values: float) -> None:
     for name, value in values.items():
         if not 0 <= _number(name, value) <= 1:
             raise ValueError(f"{name} is {value!r}; give a fraction between 0 and 1")
+
+
+def finite_number(**values: float) -> None:
+    """Every value is a finite number."""
+    for name, value in values.items():
+        if not math.isfinite(_number(name, value)):
+            raise ValueError(f"{name} is {value!r}; give a finite number")
 
 
 def count(**values: int) -> None:

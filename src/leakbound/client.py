@@ -352,7 +352,8 @@ def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
             raise
         pairs = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
         return torch.stack([gradient(task, *pair) for pair in pairs])
-    return _of_kept(task, torch.cat([each[name].flatten(1) for name in leaves], 1))
+    rows = [each[name].reshape(len(inputs), leaves[name].numel()) for name in leaves]
+    return _of_kept(task, torch.cat(rows, 1))
 
 
 def local_update(

@@ -203,7 +203,8 @@ class ReleaseInfo(RecordPart, frozen=True, kw_only=True):
 
     `utility`: share of the plain gradient's first-order progress that is kept, and the second-order
     cost of the noise, both relative (paper A). `noise_share`: the noise's share of the update's
-    energy.
+    energy. `round`: of the training, 1 for the first; None: not known. `effective`: False if a
+    defense that needs some rounds had no effect yet.
     """
 
     law: str
@@ -212,6 +213,8 @@ class ReleaseInfo(RecordPart, frozen=True, kw_only=True):
     unit: str
     utility: dict[str, Number | None] = {}
     noise_share: Number | None = None
+    round: Count | None = None
+    effective: bool = True
 
 
 class ObjectiveValues(RecordPart, frozen=True, kw_only=True):

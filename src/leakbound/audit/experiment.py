@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,15 +25,22 @@ from leakbound.attacks import Attack
 from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.attacks.pace import noted
 from leakbound.audit import plan as plans
-from leakbound.audit.context import PlanContext, one_line, one_thread, random_weights
+from leakbound.audit.attacked_round import OTHERS, attacked_round
+from leakbound.audit.context import (
+    PlanContext,
+    one_line,
+    one_thread,
+    others_in_round,
+    random_weights,
+)
 from leakbound.audit.utility import train
 from leakbound.client import clients_layer_inputs
 from leakbound.defenses import Chain
 from leakbound.losses import named
 from leakbound.metrics import Metric
-from leakbound.protocol import Round, play
+from leakbound.protocol import Round
 from leakbound.random import stream
-from leakbound.risk.limits import ErrorBoundSpec, leak_map, of_release
+from leakbound.risk.limits import ErrorBoundSpec, Limits, leak_map, of_release
 from leakbound.risk.released import Released
 from leakbound.risk.statement import of_bound
 from leakbound.risk.success import RiskSpec
@@ -44,6 +52,7 @@ _TOLD = frozenset({"batch size", "local steps"})
 """What attackers in an audit know for certain about a client."""
 TRIAL = 5.0
 """Seconds for what is tried before the first experiment."""
+LATER = "bounds are for a client's first update, and this client sent others before"
 NO_MEMORY = "out of memory: use a smaller batch or model, or fewer workers"
 
 
@@ -68,6 +77,8 @@ class Result:
             return html.block(record.status.replace("_", " "), html.facts(pairs))
         title = (record.verdict or record.status).replace("_", " ")
         what = f"{record.attack.settings} on {record.model.name} under {record.defense.settings}"
+        if record.release is not None and (record.release.round or 1) > 1:
+            what += f", in round {record.release.round}"
         if record.status != "ok":
             return html.block(title, html.note(what), html.note(record.reason))
         columns = zip(record.scores, record.baseline, strict=True)
@@ -195,11 +206,14 @@ def play_round(unit: plans.Experiment, context: PlanContext, *, planted: bool = 
     defense = plans.build_defense(unit.defense)
     clients = context.batches(unit.batch_size, defense.cohort_size, unit.seed)
     sources = [stream(unit.seed, "defense", i) for i in range(len(clients) + 1)]
-    return play(
+    return attacked_round(
         context.task(unit.model, unit.seed),
         clients,
         defense,
         sources,
+        number=unit.round,
+        others=partial(others_in_round, context, unit.batch_size, len(clients), unit.seed),
+        other_sources=[stream(unit.seed, "defense", "others", i) for i in range(OTHERS)],
         threat=context.threat(unit.threat),
         attack=plans.build_attack(unit.attack) if planted else None,
         auxiliary=context.public,
@@ -382,7 +396,7 @@ def judged(
         decoys=decoys,
     )
     proof = proof if any(measured.matched) else Proof()  # a tolerance may be finer than rounding
-    limits = of_release(released, *wanted, source)
+    limits = Limits(note=LATER) if played.number > 1 else of_release(released, *wanted, source)
     leaks = None
     if images and any(bound.on_error for bound in limits.bounds):
         leaks = leak_map(released, wanted[0])
@@ -400,7 +414,9 @@ def judged(
         record,
         problem=answer.problem,
         objective=objective_of(answer),
-        release=release_of(played.update, utility),
+        release=replace(
+            release_of(played.update, utility), round=played.number, effective=played.acts
+        ),
         features=features,
         bounds=limits.bounds,
         attained=limits.attained,

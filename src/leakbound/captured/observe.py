@@ -371,7 +371,18 @@ def _examples(
 def _labels(told: TrainingInfo, task: Task, count: int) -> Tensor | None:
     if told.labels is None:
         return None
-    labels, loss = torch.as_tensor(told.labels), named(task.loss)
+    loss = named(task.loss)
+    try:
+        labels = torch.as_tensor(told.labels)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"labels is {str(told.labels)[:60]!r}; give one number for each example"
+        ) from error
+    if labels.is_complex() or labels.ndim < 1 or not len(labels):
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)} and type {labels.dtype}; give one label for "
+            "each example, such as [3]"
+        )
     if loss.by_class:
         labels = labels.reshape(-1)
         if labels.is_floating_point() or labels.dtype == torch.bool:

@@ -28,6 +28,7 @@ from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
 from leakbound.audit.context import one_line, one_thread
 from leakbound.audit.journal import Journal
+from leakbound.audit.plan_file import only
 from leakbound.audit.run_file import machine, versions
 from leakbound.captured.assess import (
     Case,
@@ -37,7 +38,7 @@ from leakbound.captured.assess import (
     public_examples,
     read_truth,
 )
-from leakbound.captured.capture import Capture, Given, load
+from leakbound.captured.capture import Capture, Given, Skipped, load, none_left
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import (
     SEARCH,
@@ -100,8 +101,16 @@ class Work:
     by the positions of update and attack.
     """
 
-    def __init__(self, pace: Pace, cases: list[Case], settings: Settings, pictures: bool) -> None:
+    def __init__(
+        self,
+        pace: Pace,
+        cases: list[Case],
+        settings: Settings,
+        pictures: bool,
+        skipped: Sequence[Skipped] = (),
+    ) -> None:
         self._pace, self.cases, self.settings, self.pictures = pace, cases, settings, pictures
+        self.skipped = tuple(skipped)
         self.made: dict[tuple[int, int], Made] = {}
         self._paid, self._spent, self._began = 0.0, 0.0, 0.0
         self.jobs: list[Job] = []
@@ -159,6 +168,7 @@ class Work:
             tuple(answer for _, _, answer in ordered),
             unended=len(self.jobs),
             pictures={name: content for _, own, _ in ordered for name, content in own.items()},
+            skipped=self.skipped,
         )
 
     def _left(self, step: int = 0) -> float | None:
@@ -179,6 +189,7 @@ class UpdateResult(Presented):
 
     Without the truth the records have no metrics. `understood` states for each update what was
     inferred from it and what was assumed; `unended` counts attacks that did not begin in time.
+    `skipped` are updates that could not be attacked.
     """
 
     records: tuple[Assessment, ...]
@@ -188,6 +199,7 @@ class UpdateResult(Presented):
     page: Path | None = None
     unended: int = 0
     pictures: Mapping[str, bytes] = field(default_factory=dict)
+    skipped: tuple[Skipped, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -271,9 +283,19 @@ class Settings:
                 f"input_shape is {self.input_shape}, which is more than {LARGEST:,} numbers; give "
                 "the shape of one input"
             )
-        low, high = self.input_range
+        given = self.input_range
+        if not isinstance(given, Sequence) or len(given) != 2 or isinstance(given, str):
+            raise ValueError(f"input_range is {given!r}; give two numbers, low and high")
+        low, high = given
+        check.finite_number(input_range=low)
+        check.finite_number(input_range=high)
         if not low < high:
-            raise ValueError(f"input_range is {self.input_range}; give low < high")
+            raise ValueError(f"input_range is {given}; give low < high")
+        check.given(check.count, classes=self.classes)
+        if self.domain is not None and not isinstance(self.domain, Domain):
+            raise ValueError(
+                f"domain is {str(self.domain)[:60]!r}; give a leakbound.domains.Domain"
+            )
         check.non_negative(seed=self.seed, search=self.search)
         if self.seconds is not None:
             check.positive(seconds=self.seconds)
@@ -324,9 +346,10 @@ def attack_update(
             f"input_shape is {input_shape!r}; give the shape of one input without the batch, such "
             "as (1, 28, 28)"
         )
-    shape, specs = tuple(input_shape) or (domain.shape if domain else ()), _specs(attacks)
-    if domain is not None and shape != domain.shape:
-        raise ValueError(f"input_shape is {shape}, but a row of the table has {domain.shape}")
+    specs, own = _specs(attacks), getattr(domain, "shape", ())
+    shape = tuple(input_shape) or own
+    if own and shape != own:
+        raise ValueError(f"input_shape is {shape}, but a row of the table has {own}")
     settings = Settings(
         *(shape, input_range, classes, specs, defense, public, psnr, seed, seconds, search),
         *(share, domain, loss),
@@ -357,13 +380,20 @@ def attack_all(
     watch: Watch = lambda done, total, what, left: None,
     understood: Callable[[Case], None] = lambda case: None,
     ended: Callable[[Assessment], None] = lambda record: None,
+    skipped: Sequence[Skipped] = (),
 ) -> UpdateResult:
     """Attack several captured updates of one model, the cheapest attacks first; as `attack_update`.
 
     Every update is read, and `understood` called with the findings, before the first attack;
-    `ended` is called with every record. After `settings.seconds`, or on Ctrl-C, the running search
+    `ended` is called with every record. An update that cannot be attacked is skipped, if there are
+    others: the result and the report say why. `skipped` are updates that `load_all` could not read.
+
+    After `settings.seconds`, or on Ctrl-C, the running search
     ends with its best candidate so far, and attacks that did not begin have no record. All results
     are written to `out`; an interrupt is then raised again.
+
+    Raises:
+        ValueError: wrong arguments, or no update can be attacked.
     """
     if not captures:
         raise ValueError("captures is empty; give at least one update")
@@ -375,17 +405,26 @@ def attack_all(
         check_place(Path(out))
     batch, title = read_truth(truth, settings.schema), name or type(model).__name__
     with one_thread(), Pace(settings.seconds) as pace:
-        read = [
-            partial(_case, capture, at, model, settings, known or TrainingInfo(), batch, title)
-            for at, capture in enumerate(captures)
-        ]
         kept = None if out is None else _Kept(Path(out))
-        cases = []
-        for at, one in enumerate(read):
-            watch(0, 0, f"reading {captures[at].name}", None)
-            cases.append(one())
+        cases: list[Case] = []
+        read: list[Callable[..., Case]] = []
+        lost = list(skipped)
+        for capture in captures:
+            watch(0, 0, f"reading {capture.name}", None)
+            given = model, settings, known or TrainingInfo(), batch, title
+            one = partial(_case, capture, len(cases), *given)
+            try:
+                cases.append(one())
+            except (ValueError, NotApplicable) as error:
+                if len(captures) + len(skipped) == 1:
+                    raise
+                lost.append(Skipped.of(capture.place, error))
+                continue
+            read.append(one)
             understood(cases[-1])
-        work = Work(pace, cases, settings, pictures)
+        if not cases:
+            raise none_left(lost)
+        work = Work(pace, cases, settings, pictures, lost)
         try:
             with ended_by_interrupt(pace):
                 while work.jobs and not pace.over:
@@ -420,7 +459,17 @@ def _specs(given: str | Sequence[str | plans.Spec] | None) -> tuple[plans.Spec, 
     if given is None:
         return None
     several = [given] if isinstance(given, str | plans.Spec) else given
-    return tuple(a if isinstance(a, plans.Spec) else plans.Spec(a) for a in several)
+    odd = several if not isinstance(several, Sequence) else [a for a in several if _odd(a)]
+    if odd:
+        raise ValueError(
+            f"attacks is {str(given)[:60]!r}; give names, with settings as in "
+            "'inverting_gradients,steps=500'"
+        )
+    return tuple(a if isinstance(a, plans.Spec) else only("attack", a) for a in several)
+
+
+def _odd(attack: object) -> bool:
+    return not isinstance(attack, str | plans.Spec)
 
 
 def _case(
@@ -603,4 +652,5 @@ def _header(work: Work) -> dict[str, Any]:
         "pictures": work.pictures,
         "experiments": work.total,  # the page reports those without a record as missing
         "own_data": True,
+        "notes": [str(one) for one in work.skipped],
     }

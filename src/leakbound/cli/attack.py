@@ -134,6 +134,11 @@ def _show(record: Assessment, command: options.AttackOptions, name: str) -> None
         if record.threat.server == "honest" and describe.is_malicious(entry):
             console.print("This attack needs a malicious server: add --malicious-server.")
         return
+    if record.release is not None and (record.release.round or 1) > 1:
+        console.print(
+            f"round:   {record.release.round}, the first in which the defense has an effect; "
+            "earlier rounds have no protection"
+        )
     captured.show_facts([record])
     console.print(_measured(record))
     captured.show_row(record)

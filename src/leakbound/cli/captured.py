@@ -23,7 +23,7 @@ from leakbound.assess.verdict import counted
 from leakbound.audit import plan as plans
 from leakbound.audit.context import module_of
 from leakbound.audit.plan_file import only, parse
-from leakbound.captured import Capture, Settings, TrainingInfo, UpdateResult
+from leakbound.captured import Capture, Settings, Skipped, TrainingInfo, UpdateResult
 from leakbound.captured.assess import Case
 from leakbound.captured.capture import PREFIX, TREES
 from leakbound.captured.findings import Finding
@@ -61,7 +61,8 @@ def attack(command: options.AttackOptions) -> int:
         value = getattr(command, name)
         if value is not None and not 1 <= value <= MOST:
             raise ValueError(f"{name} is {value}; give a whole number from 1 to {MOST}")
-    found = [] if command.adapter else _captures(command)
+    skipped: list[Skipped] = []
+    found = [] if command.adapter else _captures(command, skipped)
     settings = _settings(command, found[0].about if found else {})
     model = _model(command, settings)
     if command.adapter:
@@ -105,11 +106,14 @@ def attack(command: options.AttackOptions) -> int:
                 watch=bar,
                 understood=read,
                 ended=ended,
+                skipped=skipped,
             )
     except KeyboardInterrupt:
         if command.out is None or not bar.done:
             errors.say("without --out DIR no result is kept" if bar.done else NONE)
         raise
+    for one in outcome.skipped:
+        errors.say(brief(str(one)))
     if command.json:
         print(json.dumps(msgspec.to_builtins(outcome.records), indent=1, sort_keys=True))
     else:
@@ -220,7 +224,7 @@ def next_command(place: Path, about: Mapping[str, str]) -> str:
     return shlex.join([*words, "--out", "DIR"])
 
 
-def _captures(command: options.AttackOptions) -> list[Capture]:
+def _captures(command: options.AttackOptions, skipped: list[Skipped]) -> list[Capture]:
     path, before = command.update, command.before
     assert path is not None  # asked in `attack`
     if any(path.glob("adapter_model.*")) if path.is_dir() else path.stem == "adapter_model":
@@ -229,7 +233,9 @@ def _captures(command: options.AttackOptions) -> list[Capture]:
             "server sent (--adapter PATH), and the base of both as --model"
         )
     if path.is_dir():
-        return captured.load_all(path, before, kind=command.kind, round=command.round)
+        return captured.load_all(
+            path, before, kind=command.kind, round=command.round, skipped=skipped
+        )
     if command.round is not None:
         raise ValueError(f"round is {command.round}, but update is one file; leave round out")
     return [captured.load(path, before, kind=command.kind)]
@@ -366,6 +372,9 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
             f"the time limit is over: {outcome.unended} of {len(records) + outcome.unended} "
             "attacks did not start; give a larger --time"
         )
+    if lost := len(outcome.skipped):
+        every = lost + len(outcome.understood)
+        console.print(f"{lost} of {every} updates could not be attacked: see above")
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
     console.print(f"verdict: [bold]{verdicts(records)[1]}[/bold] (attacks: {ends})")
     if any(record.status == "ok" and not record.truth_known for record in records):

@@ -125,6 +125,8 @@ class FixedQuantization(Resolved):
         half = 2 ** (self.settings.bits - 1) - 1
         parts = []
         for a, b in self.spans:
+            if a == b:  # a weight without entries
+                continue
             largest = rows[:, a:b].abs().amax(1, keepdim=True).double()
             parts.append((largest / half).expand(-1, b - a))
         return torch.cat(parts, 1)

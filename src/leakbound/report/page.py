@@ -31,6 +31,7 @@ from leakbound.report.gallery import (
     cards_of,
     pages_of,
 )
+from leakbound.report.rounds import attacked_rounds
 from leakbound.report.template import (
     cell,
     check_installed,
@@ -198,6 +199,7 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
         "counts": [(word, n) for word in VERDICTS if (n := counts[word])],
         "counted": ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word]),
         "verdicts": verdicts,
+        "attacked_rounds": attacked_rounds(run, names),
         **_diagnoses(run, names),
         "configurations": len(verdicts),
         "summaries": summaries,

@@ -23,6 +23,7 @@ from leakbound.report.evidence.parts import (
 )
 from leakbound.report.folder import Run
 from leakbound.report.overview import nouns
+from leakbound.report.rounds import attacked_rounds
 from leakbound.report.settings import (
     SettingRow,
     advice,
@@ -91,7 +92,7 @@ def of_run(
         rows=tuple(_by_importance(settings, families)),
         not_covered=(
             OTHERS,
-            ROUNDS,
+            " ".join([ROUNDS, *attacked_rounds(run, names)[:NAMES]]),
             _average(tables.rare_share(rows)),
             PERSONS,
             STRONGER,
