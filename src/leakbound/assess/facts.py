@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from leakbound._util.results import LISTED, Fact, FactKind
 from leakbound.attacks.analytic import input_layer
 from leakbound.domains import Domain
+from leakbound.engines.path import NoPath, path_to
 from leakbound.types import Batch, Exact, NotApplicable, Observation, Reconstruction
 
 ORDER: tuple[FactKind, ...] = ("words", "levels", "zero values", "classes", "batch statistics")
@@ -21,8 +22,8 @@ def zero_values(observation: Observation) -> Fact | None:
     """The values that are 0 in all examples: their weights in the first layer have no gradient.
 
     It holds for SGD and Adam, for any loss and any number of local steps. Values that are 0 in all
-    public examples say nothing new and are left out. None if the layer is not linear, if noise or a
-    mask covers it, or if all or no values are 0.
+    public examples say nothing new and are left out. None if the layer is not linear, if the model
+    may change the example before it, if noise or a mask covers it, or if all or no values are 0.
 
     Assumptions: no weight decay, which changes all weights; then no value is named.
 
@@ -35,7 +36,10 @@ def zero_values(observation: Observation) -> Fact | None:
         return None
     try:
         name = input_layer(task, observation.input_shape)
-    except NotApplicable:
+        path = path_to(task, observation.input_shape, name)
+    except (NotApplicable, NoPath):
+        return None
+    if not path.plain:
         return None
     weight = f"{name}.weight" if name else "weight"
     rows = torch.stack([task.unflatten(row)[weight] for row in update.rows])

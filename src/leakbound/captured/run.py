@@ -228,10 +228,13 @@ class UpdateResult(Presented):
 
     def _repr_html_(self) -> str:
         rows = [
-            (one.attack.name, one.end, html.number(_direction(one)), one.certificate or "")
+            (
+                *(one.attack.name, one.end, html.number(_direction(one))),
+                one.certificate or one.layer_input or "",
+            )
             for one in self.records
         ]
-        head = ("attack", "verdict", "share explained", "certificate")
+        head = ("attack", "verdict", "share explained", "what is proved")
         shown = [html.picture(content, "reconstructed") for content in self.pictures.values()]
         return html.block(self.verdict, html.table(head, rows), *shown[:MOST_PICTURES])
 

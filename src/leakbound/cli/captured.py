@@ -340,10 +340,13 @@ def _show_finding(finding: Finding) -> None:
 
 
 def _certificate(record: Assessment) -> None:
-    if record.status == "ok" and record.certificate and record.capture:
+    """What the update proves of an answer."""
+    proved = record.certificate or record.layer_input
+    if record.status == "ok" and proved and record.capture:
+        word = CERTIFIED if record.certificate else "not certified"
         console.say(
-            f"[bold]{CERTIFIED}[/bold]: {brief(record.capture.name)} by "
-            f"{brief(record.attack.name)}: {brief(record.certificate)}"
+            f"[bold]{word}[/bold]: {brief(record.capture.name)} by "
+            f"{brief(record.attack.name)}: {brief(proved)}"
         )
 
 

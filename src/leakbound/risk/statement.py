@@ -35,6 +35,8 @@ def of_attack(found: Assessment) -> str:
     name, criterion = found.attack.name, found.criterion
     if found.certificate is not None:
         return f"{name} reconstructed the input: {found.certificate}"
+    if not found.truth_known and found.layer_input is not None:
+        return f"{name}: {found.layer_input}"
     if not found.truth_known:
         return f"what {name} reconstructed cannot be measured: the truth is not known"
     hits = [place for place, hit in enumerate(found.matched) if hit]
