@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from leakbound._util import copies
+from leakbound._util.formats import format_explained
 from leakbound.attacks import LinearInversion
 from leakbound.attacks.analytic import first_layer
 from leakbound.attacks.base import Attack
@@ -103,9 +103,10 @@ def certificate(
     if not (counted or apart):
         return Proof()
     if agreement is not None and agreement > AGREES:
-        how = f"training on this input reproduces {share_of(agreement)} of the update"
+        how = f"training on this input reproduces {format_explained(agreement)} of the update"
     elif share is not None:
-        how = f"the derivatives of the model's outputs at this input give {share_of(share)} of it"
+        explained = format_explained(share)
+        how = f"the derivatives of the model's outputs at this input give {explained} of it"
     elif counted and several and not (replayed or signs):
         how = "every local step uses the one example (its training is not replayed)"
     else:
@@ -186,13 +187,6 @@ def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) ->
         (slopes,) = torch.autograd.grad((outputs * slope.to(outputs)).sum(), moved)
     alike = torch.cosine_similarity(slopes[1:].double(), slopes[:1].double()).abs()
     return bool(alike.max() < (1 - APART**2) ** 0.5)
-
-
-def share_of(value: float) -> str:
-    """In percent, with digits for the remainder; rounded down."""
-    digits = 3 if value < 1 - 1e-5 else 4
-    scale = 10**digits
-    return f"{math.floor(min(value, 1.0) * 100 * scale) / scale:.{digits}f} %"
 
 
 def _first_layer(seen: Observation) -> tuple[str, Tensor, Tensor, Path | None]:
