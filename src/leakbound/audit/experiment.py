@@ -15,6 +15,7 @@ from torch import Tensor
 from leakbound import registry
 from leakbound._util import pictures as html
 from leakbound._util import stops
+from leakbound._util.formats import format_number
 from leakbound.assess import record as records
 from leakbound.assess.certificate import Proof, certificate
 from leakbound.assess.criterion import Criterion
@@ -82,7 +83,7 @@ class Result:
         if record.status != "ok":
             return html.block(title, html.note(what), html.note(record.reason))
         columns = zip(record.scores, record.baseline, strict=True)
-        rows = [(i, *map(html.number, values)) for i, values in enumerate(columns)]
+        rows = [(i, *map(format_number, values)) for i, values in enumerate(columns)]
         score = f"{record.criterion.axis} in {record.criterion.unit}"
         problem = record.problem
         return html.block(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from leakbound import check, registry
 from leakbound._util import files, stops
 from leakbound._util import pictures as html
+from leakbound._util.formats import format_number
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
 from leakbound.assess.verdict import of_run
@@ -229,7 +230,7 @@ class UpdateResult(Presented):
     def _repr_html_(self) -> str:
         rows = [
             (
-                *(one.attack.name, one.end, html.number(_direction(one))),
+                *(one.attack.name, one.end, format_number(_direction(one))),
                 one.certificate or one.layer_input or "",
             )
             for one in self.records

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from leakbound import inspection, tensors
-from leakbound._util.rounding import most
+from leakbound._util.formats import format_upper
 from leakbound.assess.record import DISCLOSURES, EXPOSURES, NOT_RUN, RECOVERABLE, VERDICTS
 from leakbound.audit import Progress, run_audit
 from leakbound.audit_epsilon import finding
@@ -227,7 +227,7 @@ def _of_deployment(
         )
         for key, limit, value, at in bounds:
             if limit is not None:
-                found = "infinite" if value is None else f"at most {most(value, 4)}"
+                found = "infinite" if value is None else f"at most {format_upper(value, 4)}"
                 answer = HOLDS if value is not None and value <= limit else BROKEN
                 if row.missing and answer == BROKEN:  # it may be the worst case of what is missing
                     answer, found = UNSURE, f"{found}; not stated: {', '.join(row.missing)}"
