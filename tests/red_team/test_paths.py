@@ -7,11 +7,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from leakbound import captured, data
+from leakbound import captured, data, simulate
 from leakbound.assess.certificate import LAYER
+from leakbound.attacks import ConstantImage, LinearInversion
 from leakbound.captured import load
+from leakbound.types import Batch
 
 SHAPE, UNITS, CLASSES = (1, 28, 28), 16, 10
+BLIND = ConstantImage(0.5)
 RIGHT = 1e-3
 """The largest error of a certified input."""
 
@@ -19,15 +22,15 @@ RIGHT = 1e-3
 class Viewed(nn.Module):
     """A classifier behind a layer that sees what a function makes of the input."""
 
-    def __init__(self, view):
+    def __init__(self, view, units=UNITS):
         super().__init__()
         self.view = view
-        self.first, self.last = nn.Linear(784, UNITS), nn.Linear(UNITS, CLASSES)
+        self.first, self.last = nn.Linear(784, units), nn.Linear(units, CLASSES)
         self.register_buffer("stored", torch.linspace(0, 1, 784).reshape(SHAPE))
 
     def forward(self, x):
         seen = self.view(self, x).flatten(1)
-        return self.last(torch.tanh(self.first(seen)))
+        return self.last(torch.relu(self.first(seen)))
 
 
 def flip(model, x):
@@ -199,9 +202,9 @@ def digits():
     return data.load("mnist5k", limit=1000)
 
 
-def built(view, seed):
+def built(view, seed, units=UNITS):
     torch.manual_seed(seed)
-    return Viewed(view)
+    return Viewed(view, units)
 
 
 def attacked(view, digits, seed, *, training):
@@ -273,7 +276,25 @@ def by_halves(model, x):
     return torch.cat([x[:, :, :14], x[:, :, 14:].clone()], 2).detach()
 
 
-CONTROLS = {view.__name__: view for view in (plain, reshaped, by_halves)}
+def normalized(model, x):
+    return (x - torch.tensor([0.1307]).view(1, 1, 1, 1)) / 0.3081
+
+
+def normalized_in_place(model, x):
+    x = x.clone()
+    return x.sub_(torch.as_tensor([0.5]).view(-1, 1, 1)).div_(torch.as_tensor([0.5]).view(-1, 1, 1))
+
+
+def negative_and_turned(model, x):
+    return (1 - x).transpose(2, 3) * 2 + model.stored
+
+
+CONTROLS = {
+    view.__name__: view
+    for view in (
+        *(plain, reshaped, by_halves, normalized, normalized_in_place, negative_and_turned),
+    )
+}
 
 
 @pytest.mark.parametrize("name", CONTROLS)
@@ -285,3 +306,36 @@ def test_controls_keep_their_certificate(name, digits):
 @pytest.mark.parametrize("name", CONTROLS)
 def test_controls_keep_their_certificate_thirty_times(name, digits):
     assert certificates(CONTROLS[name], digits, range(30)) == (30, 0, 0)
+
+
+def step(view, digits, count, defense=None, attack=None, units=UNITS):
+    batch = Batch(digits.inputs[:count], digits.labels[:count])
+    attack = attack or LinearInversion()
+    return simulate(
+        built(view, 0, units).eval(), batch, attack=attack, defense=defense, error_bound="none",
+        probability=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("view", [normalized, negative_and_turned], ids=lambda v: v.__name__)
+def test_what_the_model_does_first_is_undone(view, digits):
+    assert min(step(view, digits, 1).scores) > 100
+    noisy, usual = (step(v, digits, 1, "gaussian_noise,noise_std=1e-4") for v in (view, plain))
+    assert min(noisy.scores) > min(usual.scores) - 10
+    masked = step(view, digits, 1, "magnitude_pruning,rate=0.3")
+    assert min(masked.scores) > 35, "some values have no entry left"
+    three = step(view, digits, 3, units=128)
+    assert max(three.scores) > 60
+
+
+def test_values_that_are_zero_are_named_where_they_are_in_the_example(digits):
+    def turned(model, x):
+        return x.transpose(2, 3)
+
+    for view in (turned, plain):
+        [own] = step(view, digits, 4, attack=BLIND).assessment.facts
+        dark = (digits.inputs[:4] == 0).all(0)
+        assert own.count == int(dark.sum())
+        assert all(dark[tuple(map(int, item.split(", ")))] for item in own.items)
+    for view in (normalized, clamped, flip):
+        assert step(view, digits, 4, attack=BLIND).assessment.facts == ()

@@ -77,6 +77,7 @@ def test_a_plan_as_toml():
         "defenses": [[]],
         "batch_sizes": [1],
         "seeds": [0],
+        "round": None,
     }
     assert toml_of(plan) == TINY
 

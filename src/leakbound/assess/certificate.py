@@ -11,10 +11,10 @@ from torch import Tensor
 from leakbound._util import copies
 from leakbound._util.formats import format_explained
 from leakbound.attacks import LinearInversion
-from leakbound.attacks.analytic import input_layer
+from leakbound.attacks.analytic import first_layer
 from leakbound.attacks.base import Attack
 from leakbound.client import forward
-from leakbound.engines.path import NoPath, path_to, steady
+from leakbound.engines.path import NoPath, Path, path_to, steady
 from leakbound.random import permutation, stream, uniform
 from leakbound.types import Exact, NotApplicable, Observation, Reconstruction
 
@@ -35,6 +35,8 @@ DIRECTIONS = 4
 PROBES, APART = 32, 0.05
 """Inputs of each kind that are compared with a certified one, and the least sine of the angle
 between their gradients if the number of examples is not known."""
+MAGNIFIED = 1e3
+"""By how much undoing what the model does before the layer may magnify rounding."""
 OUTSIDE = 1e-3
 """How far outside the input range, in units of its width, a value may be by rounding."""
 
@@ -85,11 +87,12 @@ def certificate(
         return Proof()
     if not answer.objective < CERTAIN or answer.problem or outside(seen) is not None:
         return Proof()
-    name, weight, bias = _first_layer(seen)
-    image = (bias @ weight / bias.square().sum()).to(answer.inputs).reshape(answer.inputs.shape)
+    name, weight, bias, path = _first_layer(seen)
+    got = (bias @ weight / bias.square().sum()).to(answer.inputs)
+    image = _example(got, path).reshape(answer.inputs.shape)
     sizes = bias[bias.abs() > EQUAL * bias.abs().max()].abs()
     equal = float(sizes.min()) > (1 - EQUAL) * float(sizes.max())
-    size = image.abs() / image.abs().max().clamp_min(1e-30)
+    size = got.abs() / got.abs().max().clamp_min(1e-30)
     signs = bool(((size < SIGNS) | (size > 1 - SIGNS)).all())
     if len(sizes) < 2 or (equal and signs) or _unknown(seen, name, weight, image):
         return Proof()
@@ -118,8 +121,8 @@ def certificate(
     )
     try:
         path = path_to(seen.task, seen.input_shape, name)
-        if not path.plain:
-            raise NoPath("the model changes the input before the layer")
+        if not path.magnifies(*seen.task.input_range) <= MAGNIFIED:
+            raise NoPath("before the layer the model makes the input too small beside a constant")
         steady(seen.task, answer.inputs, name, path)
     except NoPath as reason:
         return Proof(None, f"{LAYER}: {reason}. What is shown: {shown}")
@@ -186,12 +189,17 @@ def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) ->
     return bool(alike.max() < (1 - APART**2) ** 0.5)
 
 
-def _first_layer(seen: Observation) -> tuple[str, Tensor, Tensor]:
-    """Name, weight gradient and bias gradient of the first layer that sees the input itself."""
-    name = input_layer(seen.task, seen.input_shape)
+def _first_layer(seen: Observation) -> tuple[str, Tensor, Tensor, Path | None]:
+    """Name, weight gradient and bias gradient of the first layer that gets the example; its path"""
+    name, path = first_layer(seen.task, seen.input_shape)
     parts = seen.task.unflatten(seen.update.rows[0].double())
     prefix = f"{name}." if name else ""
-    return name, parts[prefix + "weight"], parts[prefix + "bias"]
+    return name, parts[prefix + "weight"], parts[prefix + "bias"], path
+
+
+def _example(got: Tensor, path: Path | None) -> Tensor:
+    """The example (D,) behind what the layer got (D,)."""
+    return got if path is None else path.back(got[None], got.new_ones(1))[0]
 
 
 def outside(seen: Observation) -> str | None:
@@ -200,7 +208,7 @@ def outside(seen: Observation) -> str | None:
     if seen.examples != 1 or not exact:
         return None
     try:
-        _, weight, bias = _first_layer(seen)
+        _, weight, bias, path = _first_layer(seen)
     except NotApplicable:
         return None
     if not bool((bias != 0).any()):
@@ -208,6 +216,7 @@ def outside(seen: Observation) -> str | None:
     image = bias @ weight / bias.square().sum()
     if (weight - bias[:, None] * image).norm() > 0.1 * weight.norm():  # not an outer product
         return None
+    image = _example(image, path)
     low, high = seen.task.input_range
     least, most = float(image.min()), float(image.max())
     slack = OUTSIDE * (high - low)

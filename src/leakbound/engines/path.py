@@ -86,12 +86,28 @@ class Path:
         found: Tensor = self.scale.to(flat) * flat[:, self.index.to(flat.device)]
         return found + self.shift.to(flat)
 
-    def back(self, inputs: Tensor) -> Tensor:
-        """(N, D) the examples behind what the layer got (N, D)."""
-        values = (inputs.double() - self.shift.to(inputs.device)) / self.scale.to(inputs.device)
+    def back(self, inputs: Tensor, ones: Tensor) -> Tensor:
+        """(N, D) the examples behind what the layer got. Rows (N, D) and (N,) may be multiples of
+        [input | 1]: these are the same multiples of the examples then.
+        """
+        shift, scale = self.shift.to(inputs.device), self.scale.to(inputs.device)
+        return self._sorted((inputs.double() - ones.double()[:, None] * shift) / scale).to(inputs)
+
+    def spread(self, inputs: Tensor, ones: Tensor) -> Tensor:
+        """(N, D) the variances of `back`, from those of its arguments."""
+        shift, scale = self.shift.to(inputs.device), self.scale.to(inputs.device)
+        total = inputs.double() + ones.double()[:, None] * shift.square()
+        return self._sorted(total / scale.square()).to(inputs)
+
+    def _sorted(self, values: Tensor) -> Tensor:
         found = torch.empty_like(values)
-        found[:, self.index.to(inputs.device)] = values
-        return found.to(inputs)
+        found[:, self.index.to(values.device)] = values
+        return found
+
+    def magnifies(self, low: float, high: float) -> float:
+        """How much `back` magnifies relative errors, in units of the input's range."""
+        most = max(float((self.scale * end + self.shift).abs().max()) for end in (low, high))
+        return most / float(self.scale.abs().min()) / (high - low)
 
 
 _PATHS: WeakKeyDictionary[nn.Module, dict[Any, tuple[Any, Path | str]]] = WeakKeyDictionary()
