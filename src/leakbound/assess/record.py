@@ -398,6 +398,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
             reconstruction, or if nothing was compared with the truth.
         facts: what the update reveals though no example is reconstructed, what matters most first.
         certificate: why the reconstruction is certainly the input, if the update proves it.
+        layer_input: why it is certainly what the first layer got, but may differ from the example.
         attained: success of a malicious server's best attack, if the noise is known.
         bounds_note: why bounds are missing.
         verdict: None if the attack does not apply.
@@ -433,6 +434,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
     chance: Chance | None = None
     facts: tuple[Fact, ...] = ()
     certificate: str | None = None
+    layer_input: str | None = None
     capture: CaptureInfo | None = None
 
     def __post_init__(self) -> None:

@@ -15,8 +15,9 @@ from torch import Tensor
 from leakbound import registry
 from leakbound._util import pictures as html
 from leakbound._util import stops
+from leakbound._util.formats import format_number
 from leakbound.assess import record as records
-from leakbound.assess.certificate import certificate
+from leakbound.assess.certificate import Proof, certificate
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.facts import facts_of
 from leakbound.assess.measure import measure, objective_of, release_of, shown, utility_of
@@ -82,7 +83,7 @@ class Result:
         if record.status != "ok":
             return html.block(title, html.note(what), html.note(record.reason))
         columns = zip(record.scores, record.baseline, strict=True)
-        rows = [(i, *map(html.number, values)) for i, values in enumerate(columns)]
+        rows = [(i, *map(format_number, values)) for i, values in enumerate(columns)]
         score = f"{record.criterion.axis} in {record.criterion.unit}"
         problem = record.problem
         return html.block(
@@ -384,18 +385,18 @@ def judged(
     """
     criterion, public = released.criterion, released.public
     domain = criterion.domain
-    proof = None
+    proof = Proof()
     assert isinstance(played.defense, Chain)
     if not played.defense.links:
         proof = certificate(played.observation, attack, answer, None, _TOLD)
     measured = measure(
         *(played.truth, answer, criterion, public),
-        proved=proof is not None,
+        proved=proof.certificate is not None,
         distractors=distractors,
         more=more,
         decoys=decoys,
     )
-    proof = proof if any(measured.matched) else None  # a tolerance may be finer than rounding
+    proof = proof if any(measured.matched) else Proof()  # a tolerance may be finer than rounding
     limits = Limits(note=LATER) if played.number > 1 else of_release(released, *wanted, source)
     leaks = None
     if images and any(bound.on_error for bound in limits.bounds):
@@ -424,12 +425,13 @@ def judged(
         verdict=verdict(
             measured.matched,
             limits.bounds,
-            certified=proof is not None,
+            certified=proof.certificate is not None,
             attained=limits.attained,
             facts=facts,
         ),
         facts=facts,
-        certificate=proof,
+        certificate=proof.certificate,
+        layer_input=proof.layer_input,
         **measured.fields,
         **parts.fields,
     ), parts.files

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check, client
-from leakbound._util import copies, pictures
+from leakbound._util import copies
+from leakbound._util.formats import format_number
 from leakbound._util.text import digest
 from leakbound.assess import record as records
 from leakbound.assess.chance import halves
@@ -78,7 +79,7 @@ class Simulation(Presented):
         from leakbound.report import figures
 
         unit = self.assessment.criterion.unit
-        captions = [f"{pictures.number(value)} {unit}" for value in self.scores]
+        captions = [f"{format_number(value)} {unit}" for value in self.scores]
         span = self.round.observation.task.input_range
         return figures.examples(self.truth, self.reconstruction, captions, span)
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from leakbound import check, registry
 from leakbound._util import files, stops
 from leakbound._util import pictures as html
+from leakbound._util.formats import format_number
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
 from leakbound.assess.verdict import of_run
@@ -228,10 +229,13 @@ class UpdateResult(Presented):
 
     def _repr_html_(self) -> str:
         rows = [
-            (one.attack.name, one.end, html.number(_direction(one)), one.certificate or "")
+            (
+                *(one.attack.name, one.end, format_number(_direction(one))),
+                one.certificate or one.layer_input or "",
+            )
             for one in self.records
         ]
-        head = ("attack", "verdict", "share explained", "certificate")
+        head = ("attack", "verdict", "share explained", "what is proved")
         shown = [html.picture(content, "reconstructed") for content in self.pictures.values()]
         return html.block(self.verdict, html.table(head, rows), *shown[:MOST_PICTURES])
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from leakbound import captured, tensors
 from leakbound._util import stops
+from leakbound._util.formats import format_explained
 from leakbound.assess.record import CERTIFIED, DISCLOSURES, EXPOSURES, Assessment
 from leakbound.assess.verdict import counted
 from leakbound.audit import plan as plans
@@ -341,10 +342,13 @@ def _show_finding(finding: Finding) -> None:
 
 
 def _certificate(record: Assessment) -> None:
-    if record.status == "ok" and record.certificate and record.capture:
+    """What the update proves of an answer."""
+    proved = record.certificate or record.layer_input
+    if record.status == "ok" and proved and record.capture:
+        word = CERTIFIED if record.certificate else "not certified"
         console.say(
-            f"[bold]{CERTIFIED}[/bold]: {brief(record.capture.name)} by "
-            f"{brief(record.attack.name)}: {brief(record.certificate)}"
+            f"[bold]{word}[/bold]: {brief(record.capture.name)} by "
+            f"{brief(record.attack.name)}: {brief(proved)}"
         )
 
 
@@ -444,7 +448,7 @@ def _results(records: Sequence[Assessment]) -> Table:
         own, share = record.capture and record.capture.explained, None
         if own:
             share = own.direction if own.share is None else own.share
-        values = [_share(share)]
+        values = [format_explained(share)]
         if record.metrics:
             seen, blind = ([v or 0.0 for v in part] for part in (record.scores, record.baseline))
             values += [f"{sum(seen) / len(seen):.1f}", f"{max(seen):.1f}", f"{max(blind):.1f}"]
@@ -466,18 +470,9 @@ def _remarks(records: Sequence[Assessment], *, explain: bool) -> None:
     noise = first.release and first.release.noise_share
     if noise:
         console.print(
-            f"noise of the declared distribution is {_share(noise)} of the update's energy"
+            f"noise of the declared distribution is {format_explained(noise)} of the update's "
+            "energy"
         )
     for said in of_assessment(first, reasons=False):
         console.say(brief(said))
     show_scope(first.bounds, explain=explain)
-
-
-def _share(value: float | None) -> str:
-    """A share of the update in percent, with enough digits to show what is missing from 100 %."""
-    if value is None:
-        return "unknown"
-    value = max(value, 0.0)
-    left = max(1 - value, 0.0)
-    digits = 1 if left >= 1e-3 else 3 if left >= 1e-5 else 5
-    return f"{100 * value:.{digits}f} %"

@@ -35,7 +35,6 @@ from leakbound.report.rounds import attacked_rounds
 from leakbound.report.template import (
     cell,
     check_installed,
-    probability,
     rendered,
     save,
     significant,
@@ -141,7 +140,7 @@ def _opening(
         "views_left_out": max(0, len(found.views) - overview.VIEWS),
         "lines": overview.LINES,
         "measured": overview.measured,
-        "limit": partial(overview.limit, chance=probability),
+        "limit": overview.limit,
         "baselines": overview.BASELINES.get(run.assessments[0].data.domain, overview.MEAN),
     }
 

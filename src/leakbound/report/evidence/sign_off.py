@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from leakbound._util.formats import format_upper
 from leakbound.assess.record import (
     Verdict,
 )
@@ -35,7 +36,7 @@ from leakbound.report.settings import (
     undefended,
 )
 from leakbound.report.tables import Configuration, Names, grouped
-from leakbound.report.template import brief, listing, percent, plural
+from leakbound.report.template import brief, listing, percent, plural, typeset
 
 MOST = 8
 """How many settings the page shows."""
@@ -143,9 +144,7 @@ def chance(value: float) -> str:
     """A probability for everyone: in percent, rounded up."""
     if value < 1e-9:
         return "1 in a billion"
-    from leakbound.report.template import probability
-
-    return f"{probability(100 * value)}\N{NO-BREAK SPACE}%"
+    return typeset(f"{format_upper(100 * value)}%")
 
 
 def _height(row: SettingRow) -> float:
