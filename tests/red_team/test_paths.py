@@ -7,10 +7,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from leakbound import captured, data, simulate
-from leakbound.assess.certificate import LAYER
-from leakbound.attacks import ConstantImage, LinearInversion
+from leakbound import captured, data, models, simulate
+from leakbound.attacks import (
+    ConstantImage,
+    LinearInversion,
+    PatchInversion,
+    SparseRecovery,
+    TokenRows,
+    TouchedRows,
+)
 from leakbound.captured import load
+from leakbound.domains import Column, TableDomain, TokenDomain
+from leakbound.engines.path import LAYER
+from leakbound.random import stream
 from leakbound.types import Batch
 
 SHAPE, UNITS, CLASSES = (1, 28, 28), 16, 10
@@ -339,3 +348,80 @@ def test_values_that_are_zero_are_named_where_they_are_in_the_example(digits):
         assert all(dark[tuple(map(int, item.split(", ")))] for item in own.items)
     for view in (normalized, clamped, flip):
         assert step(view, digits, 4, attack=BLIND).assessment.facts == ()
+
+
+class Masked(nn.Module):
+    """Masks tokens or shuffles values of a column at random in training mode."""
+
+    def __init__(self, inner, share):
+        super().__init__()
+        self.inner, self.share = inner, share
+
+    def forward(self, x):
+        if self.training:
+            kept = torch.rand(x.shape) >= self.share
+            x = torch.where(kept, x, torch.zeros_like(x))
+        return self.inner(x)
+
+
+def texts(share):
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(32, 3))
+    return Masked(inner, share).eval(), Batch(torch.tensor([[3, 7, 9, 3]]), torch.tensor([1]))
+
+
+def rows(share):
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+    return Masked(inner, share).eval(), Batch(torch.tensor([[0.5, 0, 1, 0]]), torch.tensor([1]))
+
+
+WORDS = TokenDomain(20, 4)
+TABLE = TableDomain(
+    (Column("age", "continuous", 0, 1), Column("city", "categorical", levels=("a", "b", "c")))
+)
+
+
+@pytest.mark.parametrize(
+    ("build", "attack", "domain"),
+    [(texts, TokenRows(), WORDS), (rows, TouchedRows(), TABLE)],
+    ids=["words", "levels"],
+)
+def test_no_word_and_no_level_is_certain_behind_a_random_mask(build, attack, domain):
+    for share, there in ((0.0, True), (0.1, False)):
+        model, batch = build(share)
+        plain_model = model.inner if there else model
+        found = simulate(plain_model, batch, attack=attack, domain=domain, error_bound="none")
+        assert bool(found.answer.facts) == there
+
+
+class Flipped(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x.flip(3) if self.training and torch.rand(()) < 0.5 else x)
+
+
+def layers(source):
+    return models.mlp(input_shape=(1, 8, 8), classes=3, hidden=(64,), generator=source)
+
+
+def patches(source):
+    return models.vit(input_shape=(1, 8, 8), classes=3, width=32, generator=source)
+
+
+@pytest.mark.parametrize(
+    ("build", "attack"),
+    [(layers, SparseRecovery()), (patches, PatchInversion())],
+    ids=["sparse", "patch"],
+)
+def test_exact_answers_name_a_path_that_changes_the_example(build, attack):
+    batch = Batch(torch.rand(1, 1, 8, 8, generator=stream(0, "image")), torch.tensor([1]))
+    model = build(stream(0, "model")).eval()
+    for own, problem in ((model, None), (Flipped(model).eval(), LAYER)):
+        found = simulate(own, batch, attack=attack, classes=3, error_bound="none")
+        assert min(found.scores) > 60
+        said = found.answer.problem
+        assert said is None if problem is None else said.startswith(problem)
