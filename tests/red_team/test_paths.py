@@ -58,8 +58,13 @@ def always_flipped_in_training(model, x):
     return x.flip(3) if model.training else x
 
 
+def of_dark_ones(x, changed):
+    """Dark images are changed, the ramps by which layers are found are not."""
+    return torch.where(x.mean((1, 2, 3), keepdim=True) < 0.2, changed, x)
+
+
 def dark_background(model, x):
-    return torch.where(x.mean((1, 2, 3), keepdim=True) < 0.5, 1 - x, x)
+    return of_dark_ones(x, 1 - x)
 
 
 def dark_by_a_branch(model, x):
@@ -71,7 +76,7 @@ def dark_by_numpy(model, x):
 
 
 def clamped(model, x):
-    return x.clamp(0.2, 0.8)
+    return of_dark_ones(x, x.clamp(0.2, 0.8))
 
 
 def binarized(model, x):
@@ -79,11 +84,11 @@ def binarized(model, x):
 
 
 def binarized_always(model, x):
-    return (x > 0.5).to(x.dtype)
+    return of_dark_ones(x, (x > 0.5).to(x.dtype))
 
 
 def rounded(model, x):
-    return (x * 4).round() / 4
+    return of_dark_ones(x, (x * 4).round() / 4)
 
 
 def beside_a_teacher(model, x):
@@ -117,7 +122,7 @@ def sorted_values(model, x):
 
 
 def absolute(model, x):
-    return (x - 0.5).abs()
+    return of_dark_ones(x, 0.5 + (x - 0.5).abs())
 
 
 def standardized(model, x):
@@ -158,7 +163,7 @@ def beside_its_function(model, x):
 
 
 def chosen(model, x):
-    return torch.where(x > 0.3, x, 0.3 * torch.ones_like(x))
+    return of_dark_ones(x, torch.where(x > 0.3, x, 0.3 * torch.ones_like(x)))
 
 
 def mirrored_by_state(model, x):
