@@ -109,7 +109,7 @@ def test_what_is_shown_without_the_truth_claims_no_decibels(place, capsys):
         "batch size: 1 (not certain)",
         "local steps: 1: training on the image",
         "labels: 3:",
-        "100.00000 %",
+        "99.99999%",
         "robbing_the_fed not applicable: the server is honest",
         "exposed (certified): after.safetensors by linear_inversion:",
         "verdict: 1 exposed (certified) (attacks: 1 exposed (certified), 1 not applicable)",

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("wide")
 PAGE = (Path(__file__).parent.parent / "docs/federated_privacy.md").read_text(encoding="utf-8")
 EXAMPLE = re.search(r"```toml\n(.*?)```", PAGE, re.S)[1]
 LOCAL = """
-clip = {norm = 1.0, kind = "l2"}
+clip = {norm = 1.0, kind = "l2", at = "client"}
 noise = {multiplier = 300.0, at = "client", seeded = false}
 rounds = 4
 participation = {law = "all"}
@@ -119,7 +119,7 @@ def test_json_and_files(file, tmp_path, capsys):
 
 
 FTRL = """
-clip = {norm = 1.0, kind = "l2"}
+clip = {norm = 1.0, kind = "l2", at = "client"}
 noise = {at = "server", on = "sum", seeded = false}
 weights = "uniform"
 rounds = 64

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from leakbound import audit
-from leakbound._util.rounding import most
+from leakbound._util.formats import format_upper
 from leakbound.audit import parse
 from leakbound.cli import main
 from leakbound.report import evidence
@@ -67,7 +67,7 @@ def test_an_audit_of_the_client_stands_beside_what_is_declared_and_bounded(run, 
     (subject,) = content(out)["subjects"]
     (found,) = subject["epsilon_audits"]
     items = [(one["name"], one["value"], one["status"]) for one in found["items"]]
-    bounded = most(epsilon(TrainingSetting(1.0, dim=1, steps=2), 1e-5))
+    bounded = format_upper(epsilon(TrainingSetting(1.0, dim=1, steps=2), 1e-5))
     assert items == [
         ("declared", "4", "declared"),
         ("bounded", bounded, "computed"),

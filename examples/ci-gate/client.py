@@ -44,7 +44,7 @@ def facts():
     """The settings as a deployment file names them."""
     return {
         "rounds": ROUNDS,
-        "clip": {"norm": CLIP, "kind": "l2"},
+        "clip": {"norm": CLIP, "kind": "l2", "at": "client"},
         "noise": {"multiplier": NOISE, "at": "client"},
         "local": {"batch": BATCH},
     }

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util import pictures
+from leakbound._util.formats import format_number
 from leakbound.domains.base import squared_distances
 from leakbound.types import Batch, Reconstruction
 
@@ -48,8 +49,8 @@ class Paired:
         captions = []
         for true, own in zip(truth, guess, strict=True):
             error = float((own - true).square().mean())
-            level = f"; {pictures.number(-10 * math.log10(max(error, 1e-15)))} dB" if unit else ""
-            captions.append(f"MSE {pictures.number(error)}{level}")
+            level = f"; {format_number(-10 * math.log10(max(error, 1e-15)))} dB" if unit else ""
+            captions.append(f"MSE {format_number(error)}{level}")
         span = (0.0, 1.0) if unit else scale
         return pictures.block(
             "True images, and below them their reconstructions",

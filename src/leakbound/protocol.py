@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,13 +36,22 @@ class Round:
 
     `truth` meets the reconstruction only in `pairing`. `update` is the release with its true noise
     distribution and mask, and `defense` is resolved, for records and bounds. If the defense is not
-    known, `observation` shows none of these.
+    known, `observation` shows none of these. `number` is 1 for the first round, and `states` are
+    what each client keeps for its next one.
     """
 
     observation: Observation
     truth: Batch
     update: Update
     defense: Chain
+    number: int = 1
+    states: tuple[State, ...] = ()
+
+    @property
+    def acts(self) -> bool:
+        """Whether the defense protected this round of every client."""
+        alone, _ = self.defense.sides
+        return all(alone.acts(state) for state in self.states)
 
     def _repr_html_(self) -> str:
         held = f"kept aside for pairing, not shown: the true batch of {self.truth.size}"
@@ -85,6 +94,7 @@ def play(
     threat: ThreatModel | None = None,
     attack: Attack | None = None,
     auxiliary: Batch | None = None,
+    after: Round | None = None,
 ) -> Round:
     """Run one round; return what the server sees, and separately what it must not see.
 
@@ -93,7 +103,8 @@ def play(
     know, by default labels (if they are not the input's own tokens) and defense. A malicious
     server's `attack` may change the model, and send each client another one
     (`Attack.plant_each`); the observation then holds the first client's. `auxiliary` is public data
-    that the attacker has.
+    that the attacker has. `after` is the round of the same clients before this one: they continue
+    from its states, and the server remembers it.
 
     Example:
         >>> from leakbound.defenses import SecureAggregation
@@ -122,11 +133,15 @@ def play(
     if attack is not None and threat.server is Server.MALICIOUS:
         models = attack.plant_each(task, len(clients))
         task = models[0]
-    defense = resolve(defense, task, max(batch.size for batch in clients))
-    turns = zip(models, clients, sources[:-1], strict=True)
-    sent = [step(own, batch, defense, source)[0] for own, batch, source in turns]
+    earlier = None if after is None else after.defense
+    defense = resolve(defense, task, max(batch.size for batch in clients), earlier)
+    kept = [None] * len(clients) if after is None else after.states
+    turns = zip(models, clients, sources[:-1], kept, strict=True)
+    sent, states = zip(
+        *(step(own, batch, defense, *more) for own, batch, *more in turns), strict=True
+    )
     _, cohort = defense.sides
-    update, _ = cohort.transform(Update.stack(sent), cohort.init(task), None, sources[-1])
+    update, _ = cohort.transform(Update.stack([*sent]), cohort.init(task), None, sources[-1])
     observation, truth = observed(
         update,
         task,
@@ -135,8 +150,16 @@ def play(
         defense=defense,
         auxiliary=auxiliary,
         statistics=_statistics(models, clients, defense) if threat.statistics_known else None,
+        history=() if after is None else _remembered(after),
     )
-    return Round(observation, truth, update, defense)
+    number = 1 if after is None else after.number + 1
+    return Round(observation, truth, update, defense, number, states)
+
+
+def _remembered(after: Round) -> tuple[Observation, ...]:
+    """What the server saw up to and including a round, the oldest first."""
+    last = after.observation
+    return (*last.history, replace(last, history=()))
 
 
 def observed(

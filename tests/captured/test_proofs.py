@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from leakbound import captured, data, defenses, models
-from leakbound.assess.certificate import share_of
+from leakbound._util.formats import format_explained
 from leakbound.audit.plan import Spec
 from leakbound.captured import load, proofs
 from leakbound.covariance import Structured
@@ -455,5 +455,5 @@ def test_the_page_of_several_updates_without_truth_claims_no_truth(digits, tmp_p
 
 
 def test_a_share_is_rounded_down():
-    assert share_of(0.99994) == "99.994 %"
-    assert share_of(1.0) == "100.0000 %"
+    assert format_explained(0.99994) == "99.994%"
+    assert format_explained(1.0) == "100%"

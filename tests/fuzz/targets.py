@@ -131,7 +131,7 @@ levels = ["f", "m"]
 sensitive = true
 """
 DEPLOYMENT = """
-clip = {norm = 1.0, kind = "l2"}
+clip = {norm = 1.0, kind = "l2", at = "client"}
 noise = {multiplier = 1.0, at = "server", on = "mean", seeded = false}
 weights = "uniform"
 rounds = 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ SPEC.loader.exec_module(made_up)
 PRIVATE = """
 unit = "client"
 rounds = 4
-clip = {norm = 1.0, kind = "l2"}
+clip = {norm = 1.0, kind = "l2", at = "client"}
 noise = {multiplier = 4.0, at = "client", seeded = false}
 participation = {law = "all"}
 correlation = "none"
@@ -244,6 +245,17 @@ def test_a_deployment(decided, tmp_path):
     assert found[0][:2] == ("mistakes", policy.BROKEN)
     assert (found[0][2].file, found[0][2].line) == (str(path), 5)
     assert found[1][1] == policy.BROKEN
+
+
+def test_a_deployment_without_a_requirement_cannot_be_decided(decided, tmp_path):
+    text = "[[deployment]]\nfile = 'deployment.toml'\n"
+    bare = PRIVATE.replace('kind = "l2"', 'kind = "none"')
+    bare = re.sub("(?m)^noise = .*$", 'noise = {at = "none"}', bare)
+    (tmp_path / "deployment.toml").write_text(bare)
+    rows = decided(text)
+    assert [row[1] for row in rows] == [policy.HOLDS, policy.UNSURE]
+    assert "state epsilon or success" in rows[1][2].found
+    assert [row[1] for row in decided(text + "mistakes = 0\n")] == [policy.HOLDS]
 
 
 FOUND = """{"claims": {"declared": 4.0, "noise_multiplier": 1.0}, "confidence": 0.95, "runs": 500,

@@ -115,6 +115,77 @@ def test_the_least_trace_is_not_the_largest_posterior_error():
     assert np.sum(seven < equal) == 3
 
 
+def _clamped(scale):
+    """E |grad g_P|^2, E g^2 and E g_P^2 for g = w . x, x normal, |w| = `scale` and P = 1."""
+    edge = 1 / scale
+    inside = 2 * stats.norm.cdf(edge) - 1
+    spread = scale**2
+    return (
+        spread * inside,
+        spread,
+        spread * (inside - 2 * edge * stats.norm.pdf(edge)) + 2 * stats.norm.sf(edge),
+    )
+
+
+def test_optimal_noise_after_a_clamp_divides_by_the_energy_of_its_budget():
+    """Long version, theorem 3: its budget, eq. 11, holds E g_i^2; the printed Sigma divides by
+    E g_P,i^2, which leaves more information at the same budget."""
+    sample = 1.7 * draws(30).standard_normal(400_000)
+    clamped = sample.clip(-1, 1)
+    drawn = 1.7**2 * (abs(sample) < 1).mean(), (sample**2).mean(), (clamped**2).mean()
+    assert _clamped(1.7) == pytest.approx(drawn, rel=0.01)
+    ratios = []
+    for seed in range(200):
+        moved, energy, kept = _clamped(draws(31, seed).lognormal(sigma=1.0, size=50))
+        information = []
+        for below in (kept, energy):  # as printed, and as the budget wants
+            noise = np.sqrt(moved / below)
+            noise /= (energy * noise).sum()  # U2 = -1
+            information.append((moved / noise).sum())
+        ratios.append(information[0] / information[1])
+    assert min(ratios) > 1.14
+    assert max(ratios) == pytest.approx(3.99, abs=0.01)
+    # without a clamp both are the same
+    moved, energy, kept = _clamped(np.array([0.01, 0.02]))
+    assert kept == pytest.approx(energy, rel=1e-6)
+
+
+def test_a_clamp_by_coordinate_is_not_the_clip_of_dp_sgd():
+    """Long version, below eq. 10: with Sigma = eps I it "reduces to standard DP-SGD"."""
+    gradient, bound = np.array([3.0, 1.0]), 1.0
+    clamped = gradient.clip(-bound, bound)
+    clipped = gradient * min(1, bound / np.linalg.norm(gradient))
+    along = [
+        v @ gradient / np.linalg.norm(v) / np.linalg.norm(gradient) for v in (clamped, clipped)
+    ]
+    assert along == pytest.approx([4 / 20**0.5, 1.0])
+    # DP-SGD bounds an example's norm by P, a clamp by sqrt(d) P: 346 times for 119,530 weights
+    weights = 119_530
+    far = np.full(weights, 2.0).clip(-bound, bound)
+    assert np.linalg.norm(far) == pytest.approx(345.73, abs=0.01)
+    # a mean of examples is clamped after one of them moved it by more than P / B
+    one, rest = np.array([1e3]), np.zeros((9, 1))
+    mean = np.concatenate([one[None], rest]).mean(0).clip(-bound, bound)
+    assert mean == pytest.approx(bound)
+
+
+def test_a_pruning_index_needs_the_size_of_the_gradient():
+    """Long version, eq. 17: without the absolute value, the sign of g_i decides what is pruned."""
+    losses = []
+    for seed in range(100):
+        source = draws(32, seed)
+        gradient, slope = source.standard_normal(60), source.lognormal(size=60)
+        left = []
+        for index in (slope / abs(gradient), slope / gradient):
+            order = np.argsort(index)  # keep the least, the last in part, at 80 % of U1
+            energy = (gradient[order] ** 2).cumsum()
+            told = (slope[order] ** 2).cumsum()
+            left.append(float(np.interp(0.8 * energy[-1], [0, *energy], [0, *told])))
+        losses.append(left[1] / left[0])
+    assert min(losses) > 1.36
+    assert np.median(losses) > 6.5
+
+
 # paper B
 
 TABLE_4 = {  # B = 8: ours, GradientInversion, Robbing the Fed, CPA

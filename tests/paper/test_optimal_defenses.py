@@ -136,7 +136,7 @@ def test_pruning_withholds_the_largest_ratio_first():
         s, g2, _ = _linear(seed, d=60)
         k = prune_order(s, g2)
         row = []
-        for order in (k, -g2, -k):  # ours, magnitude pruning, the earlier version's "smallest"
+        for order in (k, -g2, -k):  # ours, magnitude pruning, the long version's "smallest"
             keep, between, chance = keep_by_utility(order, g2, 0.8)
             utility = float(g2[keep].sum() + chance * g2[between])
             assert utility == pytest.approx(0.8 * float(g2.sum()), rel=1e-9)
@@ -154,13 +154,25 @@ def test_after_optimal_noise_the_local_order_is_the_same():
     assert torch.equal(torch.argsort(local), torch.argsort(prune_order(s, g2)))
 
 
+def _variance_after(noise):
+    """The mean posterior variance of x, uniform on [0, 1], by Gauss-Legendre and Gauss-Hermite."""
+    places, mass = np.polynomial.legendre.leggauss(80)
+    x, mass = (places + 1) / 2, mass / 2
+    draws, chance = np.polynomial.hermite_e.hermegauss(120)
+    seen = x[:, None] + noise * draws
+    likely = np.exp(-((seen[..., None] - x) ** 2) / (2 * noise**2)) * mass
+    likely /= likely.sum(-1, keepdims=True)
+    variance = (likely * x**2).sum(-1) - (likely * x).sum(-1) ** 2
+    return float((mass[:, None] * chance / chance.sum() * variance).sum())
+
+
 def test_a_uniform_prior_breaks_theorem_3_2():
     """Sheet F2: U[0, 1] and noise of deviation 1 give a "bound" of 1, above the variance 1/12."""
     flat = FlatPrior(1, 1 / 12)
     literal = 1 / (1.0 + 0.0)  # m² / (tr J_F + m λ_max) with λ_max = 0
     assert literal > 1 / 12
     assert trace_bound(1.0, flat).value == pytest.approx(1 / 12)
-    # The best attacker's error, by quadrature: the cap mends the absurdity, not the proof.
+    # The best attacker's error, by two quadratures: the cap mends the absurdity, not the proof.
     phi, cdf = stats.norm.pdf, stats.norm.cdf
 
     def weighted(y):
@@ -169,7 +181,8 @@ def test_a_uniform_prior_breaks_theorem_3_2():
         return mass * mean**2
 
     exact = 1 / 3 - integrate.quad(weighted, -6, 7)[0]
-    assert exact == pytest.approx(0.077, abs=5e-4)
+    assert exact == pytest.approx(0.0769152, abs=1e-7)
+    assert _variance_after(1.0) == pytest.approx(exact, abs=1e-9)
     assert exact < trace_bound(1.0, flat).value
     assert flat.covers == "unbiased"
 

@@ -23,7 +23,7 @@ from .matrix import Pair, Statement
 DRAWS = 40_000
 PSNR = (20.0, 25.5)
 QUICK = [one for one in matrix.with_update() if one.name != "denoiser"]
-CLIP = {"norm": 2.0, "kind": "l2"}
+CLIP = {"norm": 2.0, "kind": "l2", "at": "client"}
 
 
 def spread(rounds: int, release: Callable[[np.random.Generator], Array], shift: Array) -> float:
@@ -103,9 +103,9 @@ SCENES = {
     ),
     "weights": (
         given("server", 2.0, participation={"law": "all", "cohort": 10, "replies": 10})
-        | {"weights": "examples", "sizes": [300] + 9 * [100]},
+        | {"weights": "examples", "sizes": [15] + 9 * [5]},
         "clients",
-        [(1.0, averaged(2.0, 10, [300] + 9 * [100]))],
+        [(1.0, averaged(2.0, 10, [15] + 9 * [5]))],
     ),
     "fewer replies": (
         given("server", 4.0, participation={"law": "all", "cohort": 20, "replies": 5}),

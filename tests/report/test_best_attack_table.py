@@ -56,9 +56,9 @@ def test_the_page_shows_the_numbers_of_the_records(tmp_path, made, make_bound, m
     line = _line(text, "no defense")
     # t of one degree of freedom at 97.5 % is 12.7: the lower limit of "far", 0.4, stays above 0
     # and that of "near" does not; the upper limits of "far" and of the baseline have no width
-    assert line[:5] == ["no defense", "0.300 0.00 to 0.400", "near", "2", "0.500"]
+    assert line[:5] == ["no defense", "0.3 0 to 0.4", "near", "2", "0.5"]
     # root((0.2² + 0.4²) / 2) = 0.3162 over 0.1
-    assert line[6:] == ["0.100", "3.16"]
+    assert line[6:] == ["0.1", "3.16"]
     assert 'title="trace bound; prior: N(mean, covariance) in 32 of 784 directions"' in text
 
 
@@ -74,7 +74,7 @@ def test_nothing_beats_the_baseline(tmp_path, made, make_run):
     cells = [made("a", 0, 0.9), made("b", 0, 0.8)]
     assert _rows(cells)[0].winner == BASELINE
     line = _line(write(make_run(tmp_path / "run", cells)).read_text(), "no defense")
-    assert line[1:5] == ["0.500 no interval", BASELINE, "1", "0.500"]
+    assert line[1:5] == ["0.5 no interval", BASELINE, "1", "0.5"]
     assert line[6] == "none"
 
 
@@ -162,7 +162,7 @@ def test_the_bound_is_compared_in_its_own_rounds(made, make_bound, tmp_path, mak
     (row,) = _rows(cells)
     assert row.bound.tightness == pytest.approx(2)
     text = write(make_run(tmp_path / "run", cells)).read_text()
-    assert _line(text, "no defense")[6:] == ["0.100 1 of 2 rounds", "2.00"]
+    assert _line(text, "no defense")[6:] == ["0.1 1 of 2 rounds", "2"]
 
 
 def test_training_loss_is_the_mean_over_seeds_that_ran(
@@ -174,7 +174,7 @@ def test_training_loss_is_the_mean_over_seeds_that_ran(
     units.append(make_training(plain, 3, 0.9, training_loss=None))
     units.append(make_training(plain, 4, None, training_loss=99.0))
     text = write(make_run(tmp_path / "run", cells, units)).read_text()
-    assert _line(text, "no defense")[-1] == "0.400"
+    assert _line(text, "no defense")[-1] == "0.4"
     assert _line(text, "clip")[-1] == "–"
     head = ">Training loss</th>"
     assert head in text

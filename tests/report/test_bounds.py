@@ -141,7 +141,7 @@ def test_utility_of_a_release(tmp_path, make_assessment, make_run):
     both = known | {"utility": {"first_order": 0.83, "second_order": 0.012}}
     text = write(make_run(tmp_path / "run", [make_assessment(release=both)])).read_text()
     shown = "Utility of this release: 83\N{NO-BREAK SPACE}% of first order kept; "
-    assert shown + "second-order cost of noise 0.0120" in text
+    assert shown + "second-order cost of noise 0.012" in text
     none = known | {"utility": {"first_order": None, "second_order": None}}
     text = write(make_run(tmp_path / "old", [make_assessment(release=none)])).read_text()
     assert "Utility of this release" not in text

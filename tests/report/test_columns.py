@@ -113,8 +113,8 @@ def test_columns_stand_beside_the_baseline_sensitive_first(run):
     assert set(names) == {"hiv", "age", FORMULA.split()[0]}
     assert rows[1][1:3] == ["sensitive", "years"]
     by_name = {row[0]: " ".join(row) for row in rows[1:4]}
-    assert "50 % (2 of 4) 15 % to 85 % 100 % (4 of 4) 51 % to 100 %" in by_name["age"]
-    assert "50 % (2 of 4) 15 % to 85 % 0 % (0 of 4) 0 % to 49 %" in by_name["hiv"]
+    assert "50 % (2 of 4) 15 to 85 % 100 % (4 of 4) 51 to 100 %" in by_name["age"]
+    assert "50 % (2 of 4) 15 to 85 % 0 % (0 of 4) 0 to 49 %" in by_name["hiv"]
     assert "4 rows are too few to test columns" in fold
 
 

@@ -112,9 +112,9 @@ def test_lines_go_from_risk_to_safety_and_hold_what_is_known(
     assert [line.label for line in view.lines] == ["no defense", "dp z=0.1", "dp z=5"]
     bare, loose, tight = view.lines
     assert (tight.excluded, tight.excluded_if, tight.attained) == (0.03, 0.03, 0.001)
-    assert overview.limit(tight, "{:g}".format) == "≤ 0.03"  # what the verdict rests on
-    assert overview.limit(loose, "{:g}".format) == "the bound is 1: it excludes nothing"
-    assert overview.limit(bare, "{:g}".format) == "not known"
+    assert overview.limit(tight) == "≤ 0.03"  # what the verdict rests on
+    assert overview.limit(loose) == "the bound is 1: it excludes nothing"
+    assert overview.limit(bare) == "not known"
     assert (bare.family, loose.family, tight.family) == (None, 0, 0)
     assert (loose.shade, tight.shade) == (0.0, 1.0)
 
@@ -142,7 +142,7 @@ def test_limits_on_these_examples_alone_are_not_for_every_attacker_on_all_data(
     )
     ((line,),) = (view.lines for view in look([own]).views)
     assert (line.excluded, line.excluded_if) == (1.0, 0.03)
-    assert overview.limit(line, "{:g}".format) == "≤ 0.03 for these very examples"
+    assert overview.limit(line) == "≤ 0.03 for these very examples"
 
 
 def test_the_threshold_and_the_accepted_probability_stand_on_the_first_screen(

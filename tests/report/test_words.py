@@ -41,9 +41,9 @@ def test_counts_and_lists():
 
 def test_numbers():
     assert (signed(1.25), signed(-0.04), signed(None)) == ("+1.2", "0.0", "–")
-    assert (template.significant(1.9), template.significant(100.0)) == ("1.90", "100")
+    assert (template.significant(1.9), template.significant(100.0)) == ("1.9", "100")
     explained = [template.explained(value) for value in (0.99999, -0.3, None)]
-    assert explained == ["99.999\xa0%", "0.0\xa0%", "–"]
+    assert explained == ["99.999\xa0%", "0\xa0%", "–"]
     assert (fact([1, 28]), fact(None), fact({"a": 1.5})) == ("1, 28", "–", "a 1.5")
     assert clean({"a\u202eb": [1.0, float("inf"), "x\n"]}) == {"a\ufffdb": [1.0, None, "x\n"]}
 
@@ -77,6 +77,7 @@ def test_a_plan_as_toml():
         "defenses": [[]],
         "batch_sizes": [1],
         "seeds": [0],
+        "round": None,
     }
     assert toml_of(plan) == TINY
 

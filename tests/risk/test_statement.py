@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leakbound._util.rounding import rounded
+from leakbound._util.formats import rounded
 from leakbound.assess.record import (
     PROTECTS,
     VERDICTS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -77,6 +77,11 @@ class Finding:
         """Whether the claim is excluded even after allowing for its other findings."""
         return decide(self.strict, self.region) is Verdict.FAILS
 
+    @property
+    def against(self) -> bool:
+        """Whether it speaks against the claim, alone or after allowing for the others."""
+        return self.refutes or self.verdict is Verdict.FAILS
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -120,6 +125,11 @@ class Claim:
             return Verdict.FAILS
         held = all(finding.verdict is Verdict.HOLDS for finding in self.findings)
         return Verdict.HOLDS if held else Verdict.UNDECIDED
+
+
+def left_open(claim: Claim, why: str) -> Claim:
+    """The claim without its findings, which do not suffice to judge it for the reason `why`."""
+    return replace(claim, findings=(), why=why)
 
 
 def decide(interval: Interval, region: Interval) -> Verdict:

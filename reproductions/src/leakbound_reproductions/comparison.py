@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+AGAINST = "against it in this small run"
+"""What a small run says instead of FAILS: it refutes nothing."""
 
 
 @dataclass(frozen=True)
@@ -15,3 +18,8 @@ class Comparison:
     statement: str
     measured: str
     word: str
+
+
+def shown(found: Iterable[Comparison], *, small: bool) -> list[Comparison]:
+    """The comparisons as a page shows them; those of a `small` run refute nothing."""
+    return [replace(c, word=AGAINST) if small and c.word == FAILS else c for c in found]

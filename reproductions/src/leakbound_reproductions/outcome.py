@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from leakbound_reproductions.claim import Claim
+from leakbound_reproductions import words
+from leakbound_reproductions.claim import Claim, Mark, left_open
 
 SCALES = ("minutes", "cpu", "paper")
 """A short look in minutes, a full run on two cores, and the paper's own setting."""
+
+SMALL = "minutes"
+"""The scale that refutes nothing."""
+UNREFUTED = (
+    "a run of this scale speaks against it, and is too small to refute it: scale cpu judges it"
+)
 
 Tell = Callable[[str, int, int], None]
 """Called with the part that runs, how many of its steps are done, and how many there are."""
@@ -45,3 +52,25 @@ class Outcome:
     figures: tuple[Figure, ...]
     settings: str
     pages: tuple[str, ...] = ()
+
+
+def at_scale(scale: str, outcome: Outcome) -> Outcome:
+    """The outcome as this scale may state it: a small run refutes no claim.
+
+    Few seeds, short searches and small models can turn a verdict around. So at the smallest scale
+    a claim is left open if any of its findings speaks against it. What was measured stays as
+    remarks. Theorems and identities are judged at every scale: no size changes them.
+    """
+    if scale != SMALL:
+        return outcome
+    return replace(outcome, claims=tuple(map(_unrefuted, outcome.claims)))
+
+
+def _unrefuted(claim: Claim) -> Claim:
+    if Mark.THEOREM in claim.marks or not any(finding.against for finding in claim.findings):
+        return claim
+    measured = [
+        f"{one.statement}: {words.measured(one)} {words.interval(one.interval)}, n = {one.n}"
+        for one in claim.findings
+    ]
+    return left_open(claim, "\n".join(filter(None, [UNREFUTED, *measured, claim.why])))

@@ -11,9 +11,9 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
-from leakbound_reproductions.outcome import SCALES, Outcome, Tell
+from leakbound_reproductions.outcome import SCALES, Outcome, Tell, at_scale
 
 
 class Reproduce(Protocol):
@@ -23,6 +23,19 @@ class Reproduce(Protocol):
         self, scale: str, folder: Path, *, workers: int, color: str, tell: Tell
     ) -> Outcome:
         """The claims with their findings; `color` names a data source of color images."""
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What a paper's module measures, as each scale may state it."""
+
+    measure: Reproduce
+
+    def __call__(
+        self, scale: str, folder: Path, *, workers: int, color: str, tell: Tell
+    ) -> Outcome:
+        found = self.measure(scale, folder, workers=workers, color=color, tell=tell)
+        return at_scale(scale, found)
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class Reproduction:
             raise ValueError(
                 f"name is {self.name!r}, which this version cannot reproduce yet; choose {others}"
             ) from None
-        return cast(Reproduce, found.reproduce)
+        return _Judged(found.reproduce)
 
 
 REPRODUCTIONS: dict[str, Reproduction] = {

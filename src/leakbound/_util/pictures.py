@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import html
 import io
-import math
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+from leakbound._util.formats import format_number
 
 MOST = 16
 """Maximum number of pictures shown; the others are counted."""
@@ -42,10 +43,6 @@ def block(title: str, *parts: str) -> str:
 
 def note(words: object) -> str:
     return f"<small>{text(words)}</small>"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
@@ -132,7 +129,7 @@ def _limits(
         return (0.0, 1.0), ""
     if low == high:
         low, high = low - 0.5, high + 0.5
-    return (low, high), f"black is {number(low)}, white is {number(high)}"
+    return (low, high), f"black is {format_number(low)}, white is {format_number(high)}"
 
 
 def _png(level: Tensor) -> bytes:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakbound._util import copies
+from leakbound._util.formats import format_explained
 from leakbound.attacks import LinearInversion
-from leakbound.attacks.analytic import input_layer
+from leakbound.attacks.analytic import first_layer
 from leakbound.attacks.base import Attack
 from leakbound.client import forward
+from leakbound.engines.path import NoPath, Path, path_to, steady
 from leakbound.random import permutation, stream, uniform
 from leakbound.types import Exact, NotApplicable, Observation, Reconstruction
 
@@ -34,8 +35,24 @@ DIRECTIONS = 4
 PROBES, APART = 32, 0.05
 """Inputs of each kind that are compared with a certified one, and the least sine of the angle
 between their gradients if the number of examples is not known."""
+MAGNIFIED = 1e3
+"""By how much undoing what the model does before the layer may magnify rounding."""
 OUTSIDE = 1e-3
 """How far outside the input range, in units of its width, a value may be by rounding."""
+
+
+LAYER = "the input of the first layer was recovered; it may differ from the client's example"
+"""What is said where the layer's input is proved, and the path from the example to it is not."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What an update proves of an answer, each in a sentence: that it is the client's input, or no
+    more than that it is what the first layer got.
+    """
+
+    certificate: str | None = None
+    layer_input: str | None = None
 
 
 def certificate(
@@ -44,7 +61,7 @@ def certificate(
     answer: Reconstruction,
     agreement: float | None,
     sure: Collection[str],
-) -> str | None:
+) -> Proof:
     """A proof that the answer is the input, if the update holds one; in a sentence.
 
     Without noise and defense, for one example, every row of the first linear layer's gradient is
@@ -61,42 +78,55 @@ def certificate(
     output, or under "l1", always where the same units are on. No check sees that: the answer is
     then a weighted mean. So their number must be known, or other inputs must turn on other units.
     If they do not, the sentence says so. `sure` names the findings that are certain.
+
+    All this concerns what the layer got. It is the example only if the model hands it on: the path
+    from the input to the layer is traced, and checked forward on the answer (`engines.path`).
     """
     exact = isinstance(seen.update.law, Exact) and seen.update.mask is None
     if not (isinstance(attack, LinearInversion) and exact and seen.examples == 1):
-        return None
+        return Proof()
     if not answer.objective < CERTAIN or answer.problem or outside(seen) is not None:
-        return None
-    name, weight, bias = _first_layer(seen)
-    image = (bias @ weight / bias.square().sum()).to(answer.inputs).reshape(answer.inputs.shape)
+        return Proof()
+    name, weight, bias, path = _first_layer(seen)
+    got = (bias @ weight / bias.square().sum()).to(answer.inputs)
+    image = _example(got, path).reshape(answer.inputs.shape)
     sizes = bias[bias.abs() > EQUAL * bias.abs().max()].abs()
     equal = float(sizes.min()) > (1 - EQUAL) * float(sizes.max())
-    size = image.abs() / image.abs().max().clamp_min(1e-30)
+    size = got.abs() / got.abs().max().clamp_min(1e-30)
     signs = bool(((size < SIGNS) | (size > 1 - SIGNS)).all())
-    if len(sizes) < 2 or (equal and signs) or _drawn(seen) or _unknown(seen, name, weight, image):
-        return None
+    if len(sizes) < 2 or (equal and signs) or _unknown(seen, name, weight, image):
+        return Proof()
     counted, several = "batch size" in sure, "local steps" in sure and seen.task.plan.steps > 1
     replayed = "learning rate" in sure and agreement is not None
     share, slope = _of_outputs(seen, image)
     apart = len(sizes) >= DIRECTIONS and _apart(seen, name, image, slope)
     if not (counted or apart):
-        return None
+        return Proof()
     if agreement is not None and agreement > AGREES:
-        how = f"training on this input reproduces {share_of(agreement)} of the update"
+        how = f"training on this input reproduces {format_explained(agreement)} of the update"
     elif share is not None:
-        how = f"the derivatives of the model's outputs at this input give {share_of(share)} of it"
+        explained = format_explained(share)
+        how = f"the derivatives of the model's outputs at this input give {explained} of it"
     elif counted and several and not (replayed or signs):
         how = "every local step uses the one example (its training is not replayed)"
     else:
-        return None
+        return Proof()
     known = "known" if counted else "likely, by the ranks; of nearly equal ones it is the mean"
     known += "" if apart else "; the update does not show it: behind these units several look alike"
-    return (
-        "this is the input as the model gets it, up to rounding: the gradient of the layer "
-        f"{name!r} is an outer product up to {answer.objective:.1g} of its energy, and {how}. "
+    shown = (
+        f"the gradient of the layer {name!r} is an outer product up to {answer.objective:.1g} of "
+        f"its energy, and {how}. "
         f"Assumed: one example ({known}), SGD with one learning rate for all weights, with or "
         "without momentum and for any number of local steps, and no undeclared defense"
     )
+    try:
+        path = path_to(seen.task, seen.input_shape, name)
+        if not path.magnifies(*seen.task.input_range) <= MAGNIFIED:
+            raise NoPath("before the layer the model makes the input too small beside a constant")
+        steady(seen.task, answer.inputs, name, path)
+    except NoPath as reason:
+        return Proof(None, f"{LAYER}: {reason}. What is shown: {shown}")
+    return Proof(f"this is the input as the model gets it, up to rounding: {shown}")
 
 
 def _unknown(seen: Observation, name: str, weight: Tensor, image: Tensor) -> bool:
@@ -159,34 +189,17 @@ def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) ->
     return bool(alike.max() < (1 - APART**2) ** 0.5)
 
 
-def share_of(value: float) -> str:
-    """In percent, with digits for the remainder; rounded down."""
-    digits = 3 if value < 1 - 1e-5 else 4
-    scale = 10**digits
-    return f"{math.floor(min(value, 1.0) * 100 * scale) / scale:.{digits}f} %"
-
-
-def _first_layer(seen: Observation) -> tuple[str, Tensor, Tensor]:
-    """Name, weight gradient and bias gradient of the first layer that sees the input itself."""
-    name = input_layer(seen.task, seen.input_shape)
+def _first_layer(seen: Observation) -> tuple[str, Tensor, Tensor, Path | None]:
+    """Name, weight gradient and bias gradient of the first layer that gets the example; its path"""
+    name, path = first_layer(seen.task, seen.input_shape)
     parts = seen.task.unflatten(seen.update.rows[0].double())
     prefix = f"{name}." if name else ""
-    return name, parts[prefix + "weight"], parts[prefix + "bias"]
+    return name, parts[prefix + "weight"], parts[prefix + "bias"], path
 
 
-def _drawn(seen: Observation) -> bool:
-    """Whether the model in training mode changes the input before the layer, as dropout does."""
-    model = copies.duplicate(seen.task.model).train()
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            module.p = 1.0
-    buffers = {key: value.clone() for key, value in seen.task.buffers.items()}
-    task = replace(seen.task, model=model, buffers=buffers)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            return input_layer(task, seen.input_shape) != input_layer(seen.task, seen.input_shape)
-    except NotApplicable:
-        return True
+def _example(got: Tensor, path: Path | None) -> Tensor:
+    """The example (D,) behind what the layer got (D,)."""
+    return got if path is None else path.back(got[None], got.new_ones(1))[0]
 
 
 def outside(seen: Observation) -> str | None:
@@ -195,7 +208,7 @@ def outside(seen: Observation) -> str | None:
     if seen.examples != 1 or not exact:
         return None
     try:
-        _, weight, bias = _first_layer(seen)
+        _, weight, bias, path = _first_layer(seen)
     except NotApplicable:
         return None
     if not bool((bias != 0).any()):
@@ -203,6 +216,7 @@ def outside(seen: Observation) -> str | None:
     image = bias @ weight / bias.square().sum()
     if (weight - bias[:, None] * image).norm() > 0.1 * weight.norm():  # not an outer product
         return None
+    image = _example(image, path)
     low, high = seen.task.input_range
     least, most = float(image.min()), float(image.max())
     slack = OUTSIDE * (high - low)

@@ -8,8 +8,9 @@ import torch
 from msgspec.structs import replace
 
 from leakbound._util.results import LISTED, Fact, FactKind
-from leakbound.attacks.analytic import input_layer
+from leakbound.attacks.analytic import first_layer
 from leakbound.domains import Domain
+from leakbound.engines.path import NoPath, path_to
 from leakbound.types import Batch, Exact, NotApplicable, Observation, Reconstruction
 
 ORDER: tuple[FactKind, ...] = ("words", "levels", "zero values", "classes", "batch statistics")
@@ -21,8 +22,8 @@ def zero_values(observation: Observation) -> Fact | None:
     """The values that are 0 in all examples: their weights in the first layer have no gradient.
 
     It holds for SGD and Adam, for any loss and any number of local steps. Values that are 0 in all
-    public examples say nothing new and are left out. None if the layer is not linear, if noise or a
-    mask covers it, or if all or no values are 0.
+    public examples say nothing new and are left out. None if the layer is not linear, if the model
+    may change the example before it, if noise or a mask covers it, or if all or no values are 0.
 
     Assumptions: no weight decay, which changes all weights; then no value is named.
 
@@ -34,8 +35,11 @@ def zero_values(observation: Observation) -> Fact | None:
     if not isinstance(update.law, Exact) or update.mask is not None or not metric:
         return None
     try:
-        name = input_layer(task, observation.input_shape)
-    except NotApplicable:
+        name, _ = first_layer(task, observation.input_shape)
+        path = path_to(task, observation.input_shape, name)
+    except (NotApplicable, NoPath):
+        return None
+    if not path.unscaled:
         return None
     weight = f"{name}.weight" if name else "weight"
     rows = torch.stack([task.unflatten(row)[weight] for row in update.rows])
@@ -44,6 +48,7 @@ def zero_values(observation: Observation) -> Fact | None:
         return None
     # A column of weights that are all 0 may be pruned, and its gradient withheld.
     zero = zero & (task.tensors()[weight] != 0).any(0)
+    zero = torch.zeros_like(zero).index_put((path.index.to(zero.device),), zero)
     public = observation.auxiliary
     if public is not None and public.inputs.shape[1:] == observation.input_shape:
         zero = zero & (public.inputs.flatten(1) != 0).any(0).to(zero.device)

@@ -203,7 +203,8 @@ class ReleaseInfo(RecordPart, frozen=True, kw_only=True):
 
     `utility`: share of the plain gradient's first-order progress that is kept, and the second-order
     cost of the noise, both relative (paper A). `noise_share`: the noise's share of the update's
-    energy.
+    energy. `round`: of the training, 1 for the first; None: not known. `effective`: False if a
+    defense that needs some rounds had no effect yet.
     """
 
     law: str
@@ -212,6 +213,8 @@ class ReleaseInfo(RecordPart, frozen=True, kw_only=True):
     unit: str
     utility: dict[str, Number | None] = {}
     noise_share: Number | None = None
+    round: Count | None = None
+    effective: bool = True
 
 
 class ObjectiveValues(RecordPart, frozen=True, kw_only=True):
@@ -395,6 +398,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
             reconstruction, or if nothing was compared with the truth.
         facts: what the update reveals though no example is reconstructed, what matters most first.
         certificate: why the reconstruction is certainly the input, if the update proves it.
+        layer_input: why it is certainly what the first layer got, but may differ from the example.
         attained: success of a malicious server's best attack, if the noise is known.
         bounds_note: why bounds are missing.
         verdict: None if the attack does not apply.
@@ -430,6 +434,7 @@ class Assessment(RecordPart, frozen=True, kw_only=True):
     chance: Chance | None = None
     facts: tuple[Fact, ...] = ()
     certificate: str | None = None
+    layer_input: str | None = None
     capture: CaptureInfo | None = None
 
     def __post_init__(self) -> None:

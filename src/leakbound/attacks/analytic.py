@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,7 @@ from leakbound._util import copies
 from leakbound.attacks.base import Attack, boxed, summed_task
 from leakbound.attacks.blind import public_images
 from leakbound.client import forward
+from leakbound.engines.path import NoPath, Path, path_to
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 SAME = 1e-3
@@ -36,7 +38,11 @@ class LinearInversion(Attack):
     Args:
         tolerance: how far outside the input range, in units of its width, a candidate may lie.
 
-    Assumptions: a linear layer with a bias has the flattened example as its input.
+    A model may reorder the example, or multiply its values by constants and add constants, before
+    the layer: this is undone.
+
+    Assumptions: a linear layer with a bias has the flattened example as its input, or such a
+        function of it.
 
     Raises:
         NotApplicable: there is no such layer.
@@ -58,12 +64,15 @@ class LinearInversion(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         task = summed_task(observation)
-        name = input_layer(task, observation.input_shape)
+        name, path = first_layer(task, observation.input_shape)
         weight, bias = _layer(task, observation.update.rows.sum(0), name)
         trust = torch.ones_like(observation.update.rows)
         if observation.weights is not None:
             trust = observation.weights
         kept, bias_kept = _layer(task, trust.amax(0), name)
+        if path is not None:
+            weight = path.back(weight, bias)
+            kept = path.spread(kept**-2, bias_kept**-2).rsqrt()
         bias = bias * (bias_kept > 0)
         if not bool((bias != 0).any()):
             middle = torch.full(observation.batch_shape, float("nan"), device=weight.device)
@@ -81,6 +90,7 @@ class LinearInversion(Attack):
         error = torch.zeros_like(bias)
         if observation.noise_variance is not None:
             spread, own = _layer(task, observation.noise_variance.sum(0), name)
+            spread = spread if path is None else path.spread(spread, own)
             error = ((spread.mean(1) + own).sqrt() / bias.abs()).to(bias)
         return self._separate(observation, task, weight, bias, known, error)
 
@@ -154,6 +164,27 @@ def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
     if not found:
         raise NotApplicable("no linear layer with a bias sees the input")
     return sent[0]
+
+
+def first_layer(task: Task, input_shape: tuple[int, ...]) -> tuple[str, Path | None]:
+    """The first trained linear layer with a bias that gets the example, and the path to it.
+
+    None: it gets the flattened example itself, as far as `input_layer` sees. With a path it gets
+    the values in another order, or each scaled and shifted by constants.
+
+    Raises:
+        NotApplicable: there is none.
+    """
+    try:
+        return input_layer(task, input_shape), None
+    except NotApplicable:
+        size = math.prod(input_shape)
+        for name, layer in task.model.named_modules():
+            fits = isinstance(layer, nn.Linear) and layer.in_features == size
+            if fits and {*_parts(name)} <= task.names:
+                with suppress(NoPath):
+                    return name, path_to(task, input_shape, name)
+        raise
 
 
 def _parts(name: str) -> tuple[str, str]:

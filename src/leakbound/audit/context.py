@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from leakbound import check, client, data, registry
 from leakbound._util import files, optimizers
 from leakbound.assess.chance import FEWEST, MOST, comparable
+from leakbound.audit.attacked_round import OTHERS
 from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.bounds.counting import LOOKED, same_law
 from leakbound.domains import Domain
@@ -284,6 +285,16 @@ class PlanContext:
         if key not in self._kept:
             self._kept[key] = make()
         return cast(T, self._kept[key])
+
+
+def others_in_round(
+    context: PlanContext, size: int, clients: int, seed: int, number: int
+) -> list[Batch]:
+    """Batches of other clients in a round before the attacked one, as far as there are examples."""
+    rest = context._order(size, clients, seed)[size * clients :]
+    source = stream(seed, "other clients", size, number)
+    drawn = rest[permutation(len(rest), source)[: size * OTHERS]]
+    return [context.batch(own) for own in torch.split(drawn, size) if len(own) == size]
 
 
 def random_weights(name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor
 from leakbound import registry
 from leakbound._util import pictures as html
 from leakbound._util import stops
+from leakbound._util.formats import format_number
 from leakbound.assess import record as records
-from leakbound.assess.certificate import certificate
+from leakbound.assess.certificate import Proof, certificate
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.facts import facts_of
 from leakbound.assess.measure import measure, objective_of, release_of, shown, utility_of
@@ -24,15 +26,22 @@ from leakbound.attacks import Attack
 from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.attacks.pace import noted
 from leakbound.audit import plan as plans
-from leakbound.audit.context import PlanContext, one_line, one_thread, random_weights
+from leakbound.audit.attacked_round import OTHERS, attacked_round
+from leakbound.audit.context import (
+    PlanContext,
+    one_line,
+    one_thread,
+    others_in_round,
+    random_weights,
+)
 from leakbound.audit.utility import train
 from leakbound.client import clients_layer_inputs
 from leakbound.defenses import Chain
 from leakbound.losses import named
 from leakbound.metrics import Metric
-from leakbound.protocol import Round, play
+from leakbound.protocol import Round
 from leakbound.random import stream
-from leakbound.risk.limits import ErrorBoundSpec, leak_map, of_release
+from leakbound.risk.limits import ErrorBoundSpec, Limits, leak_map, of_release
 from leakbound.risk.released import Released
 from leakbound.risk.statement import of_bound
 from leakbound.risk.success import RiskSpec
@@ -44,6 +53,7 @@ _TOLD = frozenset({"batch size", "local steps"})
 """What attackers in an audit know for certain about a client."""
 TRIAL = 5.0
 """Seconds for what is tried before the first experiment."""
+LATER = "bounds are for a client's first update, and this client sent others before"
 NO_MEMORY = "out of memory: use a smaller batch or model, or fewer workers"
 
 
@@ -68,10 +78,12 @@ class Result:
             return html.block(record.status.replace("_", " "), html.facts(pairs))
         title = (record.verdict or record.status).replace("_", " ")
         what = f"{record.attack.settings} on {record.model.name} under {record.defense.settings}"
+        if record.release is not None and (record.release.round or 1) > 1:
+            what += f", in round {record.release.round}"
         if record.status != "ok":
             return html.block(title, html.note(what), html.note(record.reason))
         columns = zip(record.scores, record.baseline, strict=True)
-        rows = [(i, *map(html.number, values)) for i, values in enumerate(columns)]
+        rows = [(i, *map(format_number, values)) for i, values in enumerate(columns)]
         score = f"{record.criterion.axis} in {record.criterion.unit}"
         problem = record.problem
         return html.block(
@@ -195,11 +207,14 @@ def play_round(unit: plans.Experiment, context: PlanContext, *, planted: bool = 
     defense = plans.build_defense(unit.defense)
     clients = context.batches(unit.batch_size, defense.cohort_size, unit.seed)
     sources = [stream(unit.seed, "defense", i) for i in range(len(clients) + 1)]
-    return play(
+    return attacked_round(
         context.task(unit.model, unit.seed),
         clients,
         defense,
         sources,
+        number=unit.round,
+        others=partial(others_in_round, context, unit.batch_size, len(clients), unit.seed),
+        other_sources=[stream(unit.seed, "defense", "others", i) for i in range(OTHERS)],
         threat=context.threat(unit.threat),
         attack=plans.build_attack(unit.attack) if planted else None,
         auxiliary=context.public,
@@ -370,19 +385,19 @@ def judged(
     """
     criterion, public = released.criterion, released.public
     domain = criterion.domain
-    proof = None
+    proof = Proof()
     assert isinstance(played.defense, Chain)
     if not played.defense.links:
         proof = certificate(played.observation, attack, answer, None, _TOLD)
     measured = measure(
         *(played.truth, answer, criterion, public),
-        proved=proof is not None,
+        proved=proof.certificate is not None,
         distractors=distractors,
         more=more,
         decoys=decoys,
     )
-    proof = proof if any(measured.matched) else None  # a tolerance may be finer than rounding
-    limits = of_release(released, *wanted, source)
+    proof = proof if any(measured.matched) else Proof()  # a tolerance may be finer than rounding
+    limits = Limits(note=LATER) if played.number > 1 else of_release(released, *wanted, source)
     leaks = None
     if images and any(bound.on_error for bound in limits.bounds):
         leaks = leak_map(released, wanted[0])
@@ -400,7 +415,9 @@ def judged(
         record,
         problem=answer.problem,
         objective=objective_of(answer),
-        release=release_of(played.update, utility),
+        release=replace(
+            release_of(played.update, utility), round=played.number, effective=played.acts
+        ),
         features=features,
         bounds=limits.bounds,
         attained=limits.attained,
@@ -408,12 +425,13 @@ def judged(
         verdict=verdict(
             measured.matched,
             limits.bounds,
-            certified=proof is not None,
+            certified=proof.certificate is not None,
             attained=limits.attained,
             facts=facts,
         ),
         facts=facts,
-        certificate=proof,
+        certificate=proof.certificate,
+        layer_input=proof.layer_input,
         **measured.fields,
         **parts.fields,
     ), parts.files

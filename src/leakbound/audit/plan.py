@@ -97,6 +97,7 @@ class Experiment:
     error_bound: ErrorBoundSpec
     risk: RiskSpec
     lpips_weights: str | None = None
+    round: int | None = None
 
     @cached_property
     def id(self) -> str:
@@ -130,7 +131,8 @@ class Plan:
 
     A defense is a chain of links; () is no defense. Each seed is a repetition with separate initial
     weights, batch and noise. An example counts as reconstructed from `psnr` in dB on; a row of a
-    table or a sequence, from a `share` of right columns or tokens on.
+    table or a sequence, from a `share` of right columns or tokens on. `round` is the round of a
+    training that is attacked; None is the first in which the defense has an effect.
     """
 
     name: str
@@ -147,6 +149,7 @@ class Plan:
     error_bound: ErrorBoundSpec = field(default_factory=ErrorBoundSpec)
     risk: RiskSpec = field(default_factory=RiskSpec)
     lpips_weights: str | None = None
+    round: int | None = None
 
     def __post_init__(self) -> None:
         names = ("models", "batch_sizes", "defenses", "attacks", "seeds")
@@ -184,9 +187,12 @@ class Plan:
             if attacks[attack].why_not(defenses[links], size) is None
         } or {*pairs}
         grid = product(self.models, self.batch_sizes, self.defenses, self.attacks, self.seeds)
-        same = (self.threat, self.psnr, self.share, self.error_bound, self.risk)
+        same = (
+            *(self.threat, self.psnr, self.share, self.error_bound, self.risk),
+            *(self.lpips_weights, self.round),
+        )
         return tuple(
-            Experiment(self.data, model, defense, attack, size, seed, *same, self.lpips_weights)
+            Experiment(self.data, model, defense, attack, size, seed, *same)
             for model, size, defense, attack, seed in grid
             if (size, defense, attack) in kept
         )

@@ -22,6 +22,8 @@ NESTED = {"psnr": "criterion", "share": "criterion", "lpips_weights": "metrics"}
 """The plan's fields that are tables."""
 KEYS = [NESTED.get(field.name, field.name) for field in fields(plans.Plan)]
 NO_DEFENSE = {"name": "none"}
+LAST_ROUND = 1000
+"""The last round that an audit attacks: the server remembers all before it."""
 
 
 def load(path: Path) -> plans.Plan:
@@ -95,6 +97,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
         error_bound=_dataclass(ErrorBoundSpec, "error_bound", table),
         risk=_risk(table),
         lpips_weights=_lpips_weights(_section("metrics", table)),
+        round=_round(table.get("round")),
     )
     for links in plan.defenses:
         plans.build_defense(links)
@@ -154,6 +157,18 @@ def _lpips_weights(table: Mapping[str, Any]) -> str | None:
     _known_keys("metrics", table, ["lpips_weights"])
     path = table.get("lpips_weights")
     return path if path is None else str(_typed("lpips_weights", path, str))
+
+
+def _round(value: Any) -> int | None:
+    """The attacked round; None if the plan leaves it to each defense."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        raise ValueError(f"round is the list {value}; give one whole number, such as 15")
+    (number,) = _whole("round", value, 1)
+    if number > LAST_ROUND:
+        raise ValueError(f"round is {number}; give at most {LAST_ROUND}")
+    return number
 
 
 def _defenses(row: Mapping[str, Any]) -> tuple[int, Iterator[tuple[plans.Spec, ...]]]:

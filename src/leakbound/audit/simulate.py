@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from leakbound import client
-from leakbound._util import copies, pictures
+from leakbound import check, client
+from leakbound._util import copies
+from leakbound._util.formats import format_number
 from leakbound._util.text import digest
 from leakbound.assess import record as records
 from leakbound.assess.chance import halves
@@ -18,6 +19,7 @@ from leakbound.assess.criterion import Criterion
 from leakbound.attacks import Attack, settings_hash
 from leakbound.attacks.pace import noted
 from leakbound.audit import experiment
+from leakbound.audit.attacked_round import attacked_round
 from leakbound.audit.context import one_line, one_thread
 from leakbound.audit.plan import attack_info, build_attack, build_defense, plain
 from leakbound.audit.plan_file import only
@@ -77,7 +79,7 @@ class Simulation(Presented):
         from leakbound.report import figures
 
         unit = self.assessment.criterion.unit
-        captions = [f"{pictures.number(value)} {unit}" for value in self.scores]
+        captions = [f"{format_number(value)} {unit}" for value in self.scores]
         span = self.round.observation.task.input_range
         return figures.examples(self.truth, self.reconstruction, captions, span)
 
@@ -104,6 +106,7 @@ def simulate(
     error_bound: str = "trace",
     probability: float | None = 0.001,
     fresh: bool = False,
+    round: int | None = None,
 ) -> Simulation:
     """Attack the update that a client would send for this batch, and judge the reconstruction.
 
@@ -133,6 +136,9 @@ def simulate(
         probability: the accepted probability of a reconstruction; None requests no such bound.
         fresh: the weights depend on no public or private example, such as random ones. Only then
             is there a bound for an honest server that sends this model.
+        round: the attacked round of a training of these clients alone, in which each holds its
+            batch in every round. None is the first in which the defense has an effect, and there
+            are bounds for the first round only.
 
     Source: the round is that of docs/attacks.md; the verdict that of docs/evidence.md.
 
@@ -145,6 +151,8 @@ def simulate(
         >>> found.verdict, found.scores[0] > 60
         ('exposed', True)
     """
+    if round is not None:
+        check.count(round=round)
     copies.refuse(model)
     clients, public = typed(model, clients_of(batch), public)
     built, defense_info = defense_of(defense)
@@ -158,13 +166,17 @@ def simulate(
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
         check_outputs(task, clients[0].inputs)
-        played = play(
-            task, clients, built, sources, threat=threat, attack=built_attack, auxiliary=public
+        played = attacked_round(
+            *(task, clients, built, sources),
+            number=round,
+            threat=threat,
+            attack=built_attack,
+            auxiliary=public,
         )
         answer = noted(built_attack(played.observation, stream(seed, "attack", about.name)))
     criterion = Criterion.of(domain, psnr=psnr, share=share)
     header = records.Assessment(
-        experiment=digest([about.hash, repr(built), seed, plain(threat), named(loss).name]),
+        experiment=digest([about.hash, repr(built), seed, plain(threat), named(loss).name, round]),
         attack=about,
         defense=defense_info,
         model=experiment.model_info(type(model).__name__, task),

@@ -11,7 +11,7 @@ import msgspec
 
 from leakbound import check
 from leakbound._util import files
-from leakbound._util.rounding import least, most
+from leakbound._util.formats import format_lower, format_upper
 from leakbound.bounds import conversions
 from leakbound.bounds.law import probability
 
@@ -133,23 +133,24 @@ class EpsilonAudit:
         yield "declared", said, "the program's claim"
         if own.bounded is not None:
             known = f"noise multiplier {own.noise_multiplier:g}, {own.schedule}"
-            yield "bounded", most(own.bounded), known
+            yield "bounded", format_upper(own.bounded), known
         for one in self.lower:
             shown = f"{one.method}: {one.shown}; assumes: {one.assumes}"
-            yield "found, at least", least(one.epsilon), shown
+            yield "found, at least", format_lower(one.epsilon), shown
 
     @property
     def sentence(self) -> str:
         """The verdict as text."""
         claim, best = self.claims.least, self.best
-        found = f"epsilon is at least {least(best.epsilon)} (assumes: {best.assumes})"
+        found = f"epsilon is at least {format_lower(best.epsilon)} (assumes: {best.assumes})"
         if claim is None:
             return f"cannot tell: {found}, and nothing is claimed; give --declared"
+        claimed = f"the claim is {format_upper(claim)}"
         if self.code == LEAKS:
-            return f"the program leaks more than it claims: {found}, and the claim is {most(claim)}"
+            return f"the program leaks more than it claims: {found}, and {claimed}"
         if self.code == CONSISTENT:
-            return f"consistent: {found}, and the claim is {most(claim)}. This does not prove it"
-        seen = f"so many runs show {least(self.power)} at most, and the claim is {most(claim)}"
+            return f"consistent: {found}, and {claimed}. This does not prove it"
+        seen = f"so many runs show {format_lower(self.power)} at most, and {claimed}"
         return f"cannot tell: {seen if best.epsilon else 'the canary is not seen'}; give more runs"
 
 

@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 
 from leakbound import check
 from leakbound._util import stops
-from leakbound._util.rounding import least, most
+from leakbound._util.formats import format_lower, format_upper
 from leakbound._util.user_code import seeded
 from leakbound.audit_epsilon.clients import Client, gradient_places, over_rounds, vector
 from leakbound.audit_epsilon.finding import Claims, EpsilonAudit, LowerEpsilon
@@ -104,7 +104,10 @@ def audit_many_runs(
     lower, power = [], 0.0
     for method, assumes, merit, epsilon in _tests(claims):
         high, low = _event(merit, chosen, counted, level)
-        shown = f"an event of probability {least(high)} or more, {most(low)} or less for a neighbor"
+        shown = (
+            f"an event of probability {format_lower(high)} or more, {format_upper(low)} or less "
+            "for a neighbor"
+        )
         lower.append(LowerEpsilon(method, float(epsilon(high, low)), assumes, shown))
         power = max(power, float(epsilon(1 - none, none)))
     return EpsilonAudit(claims, tuple(lower), confidence, 2 * runs + 1, power)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, special
 
-from leakbound._util.rounding import most
+from leakbound._util.formats import format_upper
 from leakbound.bounds import identification
 from leakbound.bounds.balls import MOST_PAIRS, BallCounts, counts_of, neighbors
 from leakbound.bounds.distances import ROUNDING, ColumnMisses, Distance, SquaredError
@@ -168,7 +168,7 @@ class PublicSample(Baseline):
     def name(self) -> str:  # type: ignore[override]
         """What the bound rests on, as text."""
         sure = f"{self.confidence:.0%} confidence"
-        uneven = f", sources of up to {most(self.density)} times the mean size"
+        uneven = f", sources of up to {format_upper(self.density)} times the mean size"
         return f"{self.n} public {self._noun} without a model, {sure}, {self._known}" + (
             uneven if self.density > 1 else ""
         )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from leakbound import tensors
 from leakbound.assess import record as records
-from leakbound.assess.certificate import certificate
+from leakbound.assess.certificate import Proof, certificate
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.facts import facts_of
@@ -205,13 +205,13 @@ def judged(
     seen = understood.observation
     assert capture is not None  # set by `header`
     share = explained(understood, answer)
-    proof = None
+    proof = Proof()
     if not understood.defense.links:
         direction = None if share is None else share.direction
         sure = {finding.name for finding in understood.findings if finding.sure}
         proof = certificate(seen, attack, answer, direction, sure)
     limits = limits_of(case)
-    own = _measured(case, answer, proof is not None)
+    own = _measured(case, answer, proof.certificate is not None)
     public = None if case.public is None else case.public.public
     facts = facts_of(seen, answer, case.criterion.domain, public, understood.facts)
     measured, matched = dict[str, Any](), tuple[bool, ...]()
@@ -246,12 +246,13 @@ def judged(
         verdict=verdict(
             matched,
             limits.bounds,
-            certified=proof is not None,
+            certified=proof.certificate is not None,
             attained=limits.attained,
             facts=facts,
         ),
         facts=facts,
-        certificate=proof,
+        certificate=proof.certificate,
+        layer_input=proof.layer_input,
         capture=capture,
         **measured,
         **parts.fields,

@@ -30,6 +30,8 @@ Given = Path | str | Mapping[str, Any] | Sequence[Any]
 
 MOST = 2**16
 """The largest count that is accepted from a file's metadata: untrusted files could cost time."""
+LISTED = 3
+"""The most updates that an error about all of them names."""
 ALIKE = 0.5
 """With at least this cosine with the weights before, at a length within a factor of 2, an update
 counts as weights.
@@ -51,6 +53,13 @@ class Capture:
     before: Named | None = None
     about: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Its name among the updates of several rounds."""
+        number, client = (self.about.get(name, "") for name in ("round", "client"))
+        known = number.isdecimal() and client.isdecimal()
+        return _place(number, client) if known else self.name
 
     @property
     def digest(self) -> str:
@@ -94,6 +103,30 @@ class Capture:
         return None if value is None else int(value)
 
 
+@dataclass(frozen=True)
+class Skipped:
+    """An update of a round that is not attacked, and why."""
+
+    name: str
+    reason: str
+
+    @staticmethod
+    def of(name: str, error: Exception) -> Skipped:
+        """As its error says."""
+        short = name.rpartition("/")[2]
+        return Skipped(name, str(error).removeprefix(f"{short}: "))
+
+    def __str__(self) -> str:
+        return f"{self.name} is not attacked: {self.reason}"
+
+
+def none_left(skipped: Sequence[Skipped]) -> ValueError:
+    """The error if no update of a round can be attacked."""
+    why = "; ".join(f"{one.name}: {one.reason}" for one in skipped[:LISTED])
+    more = f"; and {len(skipped) - LISTED} more" if len(skipped) > LISTED else ""
+    return ValueError(f"none of {len(skipped)} updates can be attacked: {why}{more}")
+
+
 def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> Capture:
     """An update from a file or from memory, with the weights that the client received.
 
@@ -123,16 +156,42 @@ def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> C
 
 
 def load_all(
-    folder: Path, before: Given | None = None, *, kind: str = "auto", round: int | None = None
+    folder: Path,
+    before: Given | None = None,
+    *,
+    kind: str = "auto",
+    round: int | None = None,
+    skipped: list[Skipped] | None = None,
 ) -> list[Capture]:
-    """Every update of a folder that `leakbound capture` wrote, or of one of its rounds."""
-    found = updates_in(Path(folder))
+    """Every update of a folder that `leakbound capture` wrote, or of one of its rounds.
+
+    Updates that cannot be read are added to `skipped`. Without that list, or if none is left, they
+    are an error.
+    """
+    files_ = updates_in(Path(folder))
     if round is not None:
-        rounds = sorted({number for number, *_ in found})
-        found = [row for row in found if row[0] == round]
-        if not found:
+        rounds = sorted({number for number, *_ in files_})
+        files_ = [row for row in files_ if row[0] == round]
+        if not files_:
             raise ValueError(f"round is {round}; {str(folder)!r} holds the rounds {rounds}")
-    return [load(path, before, kind=kind) for _, _, path in found]
+    found: list[Capture] = []
+    lost: list[Skipped] = []
+    for number, client, path in files_:
+        try:
+            found.append(load(path, before, kind=kind))
+        except ValueError as error:
+            if skipped is None or len(files_) == 1:
+                raise
+            lost.append(Skipped.of(_place(number, client), error))
+    if not found:
+        raise none_left(lost)
+    if skipped is not None:
+        skipped += lost
+    return found
+
+
+def _place(number: int | str, client: int | str) -> str:
+    return f"round-{int(number):04d}/client-{int(client)}.safetensors"
 
 
 def _tensors(given: Given, what: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
@@ -295,7 +354,8 @@ def write(
             raise ValueError(f"about[{name!r}] is {text.get(name)!r}; give a whole number")
     check.one_of((*KINDS, TREES), kind=text.get("kind", ""))
     with files.writing(folder):
-        place = files.folder(Path(folder), f"round-{int(text['round']):04d}")
+        name = _place(text["round"], text["client"])
+        place = files.folder(Path(folder), name.partition("/")[0])
         if (place / BEFORE).exists():
             held, _ = tensors.read(place / BEFORE)
             if held.keys() != before.keys() or not all(
@@ -308,7 +368,7 @@ def write(
         else:
             known = {PREFIX + "kind": "before", PREFIX + "round": text["round"]}
             tensors.write(place / BEFORE, before, known)
-        path = place / f"client-{int(text['client'])}.safetensors"
+        path = place / name.partition("/")[2]
         tensors.write(path, update, {PREFIX + key: value for key, value in text.items()})
     return path
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from leakbound import check, registry
 from leakbound._util import files, stops
 from leakbound._util import pictures as html
+from leakbound._util.formats import format_number
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
 from leakbound.assess.verdict import of_run
@@ -38,7 +39,7 @@ from leakbound.captured.assess import (
     public_examples,
     read_truth,
 )
-from leakbound.captured.capture import Capture, Given, load
+from leakbound.captured.capture import Capture, Given, Skipped, load, none_left
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import (
     SEARCH,
@@ -101,8 +102,16 @@ class Work:
     by the positions of update and attack.
     """
 
-    def __init__(self, pace: Pace, cases: list[Case], settings: Settings, pictures: bool) -> None:
+    def __init__(
+        self,
+        pace: Pace,
+        cases: list[Case],
+        settings: Settings,
+        pictures: bool,
+        skipped: Sequence[Skipped] = (),
+    ) -> None:
         self._pace, self.cases, self.settings, self.pictures = pace, cases, settings, pictures
+        self.skipped = tuple(skipped)
         self.made: dict[tuple[int, int], Made] = {}
         self._paid, self._spent, self._began = 0.0, 0.0, 0.0
         self.jobs: list[Job] = []
@@ -160,6 +169,7 @@ class Work:
             tuple(answer for _, _, answer in ordered),
             unended=len(self.jobs),
             pictures={name: content for _, own, _ in ordered for name, content in own.items()},
+            skipped=self.skipped,
         )
 
     def _left(self, step: int = 0) -> float | None:
@@ -180,6 +190,7 @@ class UpdateResult(Presented):
 
     Without the truth the records have no metrics. `understood` states for each update what was
     inferred from it and what was assumed; `unended` counts attacks that did not begin in time.
+    `skipped` are updates that could not be attacked.
     """
 
     records: tuple[Assessment, ...]
@@ -189,6 +200,7 @@ class UpdateResult(Presented):
     page: Path | None = None
     unended: int = 0
     pictures: Mapping[str, bytes] = field(default_factory=dict)
+    skipped: tuple[Skipped, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -217,10 +229,13 @@ class UpdateResult(Presented):
 
     def _repr_html_(self) -> str:
         rows = [
-            (one.attack.name, one.end, html.number(_direction(one)), one.certificate or "")
+            (
+                *(one.attack.name, one.end, format_number(_direction(one))),
+                one.certificate or one.layer_input or "",
+            )
             for one in self.records
         ]
-        head = ("attack", "verdict", "share explained", "certificate")
+        head = ("attack", "verdict", "share explained", "what is proved")
         shown = [html.picture(content, "reconstructed") for content in self.pictures.values()]
         return html.block(self.verdict, html.table(head, rows), *shown[:MOST_PICTURES])
 
@@ -366,13 +381,20 @@ def attack_all(
     watch: Watch = lambda done, total, what, left: None,
     understood: Callable[[Case], None] = lambda case: None,
     ended: Callable[[Assessment], None] = lambda record: None,
+    skipped: Sequence[Skipped] = (),
 ) -> UpdateResult:
     """Attack several captured updates of one model, the cheapest attacks first; as `attack_update`.
 
     Every update is read, and `understood` called with the findings, before the first attack;
-    `ended` is called with every record. After `settings.seconds`, or on Ctrl-C, the running search
+    `ended` is called with every record. An update that cannot be attacked is skipped, if there are
+    others: the result and the report say why. `skipped` are updates that `load_all` could not read.
+
+    After `settings.seconds`, or on Ctrl-C, the running search
     ends with its best candidate so far, and attacks that did not begin have no record. All results
     are written to `out`; an interrupt is then raised again.
+
+    Raises:
+        ValueError: wrong arguments, or no update can be attacked.
     """
     if not captures:
         raise ValueError("captures is empty; give at least one update")
@@ -384,17 +406,26 @@ def attack_all(
         check_place(Path(out))
     batch, title = read_truth(truth, settings.schema), name or type(model).__name__
     with one_thread(), Pace(settings.seconds) as pace:
-        read = [
-            partial(_case, capture, at, model, settings, known or TrainingInfo(), batch, title)
-            for at, capture in enumerate(captures)
-        ]
         kept = None if out is None else _Kept(Path(out))
-        cases = []
-        for at, one in enumerate(read):
-            watch(0, 0, f"reading {captures[at].name}", None)
-            cases.append(one())
+        cases: list[Case] = []
+        read: list[Callable[..., Case]] = []
+        lost = list(skipped)
+        for capture in captures:
+            watch(0, 0, f"reading {capture.name}", None)
+            given = model, settings, known or TrainingInfo(), batch, title
+            one = partial(_case, capture, len(cases), *given)
+            try:
+                cases.append(one())
+            except (ValueError, NotApplicable) as error:
+                if len(captures) + len(skipped) == 1:
+                    raise
+                lost.append(Skipped.of(capture.place, error))
+                continue
+            read.append(one)
             understood(cases[-1])
-        work = Work(pace, cases, settings, pictures)
+        if not cases:
+            raise none_left(lost)
+        work = Work(pace, cases, settings, pictures, lost)
         try:
             with ended_by_interrupt(pace):
                 while work.jobs and not pace.over:
@@ -622,4 +653,5 @@ def _header(work: Work) -> dict[str, Any]:
         "pictures": work.pictures,
         "experiments": work.total,  # the page reports those without a record as missing
         "own_data": True,
+        "notes": [str(one) for one in work.skipped],
     }

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from leakbound import audit as audits
 from leakbound import check, registry
+from leakbound._util.formats import UNKNOWN, format_fixed
 from leakbound.assess.record import OPEN, Assessment
 from leakbound.attacks import Attack
 from leakbound.attacks.pace import Pace, planned
@@ -134,6 +135,11 @@ def _show(record: Assessment, command: options.AttackOptions, name: str) -> None
         if record.threat.server == "honest" and describe.is_malicious(entry):
             console.print("This attack needs a malicious server: add --malicious-server.")
         return
+    if record.release is not None and (record.release.round or 1) > 1:
+        console.print(
+            f"round:   {record.release.round}, the first in which the defense has an effect; "
+            "earlier rounds have no protection"
+        )
     captured.show_facts([record])
     console.print(_measured(record))
     captured.show_row(record)
@@ -153,13 +159,9 @@ def _measured(record: Assessment) -> Table:
     found = table(right=["example", score, "baseline", *(known[name] for name in more)])
     columns = [record.scores, record.baseline, *(record.metrics[name] for name in more)]
     for i, row in enumerate(zip(*columns, strict=True)):
-        cells = ["" if v is None else criterion.shown(v).rpartition(" ")[0] for v in row[:2]]
+        cells = [UNKNOWN if v is None else criterion.shown(v).rpartition(" ")[0] for v in row[:2]]
         for name, value in zip(more, row[2:], strict=True):
-            same = "" if value is None else ("yes" if value else "no")
-            cells.append(same if name == "identification" else _number(value, 3))
+            same = UNKNOWN if value is None else ("yes" if value else "no")
+            cells.append(same if name == "identification" else format_fixed(value, 3))
         found.add_row(str(i), *cells)
     return found
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"

@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from leakbound import audit as audits
 from leakbound import data
+from leakbound._util.formats import UNKNOWN, format_fixed
 from leakbound.assess.record import Training, decode
 from leakbound.audit.context import usable
 from leakbound.audit.folder import Runner
@@ -235,15 +236,17 @@ def _show(rows: Sequence[TrainingRow]) -> None:
 def _words(row: TrainingRow) -> tuple[str, ...]:
     loss = _number(row.loss) + (f" ({row.diverged} diverged)" if row.diverged else "")
     seeds = row.accuracy.n if row.accuracy else 0
-    balanced = "–" if row.balanced_accuracy is None else f"{row.balanced_accuracy:.3f}"
-    area = "–" if row.auc is None else f"{row.auc:.3f}"
+    balanced = format_fixed(row.balanced_accuracy, 3)
+    area = format_fixed(row.auc, 3)
     failed = f" ({row.failed} failed)" if row.failed else ""
     return loss, _number(row.accuracy), balanced, area, f"{seeds}{failed}"
 
 
 def _number(value: MeanInterval | None) -> str:
     if value is None:
-        return "–"
+        return UNKNOWN
     mean, low, high = value.mean, value.low, value.high
-    between = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
-    return f"{mean:.3f}{between}"
+    between = (
+        "" if low is None or high is None else f" [{format_fixed(low, 3)}, {format_fixed(high, 3)}]"
+    )
+    return f"{format_fixed(mean, 3)}{between}"

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from leakbound import captured, tensors
 from leakbound._util import stops, user_code
+from leakbound._util.formats import format_explained
 from leakbound.assess.record import CERTIFIED, DISCLOSURES, EXPOSURES, Assessment
 from leakbound.assess.verdict import counted
 from leakbound.audit import plan as plans
 from leakbound.audit.context import module_of
 from leakbound.audit.plan_file import only, parse
-from leakbound.captured import Capture, Settings, TrainingInfo, UpdateResult
+from leakbound.captured import Capture, Settings, Skipped, TrainingInfo, UpdateResult
 from leakbound.captured.assess import Case
 from leakbound.captured.capture import PREFIX, TREES
 from leakbound.captured.findings import Finding
@@ -61,7 +62,8 @@ def attack(command: options.AttackOptions) -> int:
         value = getattr(command, name)
         if value is not None and not 1 <= value <= MOST:
             raise ValueError(f"{name} is {value}; give a whole number from 1 to {MOST}")
-    found = [] if command.adapter else _captures(command)
+    skipped: list[Skipped] = []
+    found = [] if command.adapter else _captures(command, skipped)
     settings = _settings(command, found[0].about if found else {})
     model = _model(command, settings)
     if command.adapter:
@@ -105,11 +107,14 @@ def attack(command: options.AttackOptions) -> int:
                 watch=bar,
                 understood=read,
                 ended=ended,
+                skipped=skipped,
             )
     except KeyboardInterrupt:
         if command.out is None or not bar.done:
             errors.say("without --out DIR no result is kept" if bar.done else NONE)
         raise
+    for one in outcome.skipped:
+        errors.say(brief(str(one)))
     if command.json:
         print(json.dumps(msgspec.to_builtins(outcome.records), indent=1, sort_keys=True))
     else:
@@ -220,7 +225,7 @@ def next_command(place: Path, about: Mapping[str, str]) -> str:
     return shlex.join([*words, "--out", "DIR"])
 
 
-def _captures(command: options.AttackOptions) -> list[Capture]:
+def _captures(command: options.AttackOptions, skipped: list[Skipped]) -> list[Capture]:
     path, before = command.update, command.before
     assert path is not None  # asked in `attack`
     if any(path.glob("adapter_model.*")) if path.is_dir() else path.stem == "adapter_model":
@@ -229,7 +234,9 @@ def _captures(command: options.AttackOptions) -> list[Capture]:
             "server sent (--adapter PATH), and the base of both as --model"
         )
     if path.is_dir():
-        return captured.load_all(path, before, kind=command.kind, round=command.round)
+        return captured.load_all(
+            path, before, kind=command.kind, round=command.round, skipped=skipped
+        )
     if command.round is not None:
         raise ValueError(f"round is {command.round}, but update is one file; leave round out")
     return [captured.load(path, before, kind=command.kind)]
@@ -357,10 +364,13 @@ def _show_finding(finding: Finding) -> None:
 
 
 def _certificate(record: Assessment) -> None:
-    if record.status == "ok" and record.certificate and record.capture:
+    """What the update proves of an answer."""
+    proved = record.certificate or record.layer_input
+    if record.status == "ok" and proved and record.capture:
+        word = CERTIFIED if record.certificate else "not certified"
         console.say(
-            f"[bold]{CERTIFIED}[/bold]: {brief(record.capture.name)} by "
-            f"{brief(record.attack.name)}: {brief(record.certificate)}"
+            f"[bold]{word}[/bold]: {brief(record.capture.name)} by "
+            f"{brief(record.attack.name)}: {brief(proved)}"
         )
 
 
@@ -386,6 +396,9 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
             f"the time limit is over: {outcome.unended} of {len(records) + outcome.unended} "
             "attacks did not start; give a larger --time"
         )
+    if lost := len(outcome.skipped):
+        every = lost + len(outcome.understood)
+        console.print(f"{lost} of {every} updates could not be attacked: see above")
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
     console.print(f"verdict: [bold]{verdicts(records)[1]}[/bold] (attacks: {ends})")
     if any(record.status == "ok" and not record.truth_known for record in records):
@@ -457,7 +470,7 @@ def _results(records: Sequence[Assessment]) -> Table:
         own, share = record.capture and record.capture.explained, None
         if own:
             share = own.direction if own.share is None else own.share
-        values = [_share(share)]
+        values = [format_explained(share)]
         if record.metrics:
             seen, blind = ([v or 0.0 for v in part] for part in (record.scores, record.baseline))
             values += [f"{sum(seen) / len(seen):.1f}", f"{max(seen):.1f}", f"{max(blind):.1f}"]
@@ -479,18 +492,9 @@ def _remarks(records: Sequence[Assessment], *, explain: bool) -> None:
     noise = first.release and first.release.noise_share
     if noise:
         console.print(
-            f"noise of the declared distribution is {_share(noise)} of the update's energy"
+            f"noise of the declared distribution is {format_explained(noise)} of the update's "
+            "energy"
         )
     for said in of_assessment(first, reasons=False):
         console.say(brief(said))
     show_scope(first.bounds, explain=explain)
-
-
-def _share(value: float | None) -> str:
-    """A share of the update in percent, with enough digits to show what is missing from 100 %."""
-    if value is None:
-        return "unknown"
-    value = max(value, 0.0)
-    left = max(1 - value, 0.0)
-    digits = 1 if left >= 1e-3 else 3 if left >= 1e-5 else 5
-    return f"{100 * value:.{digits}f} %"

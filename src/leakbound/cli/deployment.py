@@ -11,7 +11,7 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from leakbound._util.rounding import BELOW, least, most
+from leakbound._util.formats import BELOW, format_lower, format_upper
 from leakbound.bounds.law import probability
 from leakbound.cli import options, risk
 from leakbound.cli.shared import check_files, write_files
@@ -113,7 +113,7 @@ def _calibrated(command: options.Calibrate) -> int:
     if command.json:
         print(json.dumps(plain, indent=1, sort_keys=True, allow_nan=False))
         return 0
-    multiplier = most(found.noise.multiplier or 0.0, 5)
+    multiplier = format_upper(found.noise.multiplier or 0.0, 5)
     console.print(f"{escape(str(target))}, of {OF[unit]}, against {', '.join(command.audience)}:")
     console.print(f"[bold]noise multiplier {multiplier}[/bold] (prior: {escape(prior.name)})")
     _mistakes(mistakes)
@@ -261,15 +261,15 @@ def _table(rows: tuple[Row, ...], against: Against | None) -> Table:
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place < 2 else "right")
     for row in rows:
-        private = "infinite" if row.epsilon is None else most(row.epsilon, 4)
+        private = "infinite" if row.epsilon is None else format_upper(row.epsilon, 4)
         table.add_row(
             WHO[row.audience],
             OF[row.unit],
-            "" if row.mu is None else most(row.mu, 4),
+            "" if row.mu is None else format_upper(row.mu, 4),
             private,
-            *(most(bound) for _, bound in row.rises if against is None),
+            *(format_upper(bound) for _, bound in row.rises if against is None),
             *(
-                f"{least(low)} to {most(high) if high else BELOW}\n{word}"
+                f"{format_lower(low)} to {format_upper(high) if high else BELOW}\n{word}"
                 for _, low, high, word in row.thresholds
             ),
         )

@@ -11,7 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from leakbound._util.decibels import psnr_of_mse
-from leakbound._util.rounding import BELOW, least, most, of_log, percent, short
+from leakbound._util.formats import (
+    BELOW,
+    format_fixed,
+    format_lower,
+    format_number,
+    format_percent,
+    format_upper,
+    format_upper_log,
+)
 from leakbound.assess.criterion import Criterion
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import Scope, positive, probability
@@ -166,11 +174,17 @@ def _show_bound(
         table.add_column(column, justify="right")
     for row in found["thresholds"]:
         table.add_row(
-            *((f"{row['psnr']:.1f}", short(row["mse"])) if squared else (row["reached"],)),
-            "0" if row["log10_baseline"] is None else of_log(row["log10_baseline"] * math.log(10)),
-            least(row["attained"]),
+            *(
+                (format_fixed(row["psnr"]), format_number(row["mse"]))
+                if squared
+                else (row["reached"],)
+            ),
+            "0"
+            if row["log10_baseline"] is None
+            else format_upper_log(row["log10_baseline"] * math.log(10)),
+            format_lower(row["attained"]),
             _upper(row),
-            "" if row["matched"] is None else percent(row["matched"]),
+            "" if row["matched"] is None else format_percent(row["matched"]),
             row["verdict"],
         )
     console.print(table)
@@ -195,7 +209,11 @@ def _show_bound(
 
 def _upper(row: dict[str, Any]) -> str:
     """The upper bound as text; a bound that underflows is small, but it is not 0."""
-    return BELOW if row["bound"] == 0 and row["log10_baseline"] is not None else most(row["bound"])
+    return (
+        BELOW
+        if row["bound"] == 0 and row["log10_baseline"] is not None
+        else format_upper(row["bound"])
+    )
 
 
 def _show_membership(epsilon: float | None, delta: float, rows: list[dict[str, Any]]) -> None:
@@ -235,16 +253,16 @@ def _show_calibration(found: Calibration, *, explain: bool) -> None:
 
 def _calibrated(found: Calibration) -> Table:
     edges, table = found.corridor, Table(show_edge=False, show_header=False)
-    table.add_row("upper bound: no attacker exceeds", most(float(edges.bound[0]), 6))
-    table.add_row(f"attained by a {edges.attack[0]}", least(float(edges.attained[0])))
-    table.add_row("prior-only baseline", of_log(float(edges.log_kappa[0])))
+    table.add_row("upper bound: no attacker exceeds", format_upper(float(edges.bound[0]), 6))
+    table.add_row(f"attained by a {edges.attack[0]}", format_lower(float(edges.attained[0])))
+    table.add_row("prior-only baseline", format_upper_log(float(edges.log_kappa[0])))
     table.add_row("noise standard deviation on the sum", f"{found.noise_std:.6g}")
     table.add_row("clip norm", f"{found.clip_norm:.6g}")
     if (blind := found.matches) is not None:
-        share = percent(max(blind.constant, blind.mean))
+        share = format_percent(max(blind.constant, blind.mean))
         typical = "a constant or the mean image" if found.target.goal is None else "the typical one"
         table.add_row(f"examples that {typical} matches", share)
-        table.add_row("examples that one other example matches", percent(blind.example))
+        table.add_row("examples that one other example matches", format_percent(blind.example))
     if found.examples is not None:
         table.add_row(f"noise against naming 1 of {found.examples} examples", _less(found))
     return table
@@ -259,7 +277,7 @@ def _show_public(found: Calibration) -> None:
         f"{public['examples']}, of which one candidate may match {public['largest_ball']}. The "
         f"answer holds with {public['confidence']:.0%} confidence and no model of the data, if "
         "private examples are drawn like them (at most "
-        f"{least(public['density_margin'])} times as densely)."
+        f"{format_lower(public['density_margin'])} times as densely)."
     )
 
 

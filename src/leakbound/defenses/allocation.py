@@ -124,7 +124,7 @@ def with_floor(
 def prune_order(s: Tensor, g2: Tensor) -> Tensor:
     """K = s / g² (P,): the largest is withheld first; infinite if g is 0.
 
-    Source: Chen, Gursoy and Lei, theorem 3.6 (its earlier version's "smallest" is an error).
+    Source: Chen, Gursoy and Lei, theorem 3.6 (the long version's "smallest" is an error).
     """
     least = 1e-300 if g2.dtype == torch.float64 else 1e-37
     return torch.where(g2 > 0, s / g2.clamp_min(least), torch.inf)

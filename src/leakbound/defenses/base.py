@@ -102,6 +102,11 @@ class Defense:
         """Whether the client may start from weights other than those it was sent."""
         return type(self).begin is not Defense.begin
 
+    @property
+    def starts_late(self) -> bool:
+        """Whether it may send first rounds as if it were not there."""
+        return type(self).acts is not Defense.acts
+
     def returns(self, given: Unit) -> Unit:
         """The unit of the output rows."""
         return given
@@ -133,6 +138,14 @@ class Defense:
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         """Change the update. `context` is None on the server's side."""
         return update, state
+
+    def acts(self, state: State) -> bool:
+        """Whether it protected the round that left this state of a client.
+
+        A defense that needs some rounds before it has an effect says here whether it had one. An
+        audit attacks the first round in which it acts.
+        """
+        return True
 
     def imitate(self, rows: Tensor) -> Tensor:
         """The deterministic part on rows (R, P), differentiable, as attackers who know it use it.
@@ -262,6 +275,10 @@ class Chain(Defense):
         return all(link.continuous for link in self.links)
 
     @property
+    def starts_late(self) -> bool:
+        return any(link.starts_late for link in self.links)
+
+    @property
     def sides(self) -> tuple[Chain, Chain]:
         """The links that run on each client, and those that run on the stacked rows of all."""
         sums = [link.returns(Unit.CLIENT) is Unit.COHORT for link in self.links]
@@ -299,6 +316,10 @@ class Chain(Defense):
             update, own = link.transform(update, own, context, source)
             after.append(own)
         return update, tuple(after)
+
+    def acts(self, state: State) -> bool:
+        pairs = zip(self.links, state or [None] * len(self.links), strict=True)
+        return all(link.acts(own) for link, own in pairs)
 
     def imitate(self, rows: Tensor) -> Tensor:
         for link in self.links:

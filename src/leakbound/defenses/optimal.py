@@ -354,7 +354,8 @@ class OptimalDpSgd(Chain):
 
     Guarantees: as `LocalOptimalNoise`, a known noise distribution; no differential privacy.
 
-    Source: the earlier version of Chen, Gursoy and Lei, theorem 3; `docs/errata.md`, A11.
+    Source: Chen, Gursoy and Lei, long version (November 2024), theorem 3; `docs/errata.md`, A11 and
+    A18.
 
     Example:
         >>> OptimalDpSgd(clamp=0.5).guarantee.value

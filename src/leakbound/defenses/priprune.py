@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound.defenses.base import State
 from leakbound.defenses.withhold import (
     BLOCK,
     ClientState,
@@ -127,6 +128,11 @@ class PriPrune(Withholding):
         zero = torch.zeros_like(task.parameters)
         first = torch.full_like(zero, self.start).logit()
         return replace(super().init(task), own=Belief(first, zero, zero))
+
+    def acts(self, state: State) -> bool:
+        """Whether the client withheld a weight: the first rounds withhold none."""
+        kept: ClientState = state
+        return kept.sent is not None and bool((kept.exists & ~kept.sent).any())
 
     @torch.no_grad()
     def _start(self, kept: ClientState, server: Tensor, source: Source) -> Started:

@@ -16,7 +16,7 @@ from leakbound.defenses.base import Context, Defense, State
 from leakbound.defenses.sparsification import LATE
 from leakbound.random import Source, uniform
 from leakbound.tensors import weight_spans
-from leakbound.types import Exact, Task, Unit, Unknown, Update
+from leakbound.types import Exact, Refused, Task, Unit, Unknown, Update
 
 __all__ = ["ClientState", "Withhold"]
 
@@ -73,7 +73,7 @@ class Withholding(Defense):
         """Replace the server's weights by the client's where the client withheld them."""
         kept: ClientState = self.init(task) if state is None else state
         if kept.exists.shape != task.parameters.shape or kept.spans != _spans(task):
-            raise ValueError(
+            raise Refused(
                 f"state holds {len(kept.exists)} weights and the model {len(task.parameters)}; "
                 "begin with the state of this model, or with None"
             )

@@ -288,7 +288,7 @@ def _server(
     if rule.strict:
         own = rule.noisy.accountant.config
         claim = facts.Claim(delta=own.target_delta, unit="client", neighbors="add-remove")
-    return clip, facts.Noise(multiplier=z, at="server"), claim
+    return clip, facts.Noise(multiplier=z, at="server", on="mean"), claim
 
 
 def _clip(rule: ServerRule, norm: float | None, at: Any) -> facts.ClipFacts:

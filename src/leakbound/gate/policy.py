@@ -66,7 +66,7 @@ class DeploymentPolicy(_Table, frozen=True, kw_only=True):
     delta: Share = 1e-5
     success: Share | None = None
     prior: Share = 1e-3
-    mistakes: Count = 0
+    mistakes: Count | None = None
 
 
 class EpsilonPolicy(_Table, frozen=True, kw_only=True):

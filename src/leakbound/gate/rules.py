@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from leakbound import inspection, tensors
-from leakbound._util.rounding import most
+from leakbound._util.formats import format_upper
 from leakbound.assess.record import DISCLOSURES, EXPOSURES, NOT_RUN, RECOVERABLE, VERDICTS
 from leakbound.audit import Progress, run_audit
 from leakbound.audit_epsilon import finding
@@ -200,12 +200,13 @@ def _of_deployment(
     path = base / own.file
     given, mistakes = file.read(path)
     words = [f"{one.name}: {one.text}" for one in mistakes[:SHOWN]]
-    found, many = "; ".join([str(len(mistakes)), *words]), len(mistakes) > own.mistakes
-    stated = f"{own.file} has at most {own.mistakes} mistakes"
+    allowed = own.mistakes or 0
+    found, many = "; ".join([str(len(mistakes)), *words]), len(mistakes) > allowed
+    stated = f"{own.file} has at most {allowed} mistakes"
     where = (str(path), mistakes[0].line) if many else ("", None)
     answer: Answer = BROKEN if many else HOLDS
     yield Requirement(
-        "mistakes", stated, found, answer, "", *where, numbers=(len(mistakes), own.mistakes)
+        "mistakes", stated, found, answer, "", *where, numbers=(len(mistakes), allowed)
     )
     known = msgspec.structs.replace(given.record, kappa=own.prior)
     given = msgspec.structs.replace(given, record=known)
@@ -213,6 +214,11 @@ def _of_deployment(
     rows = tuple(row for row in rows if not own.unit or row.unit in own.unit)
     if not rows or {*own.unit} - {row.unit for row in rows}:
         raise ValueError(f"{own.file} says nothing of {', '.join(own.unit)}; give another unit")
+    if (own.epsilon, own.success, own.mistakes) == (None, None, None):
+        raise ValueError(
+            f"nothing is required of what {own.file} protects; state epsilon or success (or "
+            "mistakes, if it only has to be free of them)"
+        )
     for row in rows:
         of = f"({WHO[row.audience]}, {OF[row.unit]})"
         bounds = (
@@ -221,7 +227,7 @@ def _of_deployment(
         )
         for key, limit, value, at in bounds:
             if limit is not None:
-                found = "infinite" if value is None else f"at most {most(value, 4)}"
+                found = "infinite" if value is None else f"at most {format_upper(value, 4)}"
                 answer = HOLDS if value is not None and value <= limit else BROKEN
                 if row.missing and answer == BROKEN:  # it may be the worst case of what is missing
                     answer, found = UNSURE, f"{found}; not stated: {', '.join(row.missing)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from opacus.data_loader import DPDataLoader  # type: ignore[import-untyped]
@@ -67,7 +68,7 @@ def describe(
     seeded = False if secure else True if optimizer.generator is not None else None
     local = {
         "epochs": epochs,
-        "batch": -(-size // len(loader)),
+        "batch": _batch(size, len(loader)),
         "steps": epochs * len(loader),
         "examples": size,
         "rate": 1 / len(loader),
@@ -96,3 +97,15 @@ def describe(
         }
     )
     return given, find(given)
+
+
+def _batch(size: int, batches: int) -> int | None:
+    """The size of a batch, so that a pass has this number of batches; None if there is none.
+
+    Loaders keep a smaller last batch, or drop it.
+    """
+    whole = math.ceil(size / batches)
+    if math.ceil(size / whole) == batches:
+        return whole
+    fewer = max(1, size // batches)
+    return fewer if size // fewer == batches else None

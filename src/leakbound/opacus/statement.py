@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
 from leakbound import check
+from leakbound._util.formats import format_lower, format_upper, format_upper_log
 from leakbound._util.pictures import facts
-from leakbound._util.rounding import least, most, of_log
 from leakbound.bounds import identification
 from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.law import Scope, positive, probability, single
@@ -123,7 +123,7 @@ class Statement:
             prior = "No prior was given (prior=), so nothing is called protected"
         else:
             attacker += (
-                f"probability {most(self.bound)} at most, and without the training with "
+                f"probability {format_upper(self.bound)} at most, and without the training with "
                 f"{_blind(self.log_kappa)} at most"
             )
             prior = f"The first number holds on average over examples ({self.prior})"
@@ -350,8 +350,8 @@ def _rises(pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def _attained(chance: float) -> str:
-    return least(chance) if chance > 0 else "none that was counted"
+    return format_lower(chance) if chance > 0 else "none that was counted"
 
 
 def _blind(log: float | None) -> str:
-    return "not known" if log is None else of_log(log)
+    return "not known" if log is None else format_upper_log(log)

@@ -43,7 +43,7 @@ from leakbound.report.tables import (
     grouped,
     title,
 )
-from leakbound.report.template import listing, percent
+from leakbound.report.template import interval, listing, upper_bound
 
 VIEWS = 12
 """Of how many models and batch sizes the first screen shows a chart."""
@@ -406,13 +406,12 @@ def measured(line: Line | SettingRow) -> str:
     own = line.reconstructed
     if own is None:
         return "proved by the update" if line.proved else "not measured"
-    ends = f"{percent(own.low)} to {percent(own.high)}"
-    return f"{own.hits} of {own.n} ({ends})"
+    return f"{own.hits} of {own.n} ({interval(own.low, own.high)})"
 
 
-def limit(line: Line, chance: Any) -> str:
+def limit(line: Line) -> str:
     """What no attacker exceeds, as text."""
-    words = [f"≤ {chance(one.probability)} {one.condition}".strip() for one in line.named]
+    words = [f"≤ {upper_bound(one.probability)} {one.condition}".strip() for one in line.named]
     return "; ".join(words) or (
         "the bound is 1: it excludes nothing" if line.bounded else "not known"
     )

@@ -31,10 +31,10 @@ from leakbound.report.gallery import (
     cards_of,
     pages_of,
 )
+from leakbound.report.rounds import attacked_rounds
 from leakbound.report.template import (
     cell,
     check_installed,
-    probability,
     rendered,
     save,
     significant,
@@ -140,7 +140,7 @@ def _opening(
         "views_left_out": max(0, len(found.views) - overview.VIEWS),
         "lines": overview.LINES,
         "measured": overview.measured,
-        "limit": partial(overview.limit, chance=probability),
+        "limit": overview.limit,
         "baselines": overview.BASELINES.get(run.assessments[0].data.domain, overview.MEAN),
     }
 
@@ -198,6 +198,7 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
         "counts": [(word, n) for word in VERDICTS if (n := counts[word])],
         "counted": ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word]),
         "verdicts": verdicts,
+        "attacked_rounds": attacked_rounds(run, names),
         **_diagnoses(run, names),
         "configurations": len(verdicts),
         "summaries": summaries,

@@ -25,7 +25,7 @@ RISK = {"probability": 0.001, "prior": "mixture", "components": 32, "these": Fal
 DATA = {"size": None, "channels": None, "limit": None, "bits": None, "loss": "cross_entropy"}
 CRITERION = {"psnr": 20.0, "share": 0.9}
 _TABLES = ("data", "threat", "utility", "error_bound", "risk")
-_WHOLE_PLAN = ("data", "threat", *CRITERION, "error_bound", "risk", "lpips_weights")
+_WHOLE_PLAN = ("data", "threat", *CRITERION, "error_bound", "risk", "lpips_weights", "round")
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 Table = Mapping[str, Any]
 
@@ -73,7 +73,8 @@ def toml_of(plan: Table) -> str:
     order.
     """
     try:
-        head = _rows({name: plan[name] for name in ("name", "batch_sizes", "seeds")})
+        names = ["name", "batch_sizes", "seeds", *(["round"] if plan["round"] else [])]
+        head = _rows({name: plan[name] for name in names})
         models = [f"[[models]]\n{_rows(_spec(_model(row)))}" for row in plan["models"]]
         attacks = [f"[[attacks]]\n{_rows(_spec(row))}" for row in plan["attacks"]]
         defenses = [f"[[defenses]]\n{_rows(_defense(links))}" for links in plan["defenses"]]
@@ -143,6 +144,7 @@ def _rerun(known: Table, name: str) -> Rerun:
         and DATA.items() <= known["data"].items()
         and known["error_bound"] | {"kind": "trace"} == ERROR_BOUND
         and known["risk"] == RISK
+        and known["round"] is None
         and CRITERION.items() <= known.items()
     ):
         return Rerun(_command(known))

@@ -5,7 +5,6 @@ A result of the five verbs is `Presented`: it has a verdict, a figure and a smal
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -13,6 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakbound._util import files
+from leakbound._util.formats import (
+    BELOW,
+    format_explained,
+    format_fixed,
+    format_interval,
+    format_lower,
+    format_number,
+    format_percent,
+    format_upper,
+)
 from leakbound.assess.record import CriterionInfo, Verdict
 from leakbound.report.tables import SHOWN, plain
 
@@ -91,8 +100,10 @@ def _environment() -> Environment:
     environment = environment_of(
         loader=PackageLoader("leakbound.report"), trim_blocks=True, lstrip_blocks=True
     )
-    common = (decimal, significant, score, cell, brief, percent, plain, listing, plural, explained)
-    environment.filters |= {own.__name__: own for own in common} | {"chance": probability}
+    numbers: list[Callable[..., str]] = [decimal, significant, percent, explained]
+    numbers += [upper_decimal, upper_bound, lower_bound, lower_percent, interval]
+    words = (score, cell, brief, plain, listing, plural)
+    environment.filters |= {own.__name__: own for own in (*numbers, *words)}
     # our charts' own markup; matplotlib escapes what it is given
     environment.filters |= {"svg": Markup, "name": breakable}
     return environment
@@ -112,11 +123,18 @@ def breakable(text: str) -> Markup:
     )
 
 
+def typeset(number: str) -> str:
+    """A number's text with the signs that pages use."""
+    return number.replace("-", "−").replace("%", "\N{NO-BREAK SPACE}%")
+
+
 def decimal(value: float | None, digits: int = 1) -> str:
-    if value is None:
-        return "–"
-    # adding 0 turns a negative zero into zero
-    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+    return typeset(format_fixed(value, digits))
+
+
+def upper_decimal(value: float | None, digits: int = 1) -> str:
+    """An upper bound, such as a PSNR that no attacker exceeds."""
+    return typeset(format_fixed(value, digits, up=True))
 
 
 def score(value: float | None, criterion: CriterionInfo) -> str:
@@ -136,31 +154,38 @@ def top_of(criterion: CriterionInfo) -> float:
 
 def significant(value: float | None) -> str:
     """A number of any size in three digits."""
-    return "–" if value is None else f"{value:#.3g}".rstrip(".").replace("-", "−")
+    return typeset(format_number(value))
+
+
+def upper_bound(value: float | None) -> str:
+    """An upper bound of any size, such as a probability that no attacker exceeds."""
+    if value == 0:
+        return typeset(BELOW)  # it may be a number that underflowed
+    return typeset(format_upper(value))
+
+
+def lower_bound(value: float | None) -> str:
+    """A lower bound of any size, such as a probability that an attack attains."""
+    return typeset(format_lower(value))
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None else f"{100 * value:.{digits}f}\N{NO-BREAK SPACE}%"
+    return typeset(format_percent(value, digits))
 
 
-def probability(value: float | None) -> str:
-    """A probability of any size, rounded up."""
-    if value is None:
-        return "–"
-    if value <= 1e-300:
-        return "at most 1e−300"
-    digits = 2 if value < 1e-4 else 3
-    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
-    up = value if value == float(f"{value:.{digits}g}") else math.ceil(value / unit) * unit
-    return f"{up:.{digits}g}".replace("-", "−")
+def lower_percent(value: float | None, digits: int = 1) -> str:
+    """A share that an attack attains at least."""
+    return typeset(format_percent(value, digits, up=False))
+
+
+def interval(low: float, high: float, digits: int = 0) -> str:
+    """The ends of an interval of shares, rounded outwards."""
+    return typeset(format_interval(low, high, digits))
 
 
 def explained(value: float | None) -> str:
     """A share of an update, with digits for what is left."""
-    if value is None:
-        return "–"
-    left = 1 - value
-    return percent(max(value, 0.0), 1 if left >= 1e-3 else 3 if left >= 1e-6 else 5)
+    return typeset(format_explained(value))
 
 
 def listing(values: Iterable[Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from leakbound import check
 from leakbound._util import pictures
-from leakbound._util.rounding import of_log, rounded
+from leakbound._util.formats import format_lower, format_upper, format_upper_log, rounded
 from leakbound.assess.record import Verdict
 from leakbound.bounds import composition
 from leakbound.bounds.attainable import Attainable
@@ -221,9 +221,9 @@ class Calibration(Presented):
             ("sampling rate", f"{setting.sampling_rate:g}"),
             ("who takes part", f"{setting.participation} to the attacker"),
             ("differential privacy", f"epsilon {_epsilon(self.epsilon)} at delta {self.delta:g}"),
-            ("a prior-only baseline meets it with", of_log(float(edges.log_kappa[0]))),
-            ("attained", pictures.number(float(edges.attained[0]))),
-            ("no attacker exceeds", pictures.number(float(edges.bound[0]))),
+            ("a prior-only baseline meets it with", format_upper_log(float(edges.log_kappa[0]))),
+            ("attained", format_lower(float(edges.attained[0]))),
+            ("no attacker exceeds", format_upper(float(edges.bound[0]))),
             ("prior of the examples", self.prior),
             ("verdict", self.verdict),
         ]

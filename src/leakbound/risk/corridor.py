@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from leakbound import check
 from leakbound._util import pictures
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
-from leakbound._util.rounding import of_log
+from leakbound._util.formats import format_lower, format_number, format_upper, format_upper_log
 from leakbound.assess.record import Basis, Verdict
 from leakbound.assess.verdict import decide
 from leakbound.bounds import composition, conversions, from_scratch, identification
@@ -165,10 +165,10 @@ class Corridor:
         places = places if last >= SHOWN else list(order)
         rows = [
             (
-                pictures.number(float(self.eta[i])),
-                of_log(float(self.log_kappa[i])),
-                pictures.number(float(self.attained[i])),
-                pictures.number(float(self.bound[i])),
+                format_number(float(self.eta[i])),
+                format_upper_log(float(self.log_kappa[i])),
+                format_lower(float(self.attained[i])),
+                format_upper(float(self.bound[i])),
             )
             for i in places
         ]

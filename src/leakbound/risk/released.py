@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from leakbound._util.rounding import rounded
+from leakbound._util.formats import rounded
 from leakbound.assess.criterion import Criterion
 from leakbound.client import batch_norms
 from leakbound.defenses import Chain

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Final
 
+from leakbound._util.formats import FAINT, format_fixed, format_lower, format_upper
 from leakbound._util.results import Fact
-from leakbound._util.rounding import FAINT, least, most, rounded
 from leakbound.assess.chance import FEWEST
 from leakbound.assess.record import DELTA, ESTIMATE, Assessment, Attained, Bound, DefenseInfo
 
@@ -35,6 +34,8 @@ def of_attack(found: Assessment) -> str:
     name, criterion = found.attack.name, found.criterion
     if found.certificate is not None:
         return f"{name} reconstructed the input: {found.certificate}"
+    if not found.truth_known and found.layer_input is not None:
+        return f"{name}: {found.layer_input}"
     if not found.truth_known:
         return f"what {name} reconstructed cannot be measured: the truth is not known"
     hits = [place for place, hit in enumerate(found.matched) if hit]
@@ -93,7 +94,11 @@ def of_fact(fact: Fact, *, shown: int = 8) -> str:
         "classes": f"{count} classes occur: {named}" if many else f"the class {named} occurs",
         "batch statistics": f"mean and variance of {count} channels over the batch: {named}",
     }[fact.kind]
-    sure = "certain" if fact.level is None else f"wrong with probability {most(fact.level)} at most"
+    sure = (
+        "certain"
+        if fact.level is None
+        else f"wrong with probability {format_upper(fact.level)} at most"
+    )
     return f"{words} ({sure}, if {fact.assumes})"
 
 
@@ -116,8 +121,8 @@ def of_bound(bound: Bound, goal: str | None = None, *, reasons: bool = True) -> 
     """
     if bound.probability is not None:
         return f"{bound.name}: {_of_probability(bound, goal)}"
-    error = f"{rounded(bound.value, 3, up=False):.3g}" + (
-        "" if bound.psnr is None else f" ({_up(bound.psnr)} dB)"
+    error = f"{format_lower(bound.value)}" + (
+        "" if bound.psnr is None else f" ({format_fixed(bound.psnr, up=True)} dB)"
     )
     name = f"lower bound on the error ({bound.name})"
     if bound.covers == ESTIMATE:
@@ -135,11 +140,6 @@ def of_bound(bound: Bound, goal: str | None = None, *, reasons: bool = True) -> 
     )
 
 
-def _up(psnr: float) -> str:
-    """A PSNR that no attacker exceeds, rounded up."""
-    return f"{math.ceil(10 * psnr) / 10:.1f}"
-
-
 def _of_probability(bound: Bound, goal: str | None) -> str:
     doubt = next((f"; but {one}" for one in bound.assumptions if one.startswith(DOUBTED)), "")
     return _claimed(bound, goal) + doubt
@@ -147,7 +147,7 @@ def _of_probability(bound: Bound, goal: str | None) -> str:
 
 def _claimed(bound: Bound, goal: str | None) -> str:
     what = "meets the criterion" if goal is None else f"reaches {goal}"
-    above = f"with a probability above {most(max(bound.probability or 0.0, FAINT))}"
+    above = f"with a probability above {format_upper(max(bound.probability or 0.0, FAINT))}"
     if bound.basis == "examples":
         return (
             f"whatever the model is, no attacker {what} from one update {above}, averaged over "
@@ -194,27 +194,29 @@ def of_attained(attained: Attained, goal: str) -> str:
     sure = f"{attained.confidence:.0%} confidence, {attained.public_examples} examples"
     if attained.guessable:
         return (
-            f"a guess without any update reaches {goal} for {least(low)} of the examples or "
+            f"a guess without any update reaches {goal} for {format_lower(low)} of the examples or "
             f"more ({sure}), above the accepted {attained.accepted:g}: then no amount of noise "
             "protects at this threshold"
         )
     if attained.attack == GUESS:
+        ends = f"{format_lower(low)} to {format_upper(high)}"
         return (
-            f"a guess without any update reaches {goal} for {least(low)} to {most(high)} of "
+            f"a guess without any update reaches {goal} for {ends} of "
             f"examples like the public ones ({sure})"
         )
     over = "" if attained.recoverable else "; that does not decide"
+    success = format_lower(attained.success)
     return (
-        f"a malicious server's {attained.attack} reaches {goal} for {least(attained.success)} "
+        f"a malicious server's {attained.attack} reaches {goal} for {success} "
         f"or more of examples like the public ones, one in an update, a guess without any update "
-        f"for {most(high)} at most ({sure}){over}"
+        f"for {format_upper(high)} at most ({sure}){over}"
     )
 
 
 def _margin(bound: Bound) -> str:
     if bound.density_margin is None or bound.density_margin < 1:
         return ""
-    return f" (at most {least(bound.density_margin)} times as densely)"
+    return f" (at most {format_lower(bound.density_margin)} times as densely)"
 
 
 def of_guarantee(defense: DefenseInfo) -> str:

@@ -12,7 +12,7 @@ from scipy import special
 
 from leakbound import check
 from leakbound._util.cache import RecentCache
-from leakbound._util.rounding import of_log
+from leakbound._util.formats import format_upper_log
 from leakbound.assess.record import DELTA, Attained, Bound, short
 from leakbound.bounds import conversions, counting, identification
 from leakbound.bounds.attainable import FEWEST, Attainable
@@ -23,7 +23,7 @@ from leakbound.channel import clipped_gram, most_examples
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.defenses.dp_sgd import ClipExamples, Mean
 from leakbound.domains import tokens_of
-from leakbound.risk import kappa
+from leakbound.risk import kappa, near_copies
 from leakbound.risk.released import Released, nine, refuse_other_distances, refuse_side_information
 from leakbound.risk.statement import DOUBTED, GUESS, rare
 from leakbound.types import Batch, Guarantee, NotApplicable, Server, Task, Unit
@@ -128,7 +128,6 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
     return _stated(
         released,
         spec,
-        noise,
         edge,
         scope,
         holds=not unlike,
@@ -149,7 +148,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             *(few if sample.n < least else ()),
             f"it does not say: {scope.not_said}",
             rare(alone, sample.n),
-            f"the prior-only baseline succeeds with probability {of_log(known)} at most",
+            f"the prior-only baseline succeeds with probability {format_upper_log(known)} at most",
         ),
     )
 
@@ -183,7 +182,6 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
     return _stated(
         released,
         spec,
-        noise,
         edge,
         scope,
         name=f"{name} for these examples",
@@ -232,7 +230,6 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     return _stated(
         released,
         spec,
-        noise,
         edge,
         PRIVATE,
         holds=not doubted(released),
@@ -246,7 +243,7 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
             "covers all attackers who see one release of this model at these weights, which depend "
             "on no example",
             "examples: private ones are drawn independently and like the public ones; each for "
-            "itself, other examples fixed or known, none of them a copy",
+            "itself, other examples fixed or known",
             "it does not say: what another model leaks, or what several rounds leak",
         ),
     )
@@ -255,11 +252,11 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
 def _stated(
     released: Released,
     spec: RiskSpec,
-    noise: float,
     edge: float,
     scope: Scope,
     *,
     holds: bool = True,
+    assumptions: tuple[str, ...] = (),
     **more: Any,
 ) -> Bound:
     """A bound on the probability of success; it excludes nothing if `holds` is False."""
@@ -271,10 +268,11 @@ def _stated(
         accepted=spec.probability,
         psnr=None,
         rests_on_prior=True,
-        epsilon=_epsilon(released, noise),
+        epsilon=_epsilon(released),
         covers=scope.covers,
         excludes_threshold=value <= spec.probability and holds,
         on_average=False,
+        assumptions=(*assumptions[:1], *near_copies.words(released), *assumptions[1:]),
         **more,
     )
 
@@ -291,6 +289,8 @@ def _why_not_known(released: Released) -> str | None:
         return "it is for one local step of SGD on examples that do not see each other"
     if not released.fresh:
         return "the weights may depend on public or private examples"
+    if near_copies.count(released) > 1:
+        return "examples of the update are near each other"
     if released.public is None or released.public.size < FEWEST:
         return f"it needs {FEWEST} public examples or more"
     return None
@@ -383,14 +383,14 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     blind = min(0.0, one + math.log(released.examples))  # any of the candidates may match
     noise, scope, name = private
     if copies:
-        logs = max(one, kappa.after_copy(copies[0], prior, eta=eta, baseline=one))
+        alone = copies[0] / math.sqrt(near_copies.count(released))
+        logs = max(one, kappa.after_copy(alone, prior, eta=eta, baseline=one))
         found = math.exp(min(0.0, logs + math.log(released.examples)))
     else:
         found = float(identification.gaussian(noise, log_kappa=blind))
     return _stated(
         released,
         spec,
-        noise,
         max(found, LEAST),
         scope,
         name=f"{name} under a model",
@@ -401,7 +401,7 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
             "examples: averaged over the model, assumed to hold for the private ones; each for "
             "itself",
             f"it does not say: {scope.not_said}",
-            f"the prior-only baseline succeeds with probability {of_log(blind)}",
+            f"the prior-only baseline succeeds with probability {format_upper_log(blind)}",
         ),
     )
 
@@ -466,7 +466,8 @@ def private_noise(released: Released, spec: RiskSpec) -> tuple[float, Scope, str
         low, high = released.task.input_range
         size = math.prod(released.criterion.domain.shape)
         farthest = math.sqrt(size) * (high - low) / 2
-        return copies[0] / farthest, COPY, "probability after a noisy copy"
+        several = math.sqrt(near_copies.count(released))  # each has noise of its own
+        return copies[0] / farthest / several, COPY, "probability after a noisy copy"
     if released.defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
         return None
     if released.task.coupled:
@@ -480,18 +481,19 @@ def private_noise(released: Released, spec: RiskSpec) -> tuple[float, Scope, str
             f"the client takes {plan.steps} local steps of {plan.optimizer}, and the noise of a "
             "mechanism on gradients of examples covers one of sgd"
         )
-    return _multiplier(released.defense), PRIVATE, "probability"
+    noise = _multiplier(released.defense) / near_copies.count(released)
+    return noise, PRIVATE, "probability"
 
 
 def _copies(released: Released) -> list[float]:
     return [link.noise_std for link in released.defense.links if isinstance(link, NoisyCopy)]
 
 
-def _epsilon(released: Released, noise: float) -> float | None:
-    """Of one release, at DELTA; None for a noisy copy, which is no statement about membership."""
+def _epsilon(released: Released) -> float | None:
+    """Of one release and one example, at DELTA; None for a noisy copy: it hides no membership."""
     if _copies(released):
         return None
-    return short(float(conversions.epsilon(noise, delta=DELTA)))
+    return short(float(conversions.epsilon(_multiplier(released.defense), delta=DELTA)))
 
 
 def _margin(noise: float, accepted: float, limit: float) -> float:
@@ -513,7 +515,7 @@ PRIVATE = replace(
     identification.gaussian.scope,
     attackers="all attackers, models and gradient maps with a per-example norm of at most the clip "
     "norm, on one release; each example by itself",
-    prior="other examples fixed or known, none of them a copy",
+    prior="other examples fixed or known, none of them near it",
     not_said="what several rounds leak, which is more (`leakbound bound --steps`), that no example "
     "of a batch is reconstructed, a bound for one given example, or that membership is hidden",
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from leakbound_reproductions.outcome import SMALL
 from leakbound_reproductions.priprune import page, run
 from leakbound_reproductions.priprune.study import Study
 
@@ -41,7 +42,7 @@ def main() -> None:
         raise SystemExit("stopped; run the same command again to go on") from None
     except (ValueError, OSError) as error:
         raise SystemExit(f"leakbound: {error}") from None
-    print(f"results: {page.write(study, cells, found, given.out)}")
+    print(f"results: {page.write(study, cells, found, given.out, small=given.scale == SMALL)}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leakbound_reproductions.outcome import SCALES, Figure, Outcome, Tell
+from leakbound_reproductions.outcome import SCALES, SMALL, Figure, Outcome, Tell
 from leakbound_reproductions.priprune import page, run
 from leakbound_reproductions.priprune.claims import claims
 from leakbound_reproductions.priprune.measured import Measured
@@ -55,7 +55,7 @@ def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell)
     wanted = study.cells()
     records = run.records(wanted, folder, workers, tell)
     tell("tables and figures", 0, 1)
-    page.write(study, wanted, records, folder)
+    page.write(study, wanted, records, folder, small=scale == SMALL)
     found = Measured.of(wanted, records)
     tell("tables and figures", 1, 1)
     base = study.base

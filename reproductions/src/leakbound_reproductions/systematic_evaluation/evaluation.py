@@ -7,7 +7,7 @@ from pathlib import Path
 
 from leakbound import audit
 from leakbound_reproductions import kept
-from leakbound_reproductions.outcome import Tell
+from leakbound_reproductions.outcome import SMALL, Tell
 from leakbound_reproductions.systematic_evaluation import evaluation_page, tradeoff_figure
 from leakbound_reproductions.systematic_evaluation.measured import Measured
 from leakbound_reproductions.systematic_evaluation.parts import Part, parts
@@ -28,7 +28,7 @@ def evaluate(
     run(wanted, folder, workers, device, tell)
     found = Measured.read(wanted, folder)
     tradeoff_figure.draw(found, folder / "evaluation.png")
-    kept.page(folder / "evaluation.md", evaluation_page.page(found, color))
+    kept.page(folder / "evaluation.md", evaluation_page.page(found, color, small=scale == SMALL))
     return found
 
 

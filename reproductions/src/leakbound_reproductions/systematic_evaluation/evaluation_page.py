@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from leakbound.report.best_attack import BASELINE, BestAttackError
+from leakbound_reproductions.comparison import shown
 from leakbound_reproductions.paired import Gain, gain, logs, paired
 from leakbound_reproductions.systematic_evaluation.comparisons import comparisons
 from leakbound_reproductions.systematic_evaluation.measured import (
@@ -33,8 +34,11 @@ BUDGETS = (1.02, 1.1, 1.25, 1.5)
 METHODS = ("cocktail_party", *TENSORS)
 
 
-def page(found: Measured, color: str) -> list[str]:
-    """The lines of the page: all comparisons, then the tables that were measured."""
+def page(found: Measured, color: str, *, small: bool = False) -> list[str]:
+    """The lines of the page: all comparisons, then the tables that were measured.
+
+    The comparisons of a `small` run refute nothing.
+    """
     more = any(found.features(data, METHODS[0]) for data in found.data)
     longer = _longer(found)
     short = (
@@ -54,7 +58,10 @@ def page(found: Measured, color: str) -> list[str]:
         + (short if longer else ""),
         "",
         *_heads(("claim", "comparison", "measured", "verdict"), "---"),
-        *(_line((c.number, c.statement, c.measured, c.word)) for c in comparisons(found)),
+        *(
+            _line((c.number, c.statement, c.measured, c.word))
+            for c in shown(comparisons(found), small=small)
+        ),
         "",
         "Each verdict rests on one 95 % interval; of many, some are wrong by chance. The claims "
         "are judged elsewhere, each by a few comparisons that the paper names. At equal loss, a "

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from leakbound_reproductions.claim import Claim
+from leakbound_reproductions.claim import Claim, left_open
 from leakbound_reproductions.outcome import Figure, Outcome, Tell
 from leakbound_reproductions.systematic_evaluation import evaluation_claims, theory_claims
 from leakbound_reproductions.systematic_evaluation.evaluation import evaluate
@@ -80,7 +79,7 @@ def judged(claims: Iterable[Claim], steps: int) -> list[Claim]:
         f"from {ENOUGH} on (scale cpu) they are judged. What was measured is in "
         "evaluation.md of the run's folder"
     )
-    return [replace(claim, findings=(), why=why) for claim in claims]
+    return [left_open(claim, why) for claim in claims]
 
 
 def settings(scale: str, color: str) -> str:

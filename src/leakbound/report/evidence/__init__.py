@@ -30,7 +30,7 @@ from leakbound.report.evidence.subjects import digests, of_run
 from leakbound.report.folder import Run, Strip
 from leakbound.report.settings import telling
 from leakbound.report.tables import LONGEST
-from leakbound.report.template import percent, rendered
+from leakbound.report.template import rendered
 
 SIDE = 72
 """About how many pixels of the page one example is wide."""
@@ -83,7 +83,6 @@ def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> st
         )
     context = {"content": content, "sheets": sheets, "digits": PREFIX, "telling": telling}
     filters: dict[str, Callable[..., str]] = {
-        "percent": rate,
         "share": chance,
     }
     return rendered("evidence.html.j2", context, filters)
@@ -111,7 +110,6 @@ def annex(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
         "meanings": MEANINGS,
     }
     filters: dict[str, Callable[..., str]] = {
-        "percent": rate,
         "fact": fact,
     }
     return rendered("evidence-annex.html.j2", context, filters)
@@ -129,12 +127,6 @@ def fact(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {fact(item)}" for key, item in value.items()) or "–"
     return str(value)
-
-
-def rate(value: float | None, digits: int = 0) -> str:
-    return percent(value if value is None else round(value, digits + 2) + 0.0, digits).replace(
-        "-", "−"
-    )
 
 
 def _warnings(subject: Subject) -> list[str]:

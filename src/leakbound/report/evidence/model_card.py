@@ -12,7 +12,7 @@ from leakbound.report.evidence.sign_off import chance
 from leakbound.report.overview import measured
 from leakbound.report.settings import SettingRow, telling
 from leakbound.report.tables import NO_DEFENSE, SHOWN, title
-from leakbound.report.template import brief, decimal, percent, plural
+from leakbound.report.template import brief, decimal, lower_percent, plural
 
 HEADS = ("Defense setting", "Verdict", "Examples reconstructed", "No attacker exceeds")
 COST = "Accuracy lost"
@@ -68,7 +68,7 @@ def _blocks(subject: Subject, version: str) -> Iterator[str]:
 def _result(row: SettingRow) -> tuple[str, ...]:
     found = measured(row)
     if row.attained and row.verdict in (RECOVERABLE, GUESSABLE):
-        found += f"; an attack can reach {percent(row.attained, 1)} or more"
+        found += f"; an attack can reach {lower_percent(row.attained)} or more"
     limits = telling(row.limits, row.verdict)
     most = [f"at most {chance(one.probability)} {one.condition}".strip() for one in limits]
     lost = decimal(None) if row.defense == title(NO_DEFENSE) else "not measured"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from leakbound._util.formats import format_upper
 from leakbound.assess.record import (
     Verdict,
 )
@@ -23,6 +24,7 @@ from leakbound.report.evidence.parts import (
 )
 from leakbound.report.folder import Run
 from leakbound.report.overview import nouns
+from leakbound.report.rounds import attacked_rounds
 from leakbound.report.settings import (
     SettingRow,
     advice,
@@ -34,7 +36,7 @@ from leakbound.report.settings import (
     undefended,
 )
 from leakbound.report.tables import Configuration, Names, grouped
-from leakbound.report.template import brief, listing, percent, plural
+from leakbound.report.template import brief, listing, percent, plural, typeset
 
 MOST = 8
 """How many settings the page shows."""
@@ -91,7 +93,7 @@ def of_run(
         rows=tuple(_by_importance(settings, families)),
         not_covered=(
             OTHERS,
-            ROUNDS,
+            " ".join([ROUNDS, *attacked_rounds(run, names)[:NAMES]]),
             _average(tables.rare_share(rows)),
             PERSONS,
             STRONGER,
@@ -142,9 +144,7 @@ def chance(value: float) -> str:
     """A probability for everyone: in percent, rounded up."""
     if value < 1e-9:
         return "1 in a billion"
-    from leakbound.report.template import probability
-
-    return f"{probability(100 * value)}\N{NO-BREAK SPACE}%"
+    return typeset(f"{format_upper(100 * value)}%")
 
 
 def _height(row: SettingRow) -> float:

@@ -190,7 +190,8 @@ def _measured(
     for some in captured_updates(run.assessments, names):
         for attack, update, own in some:
             share = attack, update.explained, update.scaled
-            end = own.certificate, own.status, own.problem if own.status == "ok" else own.reason
+            why = (own.problem or own.layer_input) if own.status == "ok" else own.reason
+            end = own.certificate, own.status, why
             captured.append(parts.CapturedLine(update.label, update.own.kind, *share, *end))
     attacks = tables.attack_summaries(run.assessments, names)
     columns = column_tables(run.assessments, names, rows[:SHOWN])

@@ -73,11 +73,12 @@ def least_noise(
                 found[key] = float(bounds(law, prior, [target.eta])[0][0])
         return max(found.values()) <= target.gamma
 
-    high = 1.0
+    largest = _largest(given)
+    high = min(1.0, largest)
     while not met(high):
-        high *= 4
-        if high > LARGEST:
+        if high == largest:
             raise ValueError(_why(at(high), asked, audiences, target))
+        high = min(4 * high, largest)
     low = high / 4
     while low > 1 / LARGEST and met(low):
         low, high = low / 4, low
@@ -85,6 +86,14 @@ def least_noise(
         middle = math.sqrt(low * high)
         low, high = (low, middle) if met(middle) else (middle, high)
     return msgspec.structs.replace(at(high), unit=given.unit)
+
+
+def _largest(given: Deployment) -> float:
+    """The largest multiplier that is tried; an adaptive clip needs one below twice `bit_noise`."""
+    adaptive = given.clip.adaptive
+    if given.clip.kind != "adaptive" or adaptive is None or adaptive.bit_noise is None:
+        return LARGEST
+    return min(LARGEST, 2 * adaptive.bit_noise * (1 - CLOSE))
 
 
 def _why(given: Deployment, unit: Unit, audiences: Sequence[Audience], target: Target) -> str:

@@ -8,11 +8,13 @@ write the same tables, so everything that is stated rests on these facts alone. 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Literal
 
 import msgspec
 
 from leakbound import check
+from leakbound.risk.deployment import contradictions
 
 LARGEST = 1e12
 """Largest number in a deployment; larger ones describe no training."""
@@ -315,49 +317,16 @@ class Deployment(_Facts, frozen=True):
         check.given(check.fraction, **shares)
         counts = {"rounds": self.rounds, "clip.entries": clip.entries}
         for part in ("participation", "local", "record"):
-            own = getattr(self, part)
-            names = (f.name for f in msgspec.structs.fields(own) if f.type == int | None)
-            counts |= {f"{part}.{name}": getattr(own, name) for name in names}
+            own: _Facts = getattr(self, part)
+            counts |= {f"{part}.{name}": getattr(own, name) for name in _counts(type(own))}
         check.given(check.count, **counts)
-        self._refuse_contradictions()
+        contradictions.refuse(self)
 
-    def _refuse_contradictions(self) -> None:
-        noise, who = self.noise, self.participation
-        if noise.delta is not None and not 0 < noise.delta < 1:
-            raise ValueError(f"noise.delta is {noise.delta!r}; give a number between 0 and 1")
-        names = ("multiplier", "std", "pure_epsilon", "epsilon")
-        said = [name for name in names if getattr(noise, name) is not None]
-        if len(said) > 1:
-            raise ValueError(
-                f"noise has {' and '.join(said)}; give one of them, as each determines the level"
-            )
-        if self.sizes and self.max_weight is not None:
-            raise ValueError("max_weight and sizes both give the largest weight; give one of them")
-        for small, large in (("cohort", "population"), ("replies", "cohort")):
-            least, most = getattr(who, small), getattr(who, large)
-            if least and most and least > most:
-                raise ValueError(
-                    f"participation.{small} is {least}, more than the {large} of {most}; give at "
-                    "most as many"
-                )
-        if who.rate is not None and who.cohort and who.population and who.law == "poisson":
-            raise ValueError(
-                "participation has rate, and cohort and population: give one, as both determine "
-                "the probability of a round"
-            )
-        local = self.local
-        if local.steps and local.epochs and local.batch and local.examples:
-            most = local.epochs * math.ceil(local.examples / local.batch)
-            if local.steps > most:
-                raise ValueError(
-                    f"local.steps is {local.steps}, but {local.epochs} epochs of {local.examples} "
-                    f"examples have {most}; leave one out"
-                )
-        if (who.min_separation or 1) > 1 and who.law in ("all", "poisson", "fixed-size"):
-            raise ValueError(
-                f"participation.law is {who.law!r}, which does not keep rounds "
-                f"{who.min_separation} apart; give server-picks, or leave out min_separation"
-            )
+
+@cache
+def _counts(kind: type[_Facts]) -> tuple[str, ...]:
+    """The fields that are whole numbers."""
+    return tuple(f.name for f in msgspec.structs.fields(kind) if f.type == int | None)
 
 
 def _refuse_extremes(value: object, key: str) -> None:

@@ -161,30 +161,38 @@ def line_of(text: str, key: str) -> int | None:
 
 
 def _opacus(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Opacus' arguments: noise_multiplier, max_grad_norm, batch_size, sample_size, epochs, ..."""
+    """Opacus' arguments: noise_multiplier, max_grad_norm, batch_size, sample_size, epochs, ...
+
+    Without `poisson_sampling`, how batches are drawn is not stated.
+    """
     _only("opacus", own, "noise_multiplier max_grad_norm batch_size sample_size epochs "
           "poisson_sampling epsilon delta")  # fmt: skip
     batch, size = own.get("batch_size"), own.get("sample_size")
-    poisson = own.get("poisson_sampling", True)
+    poisson = own.get("poisson_sampling")
     rate = 1 / math.ceil(size / batch) if batch and size else None  # 1 / len(data_loader)
-    sampler = "poisson" if poisson else "shuffled"
+    sampler = {None: None, True: "poisson", False: "shuffled"}[poisson]
     found = _of_examples(own, norm="max_grad_norm", size="sample_size", sampler=sampler)
     found["local"] |= _given(rate=rate)
     return found
 
 
 def _tf_privacy(own: Mapping[str, Any]) -> dict[str, Any]:
-    """TF-privacy's arguments; Keras shuffles, while its accountant is for Poisson sampling."""
+    """TF-privacy's arguments; Keras shuffles, while its accountant is for Poisson sampling.
+
+    Unless `num_microbatches` is the batch size, one example's gradient is not clipped.
+    """
     _only("tf_privacy", own, "noise_multiplier l2_norm_clip batch_size n epochs num_microbatches "
           "epsilon delta")  # fmt: skip
     found = _of_examples(own, norm="l2_norm_clip", size="n", sampler="shuffled")
     batch = own.get("batch_size")
-    if own.get("num_microbatches", batch) != batch:  # the clip is of a mean of several examples
+    if batch is None or own.get("num_microbatches") != batch:  # the clip is of a mean of examples
         found["clip"] = {}
     return found
 
 
-def _of_examples(own: Mapping[str, Any], *, norm: str, size: str, sampler: str) -> dict[str, Any]:
+def _of_examples(
+    own: Mapping[str, Any], *, norm: str, size: str, sampler: str | None
+) -> dict[str, Any]:
     """DP-SGD. Whether the generator has a seed is not stated."""
     return {
         "clip": _given(norm=own.get(norm), kind="example"),
@@ -195,7 +203,7 @@ def _of_examples(own: Mapping[str, Any], *, norm: str, size: str, sampler: str) 
     }
 
 
-def _local(own: Mapping[str, Any], size: str, sampler: str) -> dict[str, Any]:
+def _local(own: Mapping[str, Any], size: str, sampler: str | None) -> dict[str, Any]:
     return _given(
         epochs=own.get("epochs"),
         batch=own.get("batch_size"),
@@ -208,7 +216,8 @@ def _local(own: Mapping[str, Any], size: str, sampler: str) -> dict[str, Any]:
 def _pfl(own: Mapping[str, Any]) -> dict[str, Any]:
     """pfl-research's arguments: the simulation shrinks the noise by cohort / noise cohort.
 
-    It draws cohorts of a fixed size; `sampling_probability` is its accountant's.
+    It draws cohorts of a fixed size, unless `min_separation` is above 1. Without that key, the law
+    of participation is not stated. `sampling_probability` is its accountant's.
     """
     _only("pfl", own, "noise_multiplier clipping_bound cohort_size noise_cohort_size population "
           "num_rounds sampling_probability epsilon delta mechanism min_separation")  # fmt: skip
@@ -227,12 +236,14 @@ def _pfl(own: Mapping[str, Any]) -> dict[str, Any]:
         because="noise_scale simulates a larger cohort" if real != multiplier else None,
     )
     apart = own.get("min_separation")
-    law = "server-picks" if apart else "fixed-size" if cohort and population else None
+    law = None
+    if apart is not None:
+        law = "server-picks" if apart > 1 else "fixed-size" if cohort and population else None
     return {
         "clip": _given(norm=own.get("clipping_bound"), kind="l2"),
         "noise": _given(multiplier=real, at="server", on="sum"),
         "weights": "uniform",
-        "correlation": own.get("mechanism", "none"),
+        **_given(correlation=own.get("mechanism")),
         "rounds": own.get("num_rounds"),
         "participation": _given(
             law=law, cohort=cohort, population=population, min_separation=apart
@@ -250,7 +261,11 @@ def _only(table: str, own: Mapping[str, Any], known: str) -> None:
     for key, value in own.items():
         if key not in known.split():
             raise ValueError(f"{table} has no key {key!r}; {check.closest(key, known.split())}")
-        if key in ("mechanism", "poisson_sampling"):
+        if key == "mechanism":
+            continue
+        if key == "poisson_sampling":
+            if not isinstance(value, bool):
+                raise ValueError(f"{table}.{key} is {str(value)[:40]}; give true or false")
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
             raise ValueError(f"{table}.{key} is {str(value)[:40]}; give a number above 0")

@@ -27,6 +27,7 @@ from leakbound.risk.corridor import (
     success_bound,
 )
 from leakbound.risk.corridor import epsilon as epsilon_of
+from leakbound.risk.deployment.contradictions import STEADY
 from leakbound.risk.deployment.facts import ClipFacts, Deployment, Noise
 
 Array = NDArray[Any]
@@ -219,6 +220,9 @@ def per_participation(given: Deployment, audience: Audience) -> Level:
     if noise.pure_epsilon is not None:
         if noise.at != "client":
             return Level("pure epsilon has a known bound only for noise at the client")
+        if given.correlation != "none":
+            missing = () if given.correlation else ("correlation",)
+            return Level("no bound is known for pure epsilon that is correlated", missing=missing)
         return Level("a mechanism of pure epsilon each round", pure=noise.pure_epsilon)
     z = _multiplier(clip, noise)
     if noise.at == "client":
@@ -240,6 +244,8 @@ def _unusable(clip: ClipFacts, noise: Noise) -> Level | None:
         return None
     if clip.kind == "none" or (clip.at == "server" and noise.at != "server"):
         return Level("nothing bounds a unit's part before the noise")
+    if clip.at is None and noise.at in ("client", "share"):
+        return Level("who clips is not stated", missing=("clip.at",))
     if clip.l2 is None:
         missing = _missing_clip(clip)
         return Level("the L2 bound of a unit's part is not stated", missing=(missing,))
@@ -299,25 +305,31 @@ def _shares(given: Deployment, z: float, server: bool) -> Level:
     if server:
         words = f"the server sees each update with 1/{cohort} of the noise's variance"
         return Level(words, math.sqrt(cohort) / z)
-    if given.weights is None:
-        return Level("how updates are weighted is not stated", missing=("weights",))
-    if given.weights != "uniform":
-        return Level("no bound is known for shares of noise that are weighted by examples")
-    absent, senders = list[str](), given.participation.replies
+    if given.weights != "uniform":  # the weighted sum is computed from the single noisy updates
+        missing = () if given.weights else ("weights",)
+        words = f"a client's own share, 1/{cohort} of the noise's variance, hides its update"
+        return Level(words, math.sqrt(cohort) / z, missing)
+    senders, absent = _senders(given, cohort), list[str]()
     colluding = None if hidden is None else hidden.colluding
-    dropouts = None if hidden is None else hidden.dropouts
-    if dropouts is None:
-        absent.append("secure_aggregation.dropouts")
-    elif given.participation.law != "poisson":  # its cohort is random
-        senders = min(senders or cohort, cohort - dropouts)
-    if given.participation.law == "poisson" and senders is None:
+    if senders is None:
         absent.append("participation.replies")
     if colluding is None:
         absent.append("secure_aggregation.colluding")
-    unknown = None in (senders, colluding, dropouts)
+    unknown = senders is None or colluding is None
     left = 1 if unknown else max(1, (senders or 1) - (colluding or 0))  # its own share, at least
     words = f"{left} of {cohort} shares of the noise are unknown to the attacker"
     return Level(words, math.sqrt(cohort / left) / z, tuple(absent))
+
+
+def _senders(given: Deployment, cohort: int) -> int | None:
+    """The fewest clients whose share of the noise arrives; None if that is not stated."""
+    who, hidden = given.participation, given.secure_aggregation
+    if who.replies is not None:
+        return who.replies
+    dropouts = None if hidden is None else hidden.dropouts
+    if dropouts is None or who.law not in STEADY:
+        return None  # a cohort of random size has no fewest number of senders
+    return cohort - dropouts
 
 
 def _after(given: Deployment, z: float) -> Level:
@@ -325,10 +337,11 @@ def _after(given: Deployment, z: float) -> Level:
     who, noise = given.participation, given.noise
     if given.weights is None:
         return Level("how updates are weighted is not stated", missing=("weights",))
+    if noise.on != "mean" and given.weights == "examples":
+        words = "a sum that is weighted by examples is not bounded by the clip"
+        return Level(words, missing=() if noise.on else ("noise.on",))
     if noise.on == "sum":
-        if given.weights == "uniform":
-            return Level("the server adds the noise to an unweighted sum", 1 / z)
-        return Level("a sum that is weighted by examples is not bounded by the clip")
+        return Level("the server adds the noise to an unweighted sum", 1 / z)
     if who.cohort is None:
         return Level("the size of the cohort is not stated", missing=("participation.cohort",))
     missing = [] if who.replies else ["participation.replies"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from leakbound._util.rounding import most
+from leakbound._util.formats import format_upper
 from leakbound.bounds import clients, conversions
 from leakbound.risk.deployment.facts import Deployment, Mistake
 from leakbound.risk.deployment.laws import AudienceLaw, largest_weight, laws_of, per_participation
@@ -51,8 +51,8 @@ def _noise(given: Deployment) -> Iterator[Mistake]:
                 name="classical-formula",
                 key="noise.epsilon",
                 text=f"the classical Gaussian formula has no proof above epsilon 1: at epsilon "
-                f"{noise.epsilon:g} its true delta is {most(true)}, not {noise.delta:g}; take the "
-                "noise multiplier from `leakbound calibrate` or an accountant",
+                f"{noise.epsilon:g} its true delta is {format_upper(true)}, not {noise.delta:g}; "
+                "take the noise multiplier from `leakbound calibrate` or an accountant",
             )
     bound, sensitivity = clip.l2, noise.sensitivity
     if clip.kind != "elementwise" and bound and sensitivity and sensitivity < bound * (1 - 1e-9):
@@ -243,13 +243,13 @@ def _claims(given: Deployment) -> Iterator[Mistake]:
                 name="uncounted-rounds",
                 key="local.new_engine" if given.local.new_engine else "claim.epsilon",
                 text=f"epsilon {claim.epsilon:g} is that of {some} of {rounds} rounds; all "
-                f"together have at most {most(true, 4)} at delta {delta:g}",
+                f"together have at most {format_upper(true, 4)} at delta {delta:g}",
             )
         else:
             yield Mistake(
                 name="epsilon-too-small",
                 key="claim.epsilon",
-                text=f"epsilon is at most {most(true, 4)} at delta {delta:g}, not "
+                text=f"epsilon is at most {format_upper(true, 4)} at delta {delta:g}, not "
                 f"{claim.epsilon:g}",
             )
     elif claim.neighbors == "replace" and own.setting.sampling_rate == 1:
@@ -259,8 +259,8 @@ def _claims(given: Deployment) -> Iterator[Mistake]:
                 name="missing-two",
                 key="claim.neighbors",
                 text=f"replacing one {unit} moves the sum by up to 2C: epsilon is "
-                f"{most(both, 4)} at delta {delta:g}, not {claim.epsilon:g}, which is that of "
-                "adding or removing it",
+                f"{format_upper(both, 4)} at delta {delta:g}, not {claim.epsilon:g}, which is that "
+                "of adding or removing it",
             )
 
 

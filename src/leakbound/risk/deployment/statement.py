@@ -98,9 +98,9 @@ def state(
 
     Example:
         >>> from leakbound.risk.deployment.file import parse
-        >>> facts = {"clip": {"norm": 1.0, "kind": "l2"}, "rounds": 1, "correlation": "none",
+        >>> facts = {"clip": {"norm": 1.0, "kind": "l2", "at": "client"}, "rounds": 1,
         ...     "noise": {"multiplier": 1.0, "at": "client", "seeded": False}, "unit": "client",
-        ...     "participation": {"law": "all"}}
+        ...     "participation": {"law": "all"}, "correlation": "none"}
         >>> [(row.audience, round(row.epsilon, 5)) for row in state(parse(facts))]
         [('server', 4.37718), ('clients', 4.37718)]
     """

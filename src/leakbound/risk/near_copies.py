@@ -1,0 +1,48 @@
+"""Near-copies in a batch: a group of them moves the update as one unit of their number."""
+
+from __future__ import annotations
+
+from leakbound.risk import kappa
+from leakbound.risk.released import Released
+
+NOT_LOOKED = (
+    "no near-copy of an example is in the same update: assumed, as the batch is not known here"
+)
+
+
+def count(released: Released) -> int:
+    """The most examples of the batch that are near one of them, itself included; at least 1.
+
+    Near is within the distance of two examples that one candidate matches. 1 if the batch is not
+    known.
+    """
+    batch = released.batch
+    if batch is None or not released.truth_known or released.examples < 2:
+        return 1
+    criterion = released.criterion
+    eta = kappa.level_of(criterion)
+
+    def make() -> int:
+        distance = kappa.distance_of(criterion.domain)
+        rows = distance.coded(batch.inputs.detach().flatten(1).double().cpu().numpy())
+        most = 1
+        for block in distance.among(rows):
+            most = max(most, int((block <= distance.reach(eta)).sum(1).max()))
+        return most
+
+    return released.cached("near copies", (eta, criterion.domain), make)
+
+
+def words(released: Released) -> tuple[str, ...]:
+    """What a bound on several examples says of near-copies."""
+    if released.examples < 2:
+        return ()
+    if released.batch is None or not released.truth_known:
+        return (NOT_LOOKED,)
+    most = count(released)
+    if most == 1:
+        return ("none of the examples in this update is near another one (it was looked at)",)
+    return (
+        f"up to {most} of the examples in this update are near one of them and count as one unit: "
+        f"the noise of one is divided by {most}",
+    )
