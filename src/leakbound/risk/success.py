@@ -31,6 +31,10 @@ from leakbound.types import Batch, Guarantee, NotApplicable, Server, Task, Unit
 MOST_KNOWN, MOST_PRODUCTS = 2500, 2e11
 """Maximum number of public examples whose gradients are compared, and of products; some seconds."""
 _LATEST: RecentCache[KnownModel] = RecentCache(0)  # the latest two: each holds a large matrix
+OF_SOURCES = (
+    "examples: a random one of a random source (a person, a photograph), so a source with many "
+    "examples counts once"
+)
 LEAST = 1e-300
 """Smaller probabilities are given as this value."""
 DOUBT = 0.01
@@ -144,6 +148,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             f"covers {scope.attackers}",
             "examples: private ones are drawn independently and like the public ones; each for "
             "itself",
+            *(() if released.origins is None else (OF_SOURCES,)),
             *(doubts if unlike else ()),
             *(few if sample.n < least else ()),
             f"it does not say: {scope.not_said}",
