@@ -235,7 +235,7 @@ def error_bound(
     `probability` is the accepted probability of a reconstruction, for defenses with differential
     privacy.
 
-    Source: docs/error_bounds.md; paper A, section 4.
+    Source: docs/error_bounds.md; paper A, sections 2.2 and 3.1.
 
     Example:
         >>> import torch

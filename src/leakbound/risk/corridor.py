@@ -228,7 +228,7 @@ def corridor(
     Raises:
         ValueError: eta is 0 or less.
 
-    Source: docs/errata.md, "the valid corridor"; corrects paper C, section V.
+    Source: docs/errata.md, "the valid corridor"; corrects paper C, section VI.
 
     Example:
         >>> found = corridor(TrainingSetting(0.5, dim=16), [0.5 / 16, 0.9 / 16])
