@@ -13,6 +13,7 @@ from leakbound.attacks.base import boxed, expected_rows, seen_task
 from leakbound.attacks.labels import infer_labels
 from leakbound.defenses import (
     Clip,
+    ClipCoordinates,
     ClipExamples,
     Color,
     CorrelatedNoise,
@@ -55,6 +56,12 @@ from .metric_contract import check_metric
 
 DEFENSES = {
     "clip": [Clip(0.1), Clip(100.0)],
+    "clip_coordinates": [
+        ClipCoordinates(0.05),
+        chain(ClipCoordinates(0.05), GaussianNoise(0.1)),
+        chain(ClipCoordinates(0.05), GaussianMechanism(0.5)),
+        chain(ClipCoordinates(0.05), Mean(), GaussianMechanism(0.5)),
+    ],
     "clip_examples": [ClipExamples(0.1)],
     "correlated_noise": [
         chain(ClipExamples(1.0), Mean(), CorrelatedNoise(0.5)),

@@ -12,6 +12,7 @@ from leakbound import registry
 from leakbound.client import local_update
 from leakbound.defenses import (
     Clip,
+    ClipCoordinates,
     ClipExamples,
     CorrelatedNoise,
     DpSgd,
@@ -32,6 +33,7 @@ from leakbound.types import Batch, ClientContext, Unit, Update
 
 GIVEN = {
     "clip": Clip(0.1),
+    "clip_coordinates": ClipCoordinates(0.01),
     "clip_examples": chain(ClipExamples(1.0), Mean()),
     "color": WhitenedDpSgd(),
     "correlated_noise": chain(ClipExamples(1.0), Mean(), CorrelatedNoise(0.7, "bisr:3")),

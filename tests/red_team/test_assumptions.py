@@ -11,6 +11,7 @@ from torch import nn
 from leakbound import audit, simulate, stream
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import run_experiment
+from leakbound.bounds import identification
 from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample, TheseExamples, same_law
 from leakbound.bounds.known_model import KnownModel
@@ -140,7 +141,8 @@ def test_a_source_with_many_examples_is_guessed_more_often():
     rows = draw.random((len(people), 64))
     rows[people == 0] = rows[0] + 0.001 * draw.random((1000, 64))
     share, eta = float((people == 0).mean()), 1e-3
-    uneven = PublicSample(rows, sources=people)
+    declared = 1000.0, len(people) / 500
+    uneven = PublicSample(rows, sources=people, source_sizes=declared)
     assert uneven.n == 500
     assert uneven.density == pytest.approx(share * 500)
     for noise in (1.0, 3.0, 1e9):
@@ -152,8 +154,39 @@ def test_a_source_with_many_examples_is_guessed_more_often():
     # An attack that is counted on one of each is stated for the least dense examples.
     found = Attainable.of(uneven).success([(1.0, 1e-3)], eta)
     assert found.success[0] <= uneven.thinness
-    even = PublicSample(rows[people > 0], sources=people[people > 0])
-    assert (even.density, even.thinness) == (1.0, 1.0)
+    person = PublicSample(rows, sources=people)
+    assert (person.density, person.thinness) == (1.0, 1.0)
+    assert "for a random example of a random source" in person.name
+    for wrong in ((1.0, 2.0), (3.0, 0.5)):
+        with pytest.raises(ValueError, match="source_sizes"):
+            PublicSample(rows, sources=people, source_sizes=wrong)
+
+
+def test_sources_of_very_different_sizes_are_no_longer_beaten():
+    """Ten of 5,000 patients have 2,500 near-identical images each, all others one.
+
+    Stated from all images of n random patients: per patient, and per image with the declared sizes.
+    A factor from the sample's own largest source was below the attacker's success in 89 of 200
+    samples.
+    """
+    draw, noise, eta = np.random.default_rng(2), 2.0, 0.01
+    own = draw.random((5000, 16))
+    sizes = np.where(np.arange(5000) < 10, 2500, 1)
+    share = 2500 / sizes.sum()  # of one template among the images
+    attained = float(identification.gaussian(noise, kappa=share))
+    per_person = float(identification.gaussian(noise, kappa=1 / 5000))
+    beaten = {"sample": 0, "person": 0, "image": 0}
+    for _ in range(15):
+        some = draw.choice(5000, 400, replace=False)
+        found = PublicSample(own[some], sources=some)  # one image of each
+        bound = float(found.success_bound(noise, eta)[0][0])
+        beaten["person"] += bound < per_person
+        factor = sizes[some].max() / sizes[some].mean()
+        beaten["sample"] += min(1.0, factor * bound) < attained
+        declared = PublicSample(own[some], sources=some, source_sizes=(2500.0, sizes.mean()))
+        beaten["image"] += float(declared.success_bound(noise, eta)[0][0]) < attained
+    assert beaten["sample"] > 3
+    assert beaten["person"] == beaten["image"] == 0
 
 
 def test_statistics_beside_the_update_leave_a_guess():

@@ -219,7 +219,7 @@ def objective_of(answer: Reconstruction) -> ObjectiveValues:
 
 
 def release_of(
-    update: Update, utility: dict[str, float | None], **more: float | None
+    update: Update, utility: dict[str, float | None], *, noise_share: float | None = None
 ) -> ReleaseInfo:
     withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
     return ReleaseInfo(
@@ -228,7 +228,7 @@ def release_of(
         withheld=short(withheld),
         unit=update.unit.noun,
         utility=utility,
-        **more,
+        noise_share=noise_share,
     )
 
 

@@ -294,7 +294,7 @@ def others_in_round(
     rest = context._order(size, clients, seed)[size * clients :]
     source = stream(seed, "other clients", size, number)
     drawn = rest[permutation(len(rest), source)[: size * OTHERS]]
-    return [context.batch(own) for own in drawn.split(size) if len(own) == size]
+    return [context.batch(own) for own in torch.split(drawn, size) if len(own) == size]
 
 
 def random_weights(name: str) -> bool:

@@ -94,9 +94,13 @@ class PublicSample(Baseline):
         guesses: number of the attacker's candidates, of which one has to match: the batch or the
             cohort.
         confidence: of the limit, over the draw of the public examples.
-        sources: (n,) who or what each example comes from; one random example of each is taken. If
-            some sources have more examples than others, private examples are denser there, and
-            the bounds are multiplied by `density`.
+        sources: (n,) who or what each example comes from; one random example of each is taken.
+            Sources that are drawn independently give independent examples. The statement is then
+            for a random example of a random source, such as a person: a source with many examples
+            counts once.
+        source_sizes: (m, mu), declared: the largest and the mean number of examples of a source
+            among private ones. The statement is then for a random example, and the bounds are
+            multiplied by m / mu. No sample shows m: a larger source may not be in it.
         classes: number of labels, seen or not; it gives a tighter limit if no two examples of a
             class match.
         distance: which candidates match; by default those up to a mean squared error. For others,
@@ -116,27 +120,26 @@ class PublicSample(Baseline):
     sources: Array | None = None
     classes: int | None = None
     distance: Distance = field(default_factory=SquaredError)
+    source_sizes: tuple[float, float] | None = None
 
     basis = "sample"
     places: Array = field(init=False)
     """(n,) which of the given examples were taken."""
-    density: float = field(init=False, default=1.0)
-    """Size of the largest source over the mean size, at least 1. Private examples, drawn from all
-    sources, are at most this many times as dense as the examples taken."""
-    thinness: float = field(init=False, default=1.0)
-    """Size of the smallest source over the mean size."""
 
     def __post_init__(self) -> None:
         rows = flat_images(self.examples)
         # Random order: data are often sorted by class, and the first of each source would be too.
         order = np.random.default_rng(0).permutation(len(rows))
         if self.sources is not None:
-            _, first, sizes = np.unique(
-                np.asarray(self.sources)[order], return_index=True, return_counts=True
-            )
+            _, first = np.unique(np.asarray(self.sources)[order], return_index=True)
             order = np.random.default_rng(1).permutation(order[first])
-            object.__setattr__(self, "density", float(sizes.max() / sizes.mean()))
-            object.__setattr__(self, "thinness", float(sizes.min() / sizes.mean()))
+        if self.source_sizes is not None:
+            largest, mean = self.source_sizes
+            if self.sources is None or not 1 <= mean <= largest:
+                raise ValueError(
+                    f"source_sizes is {self.source_sizes}; give the largest and the mean number of "
+                    "examples of a source, both at least 1, beside sources"
+                )
         keep = np.sort(order[:MOST])
         object.__setattr__(self, "examples", rows[keep])
         object.__setattr__(self, "_coded", self.distance.coded(rows[keep]))
@@ -168,10 +171,26 @@ class PublicSample(Baseline):
     def name(self) -> str:  # type: ignore[override]
         """What the bound rests on, as text."""
         sure = f"{self.confidence:.0%} confidence"
-        uneven = f", sources of up to {format_upper(self.density)} times the mean size"
-        return f"{self.n} public {self._noun} without a model, {sure}, {self._known}" + (
-            uneven if self.density > 1 else ""
-        )
+        return f"{self.n} public {self._noun} without a model, {sure}, {self._known}{self._target}"
+
+    @property
+    def _target(self) -> str:
+        """For whom the statement is, if examples come from sources."""
+        if self.sources is None:
+            return ""
+        if self.source_sizes is None:
+            return ", for a random example of a random source"
+        return f", sources of up to {format_upper(self.density)} times the mean size, as declared"
+
+    @property
+    def density(self) -> float:
+        """How much denser private examples may be than those taken: m / mu."""
+        return 1.0 if self.source_sizes is None else self.source_sizes[0] / self.source_sizes[1]
+
+    @property
+    def thinness(self) -> float:
+        """How much thinner they may be: 1 / mu, as a source has an example or more."""
+        return 1.0 if self.source_sizes is None else 1 / self.source_sizes[1]
 
     @property
     def _noun(self) -> str:

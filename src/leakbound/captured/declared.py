@@ -15,6 +15,7 @@ from leakbound.captured.capture import Capture
 from leakbound.defenses import (
     Chain,
     Clip,
+    ClipCoordinates,
     ClipExamples,
     Defense,
     GaussianMechanism,
@@ -27,6 +28,7 @@ from leakbound.defenses import (
 KEY, FROM, NOTE = "defense", "defense_from", "defense_note"
 LINKS: dict[str, tuple[type[Defense], str | None]] = {
     "clip": (Clip, "clip_norm"),
+    "clip_coordinates": (ClipCoordinates, "limit"),
     "clip_examples": (ClipExamples, "clip_norm"),
     "mean": (Mean, None),
     "gaussian_mechanism": (GaussianMechanism, None),

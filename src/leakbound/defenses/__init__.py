@@ -6,7 +6,14 @@ Every class exported here is a defense of the audit, under its snake_case name; 
 
 from leakbound.defenses.base import Chain, Defense, NoDefense, chain
 from leakbound.defenses.correlated_noise import CorrelatedNoise
-from leakbound.defenses.dp_sgd import Clip, ClipExamples, DpSgd, GaussianMechanism, Mean
+from leakbound.defenses.dp_sgd import (
+    Clip,
+    ClipCoordinates,
+    ClipExamples,
+    DpSgd,
+    GaussianMechanism,
+    Mean,
+)
 from leakbound.defenses.mixup import Mixup
 from leakbound.defenses.noise import GaussianNoise, LaplaceNoise
 from leakbound.defenses.noisy_copy import NoisyCopy
@@ -29,6 +36,7 @@ from leakbound.defenses.withhold import Withhold
 __all__ = [
     "Chain",
     "Clip",
+    "ClipCoordinates",
     "ClipExamples",
     "Color",
     "CorrelatedNoise",

@@ -58,6 +58,52 @@ class Clip(Defense):
 
 
 @dataclass(frozen=True, repr=False)
+class ClipCoordinates(Defense):
+    """Clamp every coordinate of each row to [-limit, limit].
+
+    With `GaussianNoise` after it, this is what the long version of paper A calls DP-SGD and
+    compares its optimal noise with. DP-SGD clips the norm of each example's gradient instead
+    (`ClipExamples`), which keeps its direction. A clamp changes the direction, and for d
+    coordinates it bounds the norm by sqrt(d) · limit only.
+
+    Args:
+        limit: the largest size of a coordinate, in gradient units.
+
+    Guarantees: no coordinate is larger than `limit`; one that is not a number counts as 0. One
+    example changes the row of a client by at most 2 sqrt(d) · limit in L2 norm. If the rows are of
+    examples, each adds at most sqrt(d) · limit to their sum. No privacy without noise.
+
+    Source: Chen, Gursoy and Lei, long version (November 2024), section 3.4; `docs/errata.md`, A19.
+
+    Example:
+        >>> rows = Update(torch.tensor([[3.0, -0.5, -2.0, 1.0]]), Unit.CLIENT, (1,))
+        >>> sent, _ = ClipCoordinates(1.0).transform(rows, None, None, torch.Generator())
+        >>> sent.rows.tolist(), sent.bound
+        ([[1.0, -0.5, -1.0, 1.0]], 4.0)
+    """
+
+    continuous = True
+    keeps_law = False
+    gives_bound = True
+
+    limit: float = 1.0
+
+    def __post_init__(self) -> None:
+        check.positive(limit=self.limit)
+
+    def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        rows = update.rows.nan_to_num(nan=0.0).clamp(-self.limit, self.limit)
+        longest = self.limit * update.rows.shape[1] ** 0.5
+        # An example that is added or removed moves a client's row between any two points of the
+        # cube; the row of an example is its own.
+        bound = longest if update.unit is Unit.EXAMPLE else 2 * longest
+        return update.opaque(rows, f"{self!r} came after the noise", bound=bound), state
+
+    def imitate(self, rows: Tensor) -> Tensor:
+        return rows.clamp(-self.limit, self.limit)
+
+
+@dataclass(frozen=True, repr=False)
 class ClipExamples(Defense):
     """Scale every example's gradient down to L2 norm `clip_norm`: the first link of DP-SGD.
 

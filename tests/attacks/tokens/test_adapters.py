@@ -371,7 +371,14 @@ def test_no_certain_answer_holds_a_wrong_token():
     assert certain >= 50
 
 
-def llama(seed: int, rank: int, *, start: float = 0.02, dtype: torch.dtype = torch.float32):
+def llama(
+    seed: int,
+    rank: int,
+    *,
+    start: float = 0.02,
+    dtype: torch.dtype = torch.float32,
+    dora: bool = False,
+):
     """A small Llama-like model with PEFT's adapters on queries and values."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
     config = transformers.LlamaConfig(
@@ -386,7 +393,9 @@ def llama(seed: int, rank: int, *, start: float = 0.02, dtype: torch.dtype = tor
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        lora = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=["q_proj", "v_proj"])
+        lora = peft.LoraConfig(
+            r=rank, lora_alpha=2 * rank, target_modules=["q_proj", "v_proj"], use_dora=dora
+        )
         model = peft.get_peft_model(transformers.LlamaForCausalLM(config), lora)
         for name, p in model.named_parameters():
             if "lora_B" in name and start:
@@ -435,6 +444,13 @@ def test_llama_gives_its_tokens(rank, size):
         wanted = set(ids[:, :-1].flatten().tolist())  # nothing attends to the last one
         assert set(found.tokens) == wanted
         assert found.certain == (len(wanted) < (64 + 2 * rank) / 2)
+
+
+def test_adapters_that_are_no_layers_of_their_own_are_named_as_such():
+    ids = drawn(0, 1, 8, 300)
+    observation = seen(llama(0, 4, dora=True), ids, labels=ids, words=300)
+    with pytest.raises(NotApplicable, match="does not call .* as with DoRA or AdaLoRA"):
+        AdapterPursuit().found(observation)
 
 
 @pytest.mark.parametrize("steps", [2, 8])

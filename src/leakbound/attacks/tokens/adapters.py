@@ -197,11 +197,13 @@ class FirstLayer:
         every = drawn.flatten()[:, None].expand(-1, domain.length)
         place = torch.arange(domain.length).repeat(2)
         kept: list[Pair] = []
+        not_called: list[str] = []
         first, hook, by_place = None, "", False
         for pair in pairs:
             try:
                 seen = inputs_of(task, pair.hook, drawn).double().cpu()
             except NotApplicable:
+                not_called.append(pair.hook)
                 continue
             if first is None:
                 alone = inputs_of(task, pair.hook, every).double().cpu()
@@ -210,6 +212,12 @@ class FirstLayer:
                 first, hook, by_place = seen, pair.hook, _differ(alone, alone[:, :1])
             if first.shape == seen.shape and not _differ(first, seen):
                 kept.append(pair)
+        if not kept and not_called:
+            raise NotApplicable(
+                f"the model does not call {not_called[0]!r} on the layer's inputs, as with "
+                "DoRA or AdaLoRA; this attack does not cover such adapters, and nothing says that "
+                "they reveal less"
+            )
         if not kept:
             raise NotApplicable(
                 "no adapter gets the first attention layer's inputs: those of the others mix places"
