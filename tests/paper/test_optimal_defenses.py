@@ -40,7 +40,7 @@ class Projection(nn.Module):
 
 @pytest.fixture(scope="module")
 def estimates():
-    """The paper's estimator (section 3.3, lemma 3.8) with k = 10 directions, in units of s."""
+    """The paper's estimator (section 3.5, lemma 3.8) with k = 10 directions, in units of s."""
     task = Task.of(Projection(), loss=lambda out, y: out.mean())
     x = torch.zeros(1, 1, 1, COORDINATES, dtype=torch.float64)
     source = stream(0, "paper")

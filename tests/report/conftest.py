@@ -161,7 +161,7 @@ def bound(psnr: float | None = 19.1, **changes: Any) -> Bound:
         "excludes_threshold": False,
         "on_average": psnr is not None and psnr < 20,
         "basis": "sample",
-        "equation": "paper A, eq. (1)",
+        "equation": "paper A, section 2.2",
         "assumptions": ["the release's law is smooth in x"],
         "standard_error": 0.0004,
     }

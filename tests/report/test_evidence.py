@@ -67,12 +67,12 @@ def test_measured_bounded_and_declared_stand_apart(tmp_path, make_bounded):
     assert share["low"] == pytest.approx(0.0125 ** (1 / 6))
     bound = subject["bounded"]["bounds"][0]
     theorem = subject["bounded"]["theorems"][bound["theorem"] - 1]
-    assert theorem["equation"] == "paper A, eq. (1)"
+    assert theorem["equation"] == "paper A, section 2.2"
     assert theorem["assumptions"] == ["one"]
     assert bound["prior"] == theorem["prior"]
     assert theorem["covers"] == "all attackers"
-    assert "paper A, eq. (1)" in section(text, 2)
-    assert "paper A, eq. (1)" not in section(text, 1) + section(text, 3)
+    assert "paper A, section 2.2" in section(text, 2)
+    assert "paper A, section 2.2" not in section(text, 1) + section(text, 3)
     assert subject["bounded"]["missing"][0]["reason"] in section(text, 2)
 
 

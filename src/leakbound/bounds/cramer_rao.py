@@ -29,7 +29,7 @@ ASSUMPTIONS = (
 )
 TRACE = "paper A, Theorem 3.2 with m for d: m^2 / (tr J_D + m lambda_max(J_P))"
 TIGHT = "paper A, Theorem 3.2 with m for d, tighter: m^2 / (tr J_D + tr J_P)"
-FULL = "paper A, eq. (1): tr (J_D + J_P)^-1"
+FULL = "paper A, section 2.2, trace of the bound: tr (J_D + J_P)^-1"
 VARIATIONAL = FULL + " >= 2 tr V - tr V (J_D + J_P) V"
 _SHRINKAGES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)
 
@@ -126,7 +126,7 @@ def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
     Raises:
         ValueError: a wrong shape, NaN, not symmetric, or a negative eigenvalue.
 
-    Source: paper A, eq. (1); van Trees, "Detection, Estimation, and Modulation Theory", 1968.
+    Source: paper A, section 2.2; van Trees, "Detection, Estimation, and Modulation Theory", 1968.
 
     Example:
         >>> from leakbound.bounds.priors import GaussianPrior
@@ -163,7 +163,7 @@ def full_bound_from_samples(fishers: Any, prior: Prior) -> ErrorBound:
         fishers: n >= 4, iterable, of independent images of the prior; each as in `full_bound`.
         prior: what the attacker knows.
 
-    Source: paper A, eq. (1); variational form of tr J^-1 (convex conjugate).
+    Source: paper A, section 2.2; variational form of tr J^-1 (convex conjugate).
     """
     samples = np.array([_projected("fishers", fisher, prior) for fisher in fishers])
     if len(samples) < 4:

@@ -151,7 +151,7 @@ def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -
         NotApplicable: as `Channel`; or it would need more than 2 GiB (use a basis of fewer
             columns).
 
-    Source: Chen, Gursoy and Lei, eq. 2 and 3; the variance term: docs/errata.md, A12.
+    Source: Chen, Gursoy and Lei, lemma A.1; the variance term: docs/errata.md, A12.
     """
     total = batch.inputs.numel()
     count = total if basis is None else basis.shape[1]

@@ -23,7 +23,7 @@ class SecureAggregation(Defense):
 
     Guarantees: none about the sum itself. The attack sees one larger batch.
 
-    Source: Bonawitz et al. 2017; Liu et al. 2025, section 3.
+    Source: Bonawitz et al. 2017; Liu et al. 2025, section 3.3.
 
     Example:
         >>> SecureAggregation(4).returns(Unit.CLIENT).noun

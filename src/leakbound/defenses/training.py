@@ -85,7 +85,7 @@ class HiddenDropout(Defense):
     Guarantees: none. Dropped units leave columns of exact zeros in the update. An attacker who
     knows the defense infers the draw from them (`infer`).
 
-    Source: Liu et al. 2025, section 3.2 (dropout; errata 2.9: `rate` is the drop probability).
+    Source: Liu et al. 2025, section 3.4 (dropout; errata 2.9: `rate` is the drop probability).
 
     Example:
         >>> import torch

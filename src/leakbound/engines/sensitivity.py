@@ -129,7 +129,8 @@ def sensitivity(
     Raises:
         NotApplicable: batch norm in training mode, with an estimator other than `batch`.
 
-    Source: Chen, Gursoy and Lei, "Optimal Defenses", section 3.3 (`batch`, k = 10).
+    Source: Chen, Gursoy and Lei, "Optimal Defenses", section 3.5, lemma 3.8
+    (`batch`, k = 10).
 
     Example:
         >>> from leakbound.random import stream

@@ -79,7 +79,7 @@ def two_layer(
         width: hidden units.
         activation: as for `mlp`.
 
-    Source: paper B, Section 3 and Assumption B.2.
+    Source: paper B, section 2 and assumption B.2.
 
     Example:
         >>> model = two_layer(input_shape=(1, 4, 4), classes=1, generator=torch.Generator())

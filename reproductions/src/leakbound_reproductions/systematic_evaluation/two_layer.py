@@ -44,7 +44,7 @@ KNOWN_NORM = "the estimator knows every norm |x_i|: errors along x_i are not cou
 PUBLIC_MASK = "which coordinates are sent does not depend on the data (dropout; not pruning)"
 EXACT = "paper B, eq. (27) with errata 2.5: R_L^2 >= (1 / B) tr (J J^T / noise_std^2)^-1"
 TRACE = "paper B, eq. (28) with errata 2.4, 2.5: R_L^2 >= noise_std^2 B n^2 / |J|_F^2"
-BAYES = "paper A, eq. (1) (van Trees) with the Jacobian of paper B, Lemma D.6, errata 2.11"
+BAYES = "paper A, section 2.2 (van Trees) with the Jacobian of paper B, Lemma D.6, errata 2.11"
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,7 +331,7 @@ def bayes_bound(
         ValueError: as `fisher`; an activation that is not smooth, whose gradient jumps with the
             inputs and leaks more than its derivative; fewer than 4 draws.
 
-    Source: paper A, eq. (1); paper B, Lemma D.6.
+    Source: paper A, section 2.2; paper B, Lemma D.6.
     """
     if not ACTIVATIONS[network.activation].smooth:
         smooth = ", ".join(name for name, one in ACTIVATIONS.items() if one.smooth)

@@ -32,7 +32,8 @@ class GradientMatching(MatchingSettings):
     "stages", a second search starts with these zeros and reduces their weight from stage to stage,
     to none in the last. The answer with the lower masked objective is kept.
 
-    Source: Zhu et al. 2019; Geiping et al. 2020; Yin et al. 2021; Liu et al. 2025 (paper B), eq. 9.
+    Source: Zhu et al. 2019; Geiping et al. 2020; Yin et al. 2021; Liu et al. 2025 (paper B),
+    section 4.2.
 
     Example:
         >>> import leakbound as lb
@@ -252,8 +253,9 @@ def strong_matching(
         prior_rate: learning rate under noise.
         prior_variation: weight of total variation under noise.
 
-    Source: Liu et al. 2025 (paper B), section 4.3 and eq. 9, whose weights are 0.01 (total
-    variation), 0.001 (statistics) and 0.1 (features), at rate 1e-5 for 10,000 steps.
+    Source: Liu et al. 2025 (paper B), section 4.2, whose last formula has no number. Its appendix F
+    has weights of 0.01 (total variation), 0.001 (statistics) and 0.1 (features), at rate 1e-5 for
+    10,000 steps.
 
     Example:
         >>> attack = strong_matching(steps=500)

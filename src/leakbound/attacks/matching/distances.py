@@ -55,7 +55,7 @@ def cosine_signal(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: li
 def cosine_weighted(
     guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]
 ) -> Tensor:
-    """As `cosine_layers`, weighted by how many coordinates were not zero (paper B, eq. 9)."""
+    """As `cosine_layers`, weighted by how many coordinates were not zero (paper B, app. F)."""
     parts, counts = [], []
     for a, b in spans:
         own = None if weights is None else weights[:, a:b]

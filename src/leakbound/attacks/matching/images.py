@@ -52,7 +52,7 @@ class Pixels(Images):
 
 class DeepPrior(Images):
     """An untrained network draws the images from fixed noise; the search moves its weights (Ulyanov
-    et al. 2018; paper B, section 4.3).
+    et al. 2018; paper B, section 4.2).
 
     Two halvings and two doublings of the side with skips between them; group norm, so that images
     do not mix. The output passes a sigmoid, so it lies in the input range.

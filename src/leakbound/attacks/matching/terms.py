@@ -81,7 +81,7 @@ class Learned:
 @dataclass(frozen=True, eq=False)
 class SameStatistics:
     """Sum over batch norms of the distances between means and between variances, with the factor
-    `first` on the first (Yin et al. 2021, eq. 8; paper B, eq. 9). For several clients, the
+    `first` on the first (Yin et al. 2021, eq. 8; paper B, section 4.2). For several clients, the
     statistics are the mean of each client's own, as are the given ones.
     """
 
@@ -107,7 +107,7 @@ class SameStatistics:
 
 @dataclass(frozen=True, eq=False)
 class SameFeatures:
-    """Distance of the candidate's features from those that another method found (paper B, 4.3).
+    """Distance of the candidate's features from those that another method found (paper B, 4.2).
 
     "cosine": the mean over examples of 1 - cos² (1 - cos if the signs are known), with found
     features assigned to candidates one to one. "span": the mean share of a candidate's feature
