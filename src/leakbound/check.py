@@ -11,7 +11,6 @@ __all__ = [
     "closest",
     "count",
     "finite",
-    "finite_number",
     "fraction",
     "labels",
     "non_negative",

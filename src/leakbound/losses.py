@@ -92,6 +92,8 @@ class NamedLoss:
             return own.to(output.dtype).reshape(output.shape)
         if self.coded and output[0].numel() == 1:  # probabilities of both classes
             return labels[:, 1].reshape(output.shape)
+        if self.targets == "class map" and labels.ndim == output.ndim and labels.shape[1] == 1:
+            return labels.squeeze(1)  # MONAI's class maps keep the channel
         if self.has_classes or labels.shape == output.shape:
             return labels
         if labels.numel() != output.numel():
@@ -108,6 +110,8 @@ class NamedLoss:
         Raises:
             ValueError: it does not take such labels, nor others that can be made of them.
         """
+        if self.targets == "any":
+            return self
         elements = self.targets in ("binary", "real", "count")
         what, fitting = "numbers", "mse, l1, poisson"
         if labels.ndim > 1:
@@ -161,7 +165,9 @@ class NamedLoss:
             ValueError: labels do not fit the loss.
         """
         whole = "give one class number per pixel, (B, H, W) of torch.int64"
-        if self.by_class:
+        if self.targets == "any" and (labels.ndim > 1 or labels.is_floating_point()):
+            check.finite("labels", labels)  # such as a mask: only the function knows
+        elif self.by_class:
             if classes is not None and labels.ndim == 3 and self.targets == "classes":
                 raise ValueError(
                     f"labels has shape {tuple(labels.shape)}; for class maps give "
@@ -224,6 +230,27 @@ class NamedLoss:
         one = output[0].numel() == labels[0].numel()
         predicted = output.reshape(labels.shape) > 0 if one else output.argmax(1)
         return predicted.long().flatten(), labels.long().flatten()
+
+
+def check_fit(loss: NamedLoss, output: Tensor, labels: Tensor) -> None:
+    """Reject labels that the function does not take for such outputs.
+
+    Raises:
+        ValueError: it fails, or returns no scalar.
+    """
+    mend = "give labels in the form that the client's loss takes"
+    form = f"labels has shape {tuple(labels.shape)} and type {labels.dtype}"
+    try:
+        with torch.no_grad():
+            value = loss(output, labels)
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"{form}, and the loss {loss.name!r} raised {said!r}; {mend}") from error
+    if not isinstance(value, Tensor) or value.ndim:
+        raise ValueError(
+            f"the loss {loss.name!r} returns no scalar for the model's output; give a loss "
+            "that returns the mean over all examples, such as by reduction='mean'"
+        )
 
 
 def dice(output: Tensor, mask: Tensor) -> Tensor:
@@ -327,6 +354,11 @@ def named(loss: str | Function) -> NamedLoss:
     """
     if isinstance(loss, NamedLoss):
         return loss
+    if isinstance(loss, str) and ":" in loss:
+        raise ValueError(
+            f"loss is {loss!r}; give one of {', '.join(LOSSES)} here. Functions of your own go to "
+            "`leakbound attack --update FILE --loss`, or to simulate(loss=function) in Python"
+        )
     if isinstance(loss, str):
         check.one_of(LOSSES, loss=loss)
         return LOSSES[loss]

@@ -219,15 +219,21 @@ def outputs_of(observation: Observation) -> int | None:
     loss = named(task.loss)
     if task.label_range is None or not loss.has_classes or loss.of_inputs:
         return task.label_range
+    output = probed(observation)
+    width = int(output.shape[1]) if output.ndim > 1 else 1
+    return max(width, task.label_range) if loss.outputs(width) == width else task.label_range
+
+
+def probed(observation: Observation) -> Tensor:
+    """The model's output for inputs that have nothing to do with the client's."""
+    task = observation.task
     domain = task.domain
     size = 2 if task.coupled else 1
     probe = torch.full((size, *observation.input_shape), sum(task.input_range) / 2)
     if domain is not None and not domain.dtype.is_floating_point:
         probe = domain.start(size, stream(0, "outputs")).to(task.parameters.device)
     with torch.no_grad():
-        output = forward(task, probe.to(task.parameters) if probe.is_floating_point() else probe)
-    width = int(output.shape[1]) if output.ndim > 1 else 1
-    return max(width, task.label_range) if loss.outputs(width) == width else task.label_range
+        return forward(task, probe.to(task.parameters) if probe.is_floating_point() else probe)
 
 
 def summed_task(observation: Observation) -> Task:

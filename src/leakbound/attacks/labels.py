@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound._util import copies
 from leakbound.attacks.analytic import LinearInversion
-from leakbound.attacks.base import outputs_of, summed_task
+from leakbound.attacks.base import outputs_of, probed, summed_task
 from leakbound.client import forward, local_update
 from leakbound.losses import NamedLoss, named
 from leakbound.random import uniform
@@ -132,6 +132,11 @@ def _of_loss(
     if pixels or not loss.elementwise:
         more = "; but areas are known (label_totals)" if pixels and loss.mean else ""
         raise NotApplicable(f"the last layer's gradient under {loss.name} reveals no label{more}")
+    if layer.bias is not None and probed(observation)[0].numel() != len(layer.bias):
+        raise NotApplicable(
+            "the last layer has a row for many outputs, as one that is applied at every pixel: its "
+            "gradient reveals no label"
+        )
     single = layer.bias is not None and len(layer.bias) == 1
     if observation.examples == 1:
         found = _exact(loss, layer, observation, generator)

@@ -25,7 +25,7 @@ from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import defense_info, links_of, model_info, threat_info
 from leakbound.captured import declared
 from leakbound.captured.capture import Capture
-from leakbound.captured.observe import Understood
+from leakbound.captured.observe import Understood, fitting
 from leakbound.data import SOURCES, load
 from leakbound.data.sources import at_path
 from leakbound.data.table import SUFFIXES
@@ -115,10 +115,13 @@ def check_truth(truth: Batch, observation: Observation) -> Batch:
             f"truth runs from {least:.6g} to {most:.6g}, but input_range is {low:g} to {high:g}; "
             "give the range of the model's input (--input-range LOW HIGH), and the truth in it"
         )
-    named(task.loss).check(truth.labels, task.label_range)
+    labels, loss = truth.labels, named(task.loss)
+    if loss.targets == "any" or not (labels.is_floating_point() and loss.has_classes):
+        labels = fitting(task, labels, observation.input_shape)
+    loss.check(labels, task.label_range)
     kind = kind if not kind.is_floating_point else task.parameters.dtype
     device = task.parameters.device
-    return Batch(truth.inputs.to(device, kind), truth.labels.to(device))
+    return Batch(truth.inputs.to(device, kind), labels.to(device))
 
 
 def explained(understood: Understood, answer: Reconstruction) -> records.Explained | None:

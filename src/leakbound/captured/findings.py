@@ -217,8 +217,14 @@ def searched_steps(observation: Observation, tried: tuple[int, ...], seconds: fl
     number is concluded and the first one stays assumed.
     """
     search = FedAvgMatching(candidates=tried, trial=TRIAL)
-    with Pace(seconds) as pace:
-        count = search.find_plan(observation, stream(0, "captured", "steps")).steps
+    try:
+        with Pace(seconds) as pace:
+            count = search.find_plan(observation, stream(0, "captured", "steps")).steps
+    except NotApplicable as error:
+        how = (
+            f"assumed: the first of {_listed(tried)}; no search among them: {error.reason}; {GIVE}"
+        )
+        return Finding("local steps", str(tried[0]), how, False)
     if pace.cut:
         how = (
             f"assumed: the first of {_listed(tried)}; a search among them was stopped early; {GIVE}"

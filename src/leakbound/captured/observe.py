@@ -25,7 +25,7 @@ from leakbound.captured.sent import left_out
 from leakbound.client import respond
 from leakbound.defenses import Chain, Defense, NoDefense, chain
 from leakbound.domains import Domain, TokenDomain, tokens_of
-from leakbound.losses import named
+from leakbound.losses import check_fit, named
 from leakbound.random import stream, uniform
 from leakbound.task import drops
 from leakbound.types import (
@@ -156,10 +156,10 @@ def understand(
     found += reading.rank(size)
     task = replace(task, plan=LocalPlan(known or 1, rate or 1.0, part), public=public)
     chained = stated.resolve(task, count)
-    labels = _labels(told, task, count)
+    labels = _labels(told, task, count, input_shape)
     server = Server.MALICIOUS if isinstance(task.model, Front) else Server.HONEST
     observation = Observation(
-        update=_with_law(row, task, _of_one(capture, chained), count, input_shape),
+        update=_with_law(row, task, _of_one(capture, chained), count, input_shape, labels),
         task=task,
         cohort=(count,),
         input_shape=input_shape,
@@ -368,7 +368,9 @@ def _examples(
     return size.likely
 
 
-def _labels(told: TrainingInfo, task: Task, count: int) -> Tensor | None:
+def _labels(
+    told: TrainingInfo, task: Task, count: int, input_shape: tuple[int, ...]
+) -> Tensor | None:
     if told.labels is None:
         return None
     loss = named(task.loss)
@@ -383,15 +385,35 @@ def _labels(told: TrainingInfo, task: Task, count: int) -> Tensor | None:
             f"labels has shape {tuple(labels.shape)} and type {labels.dtype}; give one label for "
             "each example, such as [3]"
         )
-    if loss.by_class:
+    if loss.by_class and loss.targets != "any":
         labels = labels.reshape(-1)
         if labels.is_floating_point() or labels.dtype == torch.bool:
             raise ValueError(f"labels hold values of type {labels.dtype}; give class numbers")
     if len(labels) != count:
         raise ValueError(f"labels holds {len(labels)} for {count} examples; give one for each")
-    labels = labels.long() if loss.has_classes else labels.to(task.parameters.dtype)
+    return fitting(task, labels, input_shape)
+
+
+def fitting(task: Task, labels: Tensor, input_shape: tuple[int, ...]) -> Tensor:
+    """Labels in the type that the task's loss takes, on its device, after a test of the loss."""
+    loss = named(task.loss)
+    if loss.targets == "any":
+        kind = labels.dtype if not labels.is_floating_point() else task.parameters.dtype
+        kind = torch.int64 if labels.ndim == 1 and not labels.is_floating_point() else kind
+    else:
+        kind = torch.int64 if loss.has_classes else task.parameters.dtype
+    labels = labels.to(task.parameters.device, kind)
     loss.check(labels, task.label_range)
-    return labels.to(task.parameters.device)
+    if not loss.of_inputs:
+        with torch.no_grad():
+            output = client.forward(task, reading.probes(task, len(labels), input_shape))
+        if loss.targets == "any" and not labels.is_floating_point():
+            with suppress(ValueError):
+                check_fit(loss, output, labels)
+                return labels
+            labels = labels.to(output.dtype)  # a file often holds masks as bytes
+        check_fit(loss, output, labels)
+    return labels
 
 
 def _check_memory(model: nn.Module) -> None:
@@ -556,7 +578,12 @@ def _of_one(capture: Capture, defense: Chain) -> Chain:
 
 
 def _with_law(
-    row: Tensor, task: Task, defense: Chain, count: int, input_shape: tuple[int, ...]
+    row: Tensor,
+    task: Task,
+    defense: Chain,
+    count: int,
+    input_shape: tuple[int, ...],
+    known_labels: Tensor | None,
 ) -> Update:
     """The row as an update with the distribution that the declared defense gives a release.
 
@@ -583,6 +610,8 @@ def _with_law(
     elif not loss.by_class:
         with torch.no_grad():
             labels = loss.searched(torch.zeros_like(client.forward(task, images)))
+    elif loss.targets == "any":
+        labels = _taken(task, images, labels if known_labels is None else known_labels)
     stand_in, _ = respond(task, Batch(images, labels.to(images.device)), defense, source)
     known = stand_in.seen(defense_known=True)
     mask = None if known.mask is None else (row != 0)[None]
@@ -590,6 +619,22 @@ def _with_law(
     if mask is not None and isinstance(law, Gaussian | Laplace):
         law = _on(mask, law)
     return replace(known, rows=row[None], examples=(count,), mask=mask, law=law)
+
+
+def _taken(task: Task, images: Tensor, labels: Tensor) -> Tensor:
+    """Labels that a function takes which leakbound does not know: these, or masks of zeros."""
+    loss = named(task.loss)
+    with torch.no_grad():
+        output = client.forward(task, images)
+    masks = torch.zeros_like(output), torch.zeros_like(output[:, :1]).long()
+    for own in (labels, *masks):
+        with suppress(ValueError):
+            check_fit(loss, output, own)
+            return own
+    raise ValueError(
+        f"the loss is {loss.name}, and the labels that it takes are not known; give labels, so "
+        "that the declared noise can be compared with the update"
+    )
 
 
 def _on(mask: Tensor, law: Gaussian | Laplace) -> Gaussian | Laplace | Unknown:

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from leakbound import captured, tensors
-from leakbound._util import stops
+from leakbound._util import stops, user_code
 from leakbound._util.formats import format_explained
 from leakbound.assess.record import CERTIFIED, DISCLOSURES, EXPOSURES, Assessment
 from leakbound.assess.verdict import counted
@@ -35,7 +35,7 @@ from leakbound.cli.shared import Bar, verdicts
 from leakbound.cli.terminal import brief, console, errors, table
 from leakbound.data.schema import Schema
 from leakbound.domains import Domain, TokenDomain
-from leakbound.losses import LOSSES, named
+from leakbound.losses import LOSSES, NamedLoss, named
 from leakbound.random import stream
 from leakbound.registry import spec_of
 from leakbound.risk.statement import of_assessment, of_fact
@@ -139,7 +139,7 @@ def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Setti
     rows = [spec_of("attack", text) for text in command.attack]
     schema = None if command.schema is None else Schema.confirmed_by(command.schema)
     given = command.input_shape or about.get("input_shape", "")
-    classes, loss = command.classes, named(command.loss)
+    classes, loss = command.classes, _loss(command.loss)
     if schema is not None:
         classes = len(schema.classes) or None
         loss = loss.of_data(torch.zeros(1, dtype=torch.int64 if classes else torch.float32))
@@ -270,11 +270,34 @@ def _model(command: options.AttackOptions, settings: Settings) -> nn.Module:
     }
     if ":" in name:
         given |= {} if settings.domain is None else {"domain": settings.domain}
-        errors.say(f"importing Python code that --model names: {brief(name)}")
-        here = str(Path.cwd())
-        if here not in sys.path:
-            sys.path.append(here)
+        _announce("model", name)
     return module_of(name, own, **given)
+
+
+def _loss(text: str) -> NamedLoss:
+    """A loss by name, or the user's own: a function, or a class and its settings."""
+    if ":" not in text:
+        return named(text)
+    spec = spec_of("loss", text)
+    path = spec.pop("name")
+    _announce("loss", path)
+    found: Any = user_code.find("loss", path)
+    try:
+        own = named(found(**spec) if spec or isinstance(found, type) else found)
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(
+            f"loss {text!r} raised {said[:300]}; give a function of outputs and labels, or a class "
+            "and its settings, as in my.losses:Dice,sigmoid=true"
+        ) from error
+    return own if own.name in LOSSES else replace(own, name=text)
+
+
+def _announce(what: str, path: str) -> None:
+    errors.say(f"importing Python code that --{what} names: {brief(path)}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def _shape(text: str) -> tuple[int, ...]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from leakbound._util import optimizers
-from leakbound.attacks.base import boxed, outputs_of, seen_task
+from leakbound.attacks.base import boxed, outputs_of, probed, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.labels import infer_labels
@@ -279,7 +280,10 @@ def labels_of(
     except NotApplicable as error:
         if not named(observation.task.loss).by_class:
             return _free_labels(observation, generator)
-        mend = "give the labels, or search them too (labels='joint')"
+        mend = "give the labels"
+        with suppress(NotApplicable):
+            _free_labels(observation, generator)
+            mend += ", or search them too (labels='joint')"
         raise NotApplicable(f"{error.reason}; {mend}") from error
 
 
@@ -299,7 +303,24 @@ def _free_labels(observation: Observation, generator: torch.Generator) -> Tensor
         shape = tuple(output.shape) if output.numel() > count else (count,)
     elif not shape[1]:
         raise NotApplicable("labels are to be optimized, but the number of classes is not known")
+    elif named(task.loss).targets == "any":
+        _check_searchable(observation, shape)
     return normal(shape, generator, like=task.parameters).requires_grad_()
+
+
+def _check_searchable(observation: Observation, shape: tuple[int, ...]) -> None:
+    """Reject a function that does not take probabilities of classes."""
+    task, evenly = observation.task, observation.update.rows.new_full(shape, 1 / shape[1])
+    try:
+        with torch.no_grad():
+            task.loss(
+                probed(observation)[:1].expand(len(evenly), *(-1,) * (len(shape) - 1)), evenly
+            )
+    except Exception as error:
+        raise NotApplicable(
+            f"labels of {named(task.loss).name} cannot be searched: it does not take probabilities "
+            "of classes; give the labels"
+        ) from error
 
 
 def _features(
