@@ -1,12 +1,19 @@
-"""Batches that hold near-copies: a bound counts them as one unit of their number."""
+"""Near-copies in a batch, and several examples of one person: they count as one unit."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from leakbound import data, models, stream
 from leakbound.audit.simulate import simulate
+from leakbound.risk.calibrate import calibrate_setting
+from leakbound.risk.corridor import TrainingSetting, epsilon, success_bound
+from leakbound.risk.deployment import laws_of, parse
 from leakbound.types import Batch
 
 SHAPE = (1, 28, 28)
@@ -25,11 +32,11 @@ def near(inputs, places):
     return found
 
 
-def bounds_of(batch, public, defense="dp_sgd,noise_multiplier=2,clip_norm=1"):
+def bounds_of(batch, public, defense="dp_sgd,noise_multiplier=2,clip_norm=1", people=1):
     model = models.mlp(input_shape=SHAPE, classes=10, generator=stream(0, "model"), hidden=(8,))
     found = simulate(
         model, batch, public=public, defense=defense, attack="linear_inversion", psnr=25.0,
-        error_bound="none", probability=0.2, fresh=True,
+        error_bound="none", probability=0.2, fresh=True, people=people,
     )  # fmt: skip
     return {bound.basis: bound for bound in found.assessment.bounds}
 
@@ -61,3 +68,72 @@ def test_two_near_examples_divide_the_noise_by_two(digits):
     ]
     assert two.probability == half.probability
     assert any("the noise of one is divided by 2" in words for words in two.assumptions)
+
+
+def test_people_are_declared(digits):
+    """Two examples of one person count as one of twice the clip norm."""
+    batch, public = (
+        Batch(digits.inputs[part], digits.labels[part]) for part in (slice(8), slice(8, None))
+    )
+    two = bounds_of(batch, public, people=2)
+    half = bounds_of(batch, public, "dp_sgd,noise_multiplier=1")
+    assert two["sample"].probability == half["sample"].probability
+    assert two["sample"].probability > bounds_of(batch, public)["sample"].probability
+    assert "known model" not in two
+    assert "each person has up to 2 examples" in " ".join(two["sample"].assumptions)
+    assert "each person has one example" in " ".join(half["sample"].assumptions)
+
+
+@pytest.mark.parametrize("participation", ["visible", "hidden"])
+def test_a_persons_examples_are_no_less_than_a_simulated_attack(participation):
+    """Three equal examples of one person, each sampled for itself: a threshold on the sum."""
+    kept = {"dim": 4, "steps": 2, "sampling_rate": 0.3, "participation": participation}
+    own = TrainingSetting(2.0, people=3, **kept)
+    draw = np.random.default_rng(0)
+    taken = draw.binomial(3, 0.3, (200_000, 2))
+    seen = taken.sum(1) + 2.0 * np.sqrt(2) * draw.standard_normal(200_000)
+    kappa = 0.01
+    if participation == "visible":  # the attacker weighs the steps by what they hold
+        weight = np.square(taken).sum(1) ** 0.5 / 2.0
+        attained = stats.norm.cdf(stats.norm.ppf(kappa) + weight).mean()
+    else:
+        attained = (seen > 2.0 * np.sqrt(2) * stats.norm.isf(kappa)).mean()
+    bound = success_bound(own, np.log(kappa))[()]
+    assert attained < bound
+    assert attained > success_bound(replace(own, people=1), np.log(kappa))[()]
+    assert epsilon(own, 1e-5) > epsilon(replace(own, people=1), 1e-5)
+
+
+@pytest.mark.parametrize("solve", ["noise_multiplier", "steps", "sampling_rate"])
+def test_calibration_for_people_meets_the_target(solve):
+    given = TrainingSetting(30.0, dim=64, steps=20, sampling_rate=0.2, people=3)
+    found = calibrate_setting("mse<=0.001 with probability<=0.01", given, solve=solve, prior=None)
+    assert found.setting.people == 3
+    assert found.corridor.bound[0] <= 0.01
+    alone = replace(given, people=1)
+    other = calibrate_setting("mse<=0.001 with probability<=0.01", alone, solve=solve, prior=None)
+    more = getattr(found.setting, solve), getattr(other.setting, solve)
+    assert (more[0] > more[1]) is (solve == "noise_multiplier")
+
+
+def test_a_deployment_states_a_person():
+    table = {
+        "clip": {"norm": 1.0, "kind": "example"}, "correlation": "none", "rounds": 1, "sends": [],
+        "noise": {"multiplier": 4.0, "at": "optimizer", "seeded": False},
+        "local": {"coupled": False, "batch": 10, "examples": 100, "sampler": "poisson",
+                  "epochs": 1, "normalizer": "expected"},
+    }  # fmt: skip
+    assert "person" not in {law.unit for law in laws_of(parse(table))}
+    with_people = laws_of(parse(table | {"record": {"people": 4}, "unit": "example"}))
+    laws = {law.unit: law for law in with_people if law.audience == "clients"}
+    assert laws["person"].bound(np.log(1e-3)) > 2 * laws["example"].bound(np.log(1e-3))
+    # the clip of a whole update bounds all of a person's examples at one client
+    whole = {
+        "clip": {"norm": 1.0, "kind": "l2", "at": "client"}, "correlation": "none", "rounds": 1,
+        "noise": {"multiplier": 4.0, "at": "client", "seeded": False},
+        "participation": {"law": "all"}, "record": {"people": 4},
+    }  # fmt: skip
+    laws = {law.unit: law for law in laws_of(parse(whole)) if law.audience == "clients"}
+    assert laws["person"].bound(np.log(1e-3)) == laws["client"].bound(np.log(1e-3))
+    with pytest.raises(ValueError, match="no person has more examples"):
+        parse({"record": {"people": 4, "examples_per_client": 3}})

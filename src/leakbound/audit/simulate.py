@@ -105,6 +105,7 @@ def simulate(
     loss: str | Loss = "cross_entropy",
     error_bound: str = "trace",
     probability: float | None = 0.001,
+    people: int = 1,
     fresh: bool = False,
     round: int | None = None,
 ) -> Simulation:
@@ -134,6 +135,7 @@ def simulate(
         error_bound: which bound on every attacker's error: "trace" or "full" (estimates),
             "weiss_weinstein" (proven) or "none".
         probability: the accepted probability of a reconstruction; None requests no such bound.
+        people: the largest number of one person's examples in the update.
         fresh: the weights depend on no public or private example, such as random ones. Only then
             is there a bound for an honest server that sends this model.
         round: the attacked round of a training of these clients alone, in which each holds its
@@ -191,7 +193,7 @@ def simulate(
         record, files = experiment.judged(
             *(header, played, built_attack, answer),
             experiment.released(played, criterion, threat, every, fresh=fresh),
-            (ErrorBoundSpec(error_bound), RiskSpec(probability)),
+            (ErrorBoundSpec(error_bound), RiskSpec(probability, people=people)),
             stream(seed, "bounds", error_bound),
             distractors=None if public is None else public.inputs[:100],
             decoys=decoys,

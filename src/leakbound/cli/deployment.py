@@ -86,10 +86,11 @@ def _calibrated(command: options.Calibrate) -> int:
     given, mistakes = file.read(command.deployment)
     if command.data is None:
         raise ValueError("data is not given; give public examples like the clients' with --data")
-    if (command.solve, command.steps, command.sampling_rate) != ("noise_multiplier", 1, 1):
+    one = command.steps == command.sampling_rate == command.people == 1
+    if command.solve != "noise_multiplier" or not one:
         raise ValueError(
-            "solve, steps and sampling_rate are those of one training; a deployment file names its "
-            "rounds and participation, and its noise multiplier is found"
+            "solve, steps, sampling_rate and people are those of one training; a deployment file "
+            "names its rounds, participation and record.people, and its noise multiplier is found"
         )
     with errors.status("calibrating ..."):
         examples = risk.examples_of(command)

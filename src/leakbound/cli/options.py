@@ -396,6 +396,8 @@ class TrainingOptions:
     """Training steps."""
     sampling_rate: float = 1.0
     """Probability that a step holds an example."""
+    people: int = 1
+    """Most examples of one person."""
     participation: Annotated[Literal["visible", "hidden"], Option("WORD")] = "visible"
     """Are the example's steps visible or hidden? A server that selects clients sees them."""
     prior: Annotated[Prior | None, Option("PRIOR")] = None
@@ -437,7 +439,7 @@ class BoundOptions(TrainingOptions):
 
     GROUPS: ClassVar = {
         "Federated training": "deployment flower nvflare audience",
-        "Training": "noise_multiplier steps sampling_rate participation",
+        "Training": "noise_multiplier steps sampling_rate people participation",
         "Data": _DATA,
         "Risk": "psnr share eta accept prior labels_known",
         "Output": "explain delta out json",
@@ -479,7 +481,7 @@ class Calibrate(TrainingOptions):
     GROUPS: ClassVar = {
         "Target": "target solve",
         "Federated training": "deployment audience unit",
-        "Training": "steps sampling_rate participation noise_multiplier noise_std clip_norm",
+        "Training": "steps sampling_rate people participation noise_multiplier noise_std clip_norm",
         "Data": _DATA,
         "Risk": "prior labels_known",
         "Output": "explain delta json",
@@ -500,8 +502,11 @@ class Calibrate(TrainingOptions):
         "clients",
     )
     """With --deployment: who must not reconstruct."""
-    unit: Annotated[Literal["client", "example", "any example"] | None, Option("UNIT")] = None
-    """With --deployment: client, example, or "any example" of a client; by default the file's."""
+    unit: Annotated[
+        Literal["client", "example", "any example", "person"] | None, Option("UNIT")
+    ] = None
+    """With --deployment: client, example, "any example" of a client, or person; by default the
+    file's."""
     noise_multiplier: float | None = None
     """Noise standard deviation / clip norm. Needed with --solve steps or sampling_rate."""
     noise_std: float | None = None

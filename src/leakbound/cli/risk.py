@@ -116,6 +116,7 @@ def bounded(
         steps=command.steps,
         sampling_rate=command.sampling_rate,
         participation=command.participation,
+        people=command.people,
     )
     prior = examples.prior(command.prior, labels_known=command.labels_known)
     attacks, thresholds = examples.attacks(), thresholds_of(command, examples.domain)

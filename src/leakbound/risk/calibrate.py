@@ -219,6 +219,7 @@ class Calibration(Presented):
             ("noise standard deviation", f"{self.noise_std:.5g} on the sum of clipped gradients"),
             ("steps", setting.steps),
             ("sampling rate", f"{setting.sampling_rate:g}"),
+            ("examples of one person, at most", setting.people),
             ("who takes part", f"{setting.participation} to the attacker"),
             ("differential privacy", f"epsilon {_epsilon(self.epsilon)} at delta {self.delta:g}"),
             ("a prior-only baseline meets it with", format_upper_log(float(edges.log_kappa[0]))),
@@ -296,9 +297,10 @@ def calibrate_setting(
     _check(solve, clip_norm, noise_std, delta)
     blind = _log_baseline(wanted, setting, prior, matches)
     gamma = wanted.gamma / (1 + 2 * GAMMA_ERROR)
-    found = _solved(solve, setting, blind, gamma)
+    found = _solved(solve, setting.of_person, blind, gamma)
     if isinstance(prior, PublicSample):
         found = _sharpened(prior, solve, found, wanted.eta, gamma)
+    found = _of_examples(solve, found, setting)
     found, clip = (found, clip_norm) if noise_std is None else _clipped(found, noise_std)
     return Calibration(
         target=wanted,
@@ -324,6 +326,7 @@ def calibrate(
     norm: Sequence[float] | None = None,
     steps: int = 1,
     sampling_rate: float = 1.0,
+    people: int = 1,
     participation: Participation = "visible",
     solve: Solve = "noise_multiplier",
     noise_multiplier: float | None = None,
@@ -347,6 +350,7 @@ def calibrate(
         norm: the smallest norm of an example, or the smallest and the largest, and prior="sphere".
         steps: number of training steps.
         sampling_rate: the probability that an example takes part in a step.
+        people: the largest number of one person's examples in the data.
         participation: whether the attacker sees who takes part: "visible" or "hidden".
         solve: "noise_multiplier", "clip_norm", "steps" (the most) or "sampling_rate".
         noise_multiplier: noise standard deviation / clip norm, unless it is solved for.
@@ -399,7 +403,7 @@ def calibrate(
     known = (examples.dim, examples.norms[0], steps, sampling_rate, participation)
     found = calibrate_setting(
         target,
-        TrainingSetting(noise, *known),
+        TrainingSetting(noise, *known, people=people),
         solve=solve,
         clip_norm=clip_norm,
         noise_std=noise_std,
@@ -456,6 +460,20 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
     if solve == "steps":
         return replace(setting, steps=_steps(excess, setting, blind, gamma))
     return replace(setting, sampling_rate=_rate(excess, setting, blind, gamma))
+
+
+def _of_examples(solve: Solve, found: TrainingSetting, setting: TrainingSetting) -> TrainingSetting:
+    """From a training of persons with one example back to persons with several."""
+    if setting.people == 1:
+        return found
+    if solve in ("noise_multiplier", "clip_norm"):
+        noise = rounded(setting.people * found.noise_multiplier, DIGITS, up=True)
+        return replace(setting, noise_multiplier=noise)
+    if solve == "steps":
+        return replace(setting, steps=found.steps)
+    rate = found.sampling_rate
+    own = 1.0 if rate == 1 else -math.expm1(math.log1p(-rate) / setting.people)
+    return replace(setting, sampling_rate=rounded(own, DIGITS, up=False))
 
 
 def _sharpened(
@@ -652,10 +670,11 @@ def _zero_image(target: Target, setting: TrainingSetting) -> str:
 def _identification(setting: TrainingSetting, target: Target, examples: int | None) -> float | None:
     if examples is None or examples < 2 or 1 / examples >= target.gamma:
         return None
-    noise = bound_law(setting).noise_for(
-        target.gamma, sampling_rate=setting.sampling_rate, steps=setting.steps, kappa=1 / examples
+    own = setting.of_person
+    noise = bound_law(own).noise_for(
+        target.gamma, sampling_rate=own.sampling_rate, steps=own.steps, kappa=1 / examples
     )
-    return float(noise)
+    return float(noise) * setting.people
 
 
 def _epsilon(value: float) -> str:

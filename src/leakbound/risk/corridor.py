@@ -59,6 +59,8 @@ class TrainingSetting:
             the server picks the clients: "visible". Both need Poisson sampling: an example that
             takes part once per epoch is at more risk, and k certain steps are k full-batch ones.
         clip_norm, rows: of a trap with few rows, which attains less; by default it has enough.
+        people: the largest number of one person's examples in the training set. Bounds and epsilon
+            are for a person; what attacks attain is counted for one example.
     """
 
     noise_multiplier: float
@@ -69,6 +71,7 @@ class TrainingSetting:
     participation: Participation = "visible"
     clip_norm: float | None = None
     rows: int | None = None
+    people: int = 1
 
     def __post_init__(self) -> None:
         single("noise_multiplier", non_negative("noise_multiplier", self.noise_multiplier))
@@ -78,8 +81,25 @@ class TrainingSetting:
             raise ValueError(f"steps is {self.steps}; give at most {MOST_STEPS}")
         single("sampling_rate", rate("sampling_rate", self.sampling_rate))
         check.one_of(ATTACKER_KNOWS, participation=self.participation)
+        check.count(people=self.people)
         if (self.rows is None) != (self.clip_norm is None):
             raise ValueError("clip_norm and rows: give both, or neither for a trap of enough rows")
+
+    @property
+    def of_person(self) -> TrainingSetting:
+        """A training whose one example moves as much as all of a person's examples here.
+
+        A step holds none of k examples with probability (1 - q)^k, and moves by k clip norms at
+        most otherwise. Both sides of the likelihood ratio are monotone in the same direction, so
+        the larger shift dominates.
+        """
+        if self.people == 1:
+            return self
+        rate = self.sampling_rate
+        if rate < 1:
+            rate = -math.expm1(self.people * math.log1p(-rate))
+        noise = self.noise_multiplier / self.people
+        return replace(self, noise_multiplier=noise, sampling_rate=rate, people=1)
 
     @property
     def trap_noise(self) -> float:
@@ -231,7 +251,7 @@ def corridor(
     scope = replace(
         bound_law(setting).scope,
         prior=f"averaged over {SPHERE if prior is None else prior.name}; other examples fixed or "
-        "known",
+        f"known; {people_words(setting.people)}",
     )
     return Corridor(
         setting=setting,
@@ -295,6 +315,7 @@ def attained_success(setting: TrainingSetting, eta: Array) -> Array:
 
 def success_bound(setting: TrainingSetting, log_kappa: ArrayLike) -> Array:
     """Upper bound on any attacker's success, for the logarithm of the prior-only success."""
+    setting = setting.of_person
     found = bound_law(setting)(
         setting.noise_multiplier,
         sampling_rate=setting.sampling_rate,
@@ -305,7 +326,9 @@ def success_bound(setting: TrainingSetting, log_kappa: ArrayLike) -> Array:
 
 
 def epsilon(setting: TrainingSetting, delta: float) -> float:
-    """The epsilon for a given delta, adding or removing an example; infinite without noise.
+    """The epsilon for a given delta, adding or removing a person; infinite without noise.
+
+    A person has one example, or as many as the setting's `people`.
 
     If an attacker sees which steps hold the example, sampling adds no doubt, except for the
     probability that no step does. So delta(epsilon) is the mean over k of that of k full-batch
@@ -316,7 +339,8 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
         8.17
     """
     most = single("delta", probability("delta", delta))
-    noise, steps, q = setting.noise_multiplier, setting.steps, setting.sampling_rate
+    own = setting.of_person
+    noise, steps, q = own.noise_multiplier, own.steps, own.sampling_rate
     if setting.participation == "hidden" or q == 1:
         return float(conversions.epsilon(noise, delta=most, steps=steps, sampling_rate=q))
     hits, cut = scipy.stats.binom(steps, q), most * CUT
@@ -350,6 +374,13 @@ def around(
     places = np.linspace(ends.min() - AROUND, ends.max() + AROUND, count)
     found = mse_of_psnr(places, width)
     return places.tolist(), found if distance.squared else found**0.5, "PSNR threshold (dB)"
+
+
+def people_words(people: int) -> str:
+    """How many examples a person may have, as a condition of a bound."""
+    if people == 1:
+        return "each person has one example"
+    return f"each person has up to {people} examples, which count as one"
 
 
 def bound_law(setting: TrainingSetting) -> Any:

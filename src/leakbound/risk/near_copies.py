@@ -10,12 +10,17 @@ NOT_LOOKED = (
 )
 
 
-def count(released: Released) -> int:
-    """The most examples of the batch that are near one of them, itself included; at least 1.
+def count(released: Released, people: int = 1) -> int:
+    """The most examples of the update that count as one: near one of them, or of one person.
 
-    Near is within the distance of two examples that one candidate matches. 1 if the batch is not
-    known.
+    Near is within the distance of two examples that one candidate matches. Where the batch is not
+    known, nobody looks for near ones.
     """
+    return max(min(people, released.examples), _near(released))
+
+
+def _near(released: Released) -> int:
+    """The most examples of the batch that are near one of them, itself included."""
     batch = released.batch
     if batch is None or not released.truth_known or released.examples < 2:
         return 1
@@ -33,13 +38,18 @@ def count(released: Released) -> int:
     return released.cached("near copies", (eta, criterion.domain), make)
 
 
-def words(released: Released) -> tuple[str, ...]:
-    """What a bound on several examples says of near-copies."""
+def words(released: Released, people: int = 1) -> tuple[str, ...]:
+    """What a bound on several examples says of people and near-copies."""
     if released.examples < 2:
         return ()
+    said = "one example" if people == 1 else f"up to {people} examples"
+    return (f"each person has {said} in the update, as declared", *_of_near(released))
+
+
+def _of_near(released: Released) -> tuple[str, ...]:
     if released.batch is None or not released.truth_known:
         return (NOT_LOOKED,)
-    most = count(released)
+    most = _near(released)
     if most == 1:
         return ("none of the examples in this update is near another one (it was looked at)",)
     return (

@@ -54,12 +54,15 @@ class RiskSpec:
         components: number of leading directions of the Gaussians.
         these: also state, exactly, what holds on average over the private examples of the audit.
             The number depends on private data: keep the records and the report local.
+        people: the largest number of one person's examples in an update; near-copies that are
+            counted in a batch may be more.
     """
 
     probability: float | None = 0.001
     prior: str = "mixture"
     components: int = 32
     these: bool = False
+    people: int = 1
 
     def __post_init__(self) -> None:
         if self.probability is not None and not 0 < self.probability < 1:
@@ -68,7 +71,7 @@ class RiskSpec:
                 "bound"
             )
         check.one_of([*KINDS, "none"], prior=self.prior)
-        check.count(components=self.components)
+        check.count(components=self.components, people=self.people)
 
 
 def sample_key(released: Released) -> tuple[Any, ...]:
@@ -218,7 +221,7 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     if found is None or spec.probability is None or released.threat.server is not Server.HONEST:
         return None
     refuse_other_distances(released)
-    why = _why_not_known(released)
+    why = _why_not_known(released, spec)
     if why is not None:
         raise NotApplicable(f"no bound for this model alone: {why}")
     noise, eta = found[0], released.criterion.error
@@ -277,12 +280,16 @@ def _stated(
         covers=scope.covers,
         excludes_threshold=value <= spec.probability and holds,
         on_average=False,
-        assumptions=(*assumptions[:1], *near_copies.words(released), *assumptions[1:]),
+        assumptions=(
+            *assumptions[:1],
+            *near_copies.words(released, spec.people),
+            *assumptions[1:],
+        ),
         **more,
     )
 
 
-def _why_not_known(released: Released) -> str | None:
+def _why_not_known(released: Released, spec: RiskSpec) -> str | None:
     """Why there is no bound for the known model; None if there is one."""
     links = released.defense.links
     changed = any(link.changes_training or link.changes_start for link in links)
@@ -294,8 +301,8 @@ def _why_not_known(released: Released) -> str | None:
         return "it is for one local step of SGD on examples that do not see each other"
     if not released.fresh:
         return "the weights may depend on public or private examples"
-    if near_copies.count(released) > 1:
-        return "examples of the update are near each other"
+    if near_copies.count(released, spec.people) > 1:
+        return "several examples of the update are near each other or of one person"
     if released.public is None or released.public.size < FEWEST:
         return f"it needs {FEWEST} public examples or more"
     return None
@@ -388,7 +395,7 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     blind = min(0.0, one + math.log(released.examples))  # any of the candidates may match
     noise, scope, name = private
     if copies:
-        alone = copies[0] / math.sqrt(near_copies.count(released))
+        alone = copies[0] / math.sqrt(near_copies.count(released, spec.people))
         logs = max(one, kappa.after_copy(alone, prior, eta=eta, baseline=one))
         found = math.exp(min(0.0, logs + math.log(released.examples)))
     else:
@@ -471,7 +478,7 @@ def private_noise(released: Released, spec: RiskSpec) -> tuple[float, Scope, str
         low, high = released.task.input_range
         size = math.prod(released.criterion.domain.shape)
         farthest = math.sqrt(size) * (high - low) / 2
-        several = math.sqrt(near_copies.count(released))  # each has noise of its own
+        several = math.sqrt(near_copies.count(released, spec.people))  # each has noise of its own
         return copies[0] / farthest / several, COPY, "probability after a noisy copy"
     if released.defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
         return None
@@ -486,7 +493,7 @@ def private_noise(released: Released, spec: RiskSpec) -> tuple[float, Scope, str
             f"the client takes {plan.steps} local steps of {plan.optimizer}, and the noise of a "
             "mechanism on gradients of examples covers one of sgd"
         )
-    noise = _multiplier(released.defense) / near_copies.count(released)
+    noise = _multiplier(released.defense) / near_copies.count(released, spec.people)
     return noise, PRIVATE, "probability"
 
 

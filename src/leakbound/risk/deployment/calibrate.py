@@ -33,7 +33,8 @@ def least_noise(
         target: the error that counts as a reconstruction, and the accepted probability.
         prior: of the examples, taken from public ones.
         audiences: who must not exceed it.
-        unit: "client", "example" or "any example"; by default the deployment's, or "example".
+        unit: "client", "example", "any example" or "person"; by default the deployment's, or
+            "example".
 
     Raises:
         ValueError: no amount of noise helps, such as against a server that sees every update.
@@ -55,6 +56,8 @@ def least_noise(
         1.22
     """
     asked = unit or given.unit or "example"
+    if asked == "person" and given.record.people is None:
+        raise ValueError("record.people is not stated; give the most examples of one person")
     if not audiences:
         raise ValueError("audiences is empty; give server, clients, or both")
 

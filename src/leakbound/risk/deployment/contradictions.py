@@ -175,6 +175,11 @@ def _examples(given: Deployment) -> Iterator[str]:
             f"local.examples is {own}, more than record.examples_per_client, {held}; give the "
             "number that the largest client holds"
         )
+    if held and (given.record.people or 1) > held:
+        yield (
+            f"record.people is {given.record.people}, more than record.examples_per_client, "
+            f"{held}: no person has more examples than the client; give at most as many"
+        )
     if sizes and held and max(sizes) > held:
         yield (
             f"sizes has a client of {max(sizes)} examples, more than record.examples_per_client, "

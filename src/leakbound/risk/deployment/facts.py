@@ -198,12 +198,15 @@ class Record(_Facts, frozen=True):
     Attributes:
         dim, norm: number of values, and least L2 norm.
         examples_per_client: how many a client holds.
+        people: the largest number of one person's examples that a client holds. Rows for a person
+            are stated only if it is given.
         kappa: success of the best fixed guess, if it is known.
     """
 
     dim: int | None = None
     norm: float | None = None
     examples_per_client: int | None = None
+    people: int | None = None
     kappa: float | None = None
 
 

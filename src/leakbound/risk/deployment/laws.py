@@ -32,10 +32,10 @@ from leakbound.risk.deployment.facts import ClipFacts, Deployment, Noise
 
 Array = NDArray[Any]
 Audience = Literal["server", "clients"]
-Unit = Literal["client", "example", "any example"]
+Unit = Literal["client", "example", "any example", "person"]
 
 AUDIENCES: Final[tuple[Audience, ...]] = ("server", "clients")
-UNITS: Final[tuple[Unit, ...]] = ("client", "example", "any example")
+UNITS: Final[tuple[Unit, ...]] = ("client", "example", "any example", "person")
 SEES_ALL = "the server itself sees every update before any noise"
 UNBOUNDED = "no noise hides a client's part, so no bound is known"
 BITS = 6.0
@@ -101,9 +101,9 @@ class AudienceLaw:
     @property
     def mu(self) -> float | None:
         """Of all rounds together, if the number of participations is certain."""
-        own = self.setting
-        if own is None or own.sampling_rate < 1:
+        if self.setting is None or self.setting.sampling_rate < 1:
             return None
+        own = self.setting.of_person
         return math.sqrt(own.steps) / own.noise_multiplier
 
     def bound(self, log_kappa: Array | float) -> Array:
@@ -158,8 +158,15 @@ class AudienceLaw:
 
 
 def laws_of(deployment: Deployment) -> tuple[AudienceLaw, ...]:
-    """Every audience and unit; `deployment.unit` restricts the units."""
+    """Every audience and unit; `deployment.unit` restricts the units.
+
+    A person is a unit if the number of their examples is stated (`record.people`).
+    """
     asked = [unit for unit in UNITS if deployment.unit is None or deployment.unit in unit]
+    if deployment.record.people is not None and deployment.unit != "client":
+        asked = list(dict.fromkeys([*asked, "person"]))
+    else:
+        asked = [unit for unit in asked if unit != "person"]
     return tuple(_law_of(deployment, who, unit) for who in AUDIENCES for unit in asked)
 
 
@@ -185,11 +192,14 @@ def _law_of(given: Deployment, audience: Audience, unit: Unit) -> AudienceLaw:
     made = _local(given, level) if inside else _rounds(given, level, audience)
     if made.setting is not None and made.setting.steps > MOST_STEPS:
         return replace(own, missing=tuple(missing))
+    setting, people = made.setting, given.record.people
+    if unit == "person" and inside and setting is not None and people is not None:
+        setting = replace(setting, people=people)
     return replace(
         own,
         reason=f"{level.reason}; {made.reason}",
         missing=(*missing, *made.missing),
-        setting=made.setting,
+        setting=setting,
         attack_noise=made.attack_noise,
         special=made.special,
         beyond=level.beyond * given.rounds,

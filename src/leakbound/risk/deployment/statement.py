@@ -22,7 +22,12 @@ from leakbound.risk.deployment.laws import AUDIENCES, Audience, AudienceLaw, Uni
 KAPPAS = (1e-3, 1e-6)
 """Prior-only success probabilities for which a row answers without data."""
 WHO = {"server": "server", "clients": "others"}
-OF = {"client": "a client", "example": "one example", "any example": "any of its examples"}
+OF = {
+    "client": "a client",
+    "example": "one example",
+    "any example": "any of its examples",
+    "person": "a person's examples",
+}
 
 
 @dataclass(frozen=True)
