@@ -77,14 +77,18 @@ def test_no_missing_key_hides_the_worst_training(path, shift):
     assert identified(min(shift, 1e6)) <= stated(without(*path)) + 1e-12
 
 
+def with_bit_noise(bit_noise):
+    adaptive = {"bit_noise": bit_noise, "quantile": 0.5, "rate": 0.2, "faults": False}
+    return WHOLE | {"clip": WHOLE["clip"] | {"kind": "adaptive", "adaptive": adaptive}}
+
+
 def test_a_bit_of_an_adaptive_clip_norm():
-    """The count of clipped clients has noise of its own; with almost none, it tells the bit."""
-    for bit_noise in (1e-3, 0.4, 2.5):
-        clip = {"norm": 1.0, "kind": "adaptive", "at": "client"}
-        clip["adaptive"] = {"bit_noise": bit_noise, "quantile": 0.5, "rate": 0.2, "faults": False}
-        table = WHOLE | {"clip": clip}
-        told = stats.norm.cdf(1 / (2 * bit_noise))  # a bit that is 0 or 1, equally likely
-        try:
-            assert told <= stated(table, 0.5)
-        except ValueError as refused:
-            assert "bit_noise" in str(refused)
+    """The count of clipped clients has noise of its own; its bit is 0 or 1, equally likely."""
+    told = stats.norm.cdf(1 / (2 * 2.5))
+    assert told <= stated(with_bit_noise(2.5), 0.5)
+
+
+@pytest.mark.parametrize("bit_noise", [1e-3, 0.4])
+def test_a_bit_that_reveals_more_than_the_sum_is_refused(bit_noise):
+    with pytest.raises(ValueError, match="the number of clipped clients alone reveals more"):
+        stated(with_bit_noise(bit_noise), 0.5)
