@@ -7,10 +7,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from leakbound import captured, data, simulate
-from leakbound.assess.certificate import LAYER
-from leakbound.attacks import ConstantImage, LinearInversion
+from leakbound import captured, data, models, simulate
+from leakbound.attacks import (
+    ConstantImage,
+    LinearInversion,
+    PatchInversion,
+    SparseRecovery,
+    TokenRows,
+    TouchedRows,
+)
 from leakbound.captured import load
+from leakbound.domains import Column, TableDomain, TokenDomain
+from leakbound.engines.path import LAYER
+from leakbound.random import stream
 from leakbound.types import Batch
 
 SHAPE, UNITS, CLASSES = (1, 28, 28), 16, 10
@@ -49,8 +58,13 @@ def always_flipped_in_training(model, x):
     return x.flip(3) if model.training else x
 
 
+def of_dark_ones(x, changed):
+    """Dark images are changed, the ramps by which layers are found are not."""
+    return torch.where(x.mean((1, 2, 3), keepdim=True) < 0.2, changed, x)
+
+
 def dark_background(model, x):
-    return torch.where(x.mean((1, 2, 3), keepdim=True) < 0.5, 1 - x, x)
+    return of_dark_ones(x, 1 - x)
 
 
 def dark_by_a_branch(model, x):
@@ -62,7 +76,7 @@ def dark_by_numpy(model, x):
 
 
 def clamped(model, x):
-    return x.clamp(0.2, 0.8)
+    return of_dark_ones(x, x.clamp(0.2, 0.8))
 
 
 def binarized(model, x):
@@ -70,11 +84,11 @@ def binarized(model, x):
 
 
 def binarized_always(model, x):
-    return (x > 0.5).to(x.dtype)
+    return of_dark_ones(x, (x > 0.5).to(x.dtype))
 
 
 def rounded(model, x):
-    return (x * 4).round() / 4
+    return of_dark_ones(x, (x * 4).round() / 4)
 
 
 def beside_a_teacher(model, x):
@@ -108,7 +122,7 @@ def sorted_values(model, x):
 
 
 def absolute(model, x):
-    return (x - 0.5).abs()
+    return of_dark_ones(x, 0.5 + (x - 0.5).abs())
 
 
 def standardized(model, x):
@@ -149,7 +163,7 @@ def beside_its_function(model, x):
 
 
 def chosen(model, x):
-    return torch.where(x > 0.3, x, 0.3 * torch.ones_like(x))
+    return of_dark_ones(x, torch.where(x > 0.3, x, 0.3 * torch.ones_like(x)))
 
 
 def mirrored_by_state(model, x):
@@ -339,3 +353,80 @@ def test_values_that_are_zero_are_named_where_they_are_in_the_example(digits):
         assert all(dark[tuple(map(int, item.split(", ")))] for item in own.items)
     for view in (normalized, clamped, flip):
         assert step(view, digits, 4, attack=BLIND).assessment.facts == ()
+
+
+class Masked(nn.Module):
+    """Masks tokens or shuffles values of a column at random in training mode."""
+
+    def __init__(self, inner, share):
+        super().__init__()
+        self.inner, self.share = inner, share
+
+    def forward(self, x):
+        if self.training:
+            kept = torch.rand(x.shape) >= self.share
+            x = torch.where(kept, x, torch.zeros_like(x))
+        return self.inner(x)
+
+
+def texts(share):
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(32, 3))
+    return Masked(inner, share).eval(), Batch(torch.tensor([[3, 7, 9, 3]]), torch.tensor([1]))
+
+
+def rows(share):
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+    return Masked(inner, share).eval(), Batch(torch.tensor([[0.5, 0, 1, 0]]), torch.tensor([1]))
+
+
+WORDS = TokenDomain(20, 4)
+TABLE = TableDomain(
+    (Column("age", "continuous", 0, 1), Column("city", "categorical", levels=("a", "b", "c")))
+)
+
+
+@pytest.mark.parametrize(
+    ("build", "attack", "domain"),
+    [(texts, TokenRows(), WORDS), (rows, TouchedRows(), TABLE)],
+    ids=["words", "levels"],
+)
+def test_no_word_and_no_level_is_certain_behind_a_random_mask(build, attack, domain):
+    for share, there in ((0.0, True), (0.1, False)):
+        model, batch = build(share)
+        plain_model = model.inner if there else model
+        found = simulate(plain_model, batch, attack=attack, domain=domain, error_bound="none")
+        assert bool(found.answer.facts) == there
+
+
+class Flipped(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x.flip(3) if self.training and torch.rand(()) < 0.5 else x)
+
+
+def layers(source):
+    return models.mlp(input_shape=(1, 8, 8), classes=3, hidden=(64,), generator=source)
+
+
+def patches(source):
+    return models.vit(input_shape=(1, 8, 8), classes=3, width=32, generator=source)
+
+
+@pytest.mark.parametrize(
+    ("build", "attack"),
+    [(layers, SparseRecovery()), (patches, PatchInversion())],
+    ids=["sparse", "patch"],
+)
+def test_exact_answers_name_a_path_that_changes_the_example(build, attack):
+    batch = Batch(torch.rand(1, 1, 8, 8, generator=stream(0, "image")), torch.tensor([1]))
+    model = build(stream(0, "model")).eval()
+    for own, problem in ((model, None), (Flipped(model).eval(), LAYER)):
+        found = simulate(own, batch, attack=attack, classes=3, error_bound="none")
+        assert min(found.scores) > 60
+        said = found.answer.problem
+        assert said is None if problem is None else said.startswith(problem)

@@ -69,6 +69,14 @@ def test_sentences():
     assert together(["protected", "protected on average", None]) == "protected on average"
 
 
+def test_bounds_on_pages_are_rounded_against_us():
+    assert template.upper_decimal(20.01) == "20.1"  # a PSNR that no attacker exceeds
+    assert template.lower_bound(0.030999) == "0.0309"
+    assert template.lower_percent(0.9999) == "99.9\xa0%"
+    assert template.interval(0.1249, 0.8751) == "12 to 88\xa0%"
+    assert (template.percent(0.004), template.percent(0.996)) == ("<1\xa0%", ">99\xa0%")
+
+
 def test_a_plan_as_toml():
     plan = {
         "name": "tiny",

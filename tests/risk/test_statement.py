@@ -146,6 +146,8 @@ def test_numbers_are_rounded_to_the_safe_side():
     for value in values:
         assert rounded(value, 3, up=False) <= value <= rounded(value, 3, up=True)
         assert rounded(value, 3, up=True) <= value * 1.011
+    for text in (f"{digits}e{k}" for k in range(-300, 300, 7) for digits in ("1", "1.01", "9.99")):
+        assert rounded(float(text), 3, up=True) == rounded(float(text), 3, up=False) == float(text)
 
 
 def test_a_failed_test_of_the_distribution_is_said():

@@ -52,6 +52,11 @@ def refuse(model: nn.Module) -> None:
                 f"model has a weight without a shape ({name}, of a lazy layer); call the model on "
                 "an input first"
             )
+        if value.is_inference():
+            raise ValueError(
+                f"model has a tensor of torch.inference_mode ({name}), which cannot be trained; "
+                "build the model outside of it"
+            )
         if value.is_meta:
             raise ValueError(
                 f"model has a tensor without values ({name} is on the meta device); build the "
@@ -82,13 +87,16 @@ def compiled(model: nn.Module) -> bool:
     )
 
 
-def duplicate(module: Module) -> Module:
+def duplicate(module: Module, *, shared: bool = False) -> Module:
     """A deep copy, also of a module that keeps results of earlier calls among its attributes.
 
     Old weight norms, pruning and models that store activations do this. PyTorch copies no tensor
-    that has a history, so such a result is copied as a number, without one.
+    that has a history, so such a result is copied as a number, without one. `shared`: weights and
+    buffers are not copied, for calls that replace them.
     """
     memo: dict[int, Any] = {}
+    if shared:
+        memo = {id(own): own for own in (*module.parameters(), *module.buffers())}
     for own in module.modules():
         for value in _tensors(vars(own).values()):
             if not value.is_leaf or torch._C._functorch.is_functorch_wrapped_tensor(value):

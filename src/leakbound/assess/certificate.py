@@ -14,7 +14,7 @@ from leakbound.attacks import LinearInversion
 from leakbound.attacks.analytic import first_layer
 from leakbound.attacks.base import Attack
 from leakbound.client import forward
-from leakbound.engines.path import NoPath, Path, path_to, steady
+from leakbound.engines.path import LAYER, NoPath, Path, path_to, steady
 from leakbound.random import permutation, stream, uniform
 from leakbound.types import Exact, NotApplicable, Observation, Reconstruction
 
@@ -39,10 +39,6 @@ MAGNIFIED = 1e3
 """By how much undoing what the model does before the layer may magnify rounding."""
 OUTSIDE = 1e-3
 """How far outside the input range, in units of its width, a value may be by rounding."""
-
-
-LAYER = "the input of the first layer was recovered; it may differ from the client's example"
-"""What is said where the layer's input is proved, and the path from the example to it is not."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.pace import tick
 from leakbound.attacks.patches import patch_layer
 from leakbound.client import call
+from leakbound.engines.path import unlike
 from leakbound.random import normal, uniform
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
@@ -102,6 +103,8 @@ class PatchSpan(Attack):
             if left <= LEFT or tick():
                 break
         problem = f"the answer leaves {left:.1g} of the update" if left > LEFT else None
+        name, _ = patch_layer(task, observation.input_shape)
+        problem = problem or unlike(task, observation.input_shape, name)
         inputs = boxed(space.images(found).to(observation.update.rows), task)
         return Reconstruction(inputs, labels, left, (), problem)
 

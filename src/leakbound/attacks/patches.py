@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from leakbound.attacks.base import Attack, boxed, summed_task
 from leakbound.client import call
+from leakbound.engines.path import unlike
 from leakbound.types import Exact, NotApplicable, Observation, Reconstruction, Task
 
 AGREES, NEAREST = 1e-2, 0.5
@@ -33,6 +34,8 @@ class PatchInversion(Attack):
     patches than the width (norms take a direction), and exact gradients give the image up to
     rounding, after any number of local steps. If pixels rounded to 8 bits explain the update as
     well, they are the answer: it is then exact.
+
+    If the model may change the image before that layer, `problem` says so.
 
     Assumptions: one image; a convolution whose stride is its kernel, called on the image itself; a
         trained position for each patch. Noise is amplified by the condition of the system.
@@ -88,6 +91,7 @@ class PatchInversion(Attack):
         elif share > LEFT or off > AGREES:
             shares = f"{share:.1g} of the first layer's gradient, positions {off:.1g} of its bias'"
             problem = f"patches leave {shares}: noise"
+        problem = problem or unlike(task, observation.input_shape, name)
         inputs = boxed(image.to(observation.update.rows), task)
         return Reconstruction(inputs, observation.labels, share, (), problem)
 

@@ -15,6 +15,7 @@ from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.base import Attack, boxed, expected_rows, summed_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.client import call, layer_inputs
+from leakbound.engines.path import unlike
 from leakbound.random import normal, uniform
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
@@ -62,7 +63,8 @@ class SparseRecovery(Attack):
 
     The answer carries a certificate. Its columns identify the units that its images switch on, and
     the whole gradient of the answer (simulated with the known defense) equals the one seen, up to a
-    relative 1e-4. If one of these checks fails, `problem` says which.
+    relative 1e-4. And the layer gets the example itself: the path to it is traced
+    (`engines.path`). If one of these checks fails, `problem` says which.
 
     Args:
         starts: the largest number of descents for each example; 0 only draws.
@@ -132,7 +134,8 @@ class SparseRecovery(Attack):
                 labels = layer.labels(observation, answer, columns)
                 off = _left(observation, task, answer, labels)
                 if off < EXACT:
-                    return Reconstruction(answer, labels, off)
+                    reason = unlike(task, observation.input_shape, layer.name)
+                    return Reconstruction(answer, labels, off, problem=reason)
                 reason = f"objective did not fall: the answer's gradient is off by {off:.2g}"
                 best = Reconstruction(answer, labels, off, problem=reason)
         return best

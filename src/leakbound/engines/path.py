@@ -31,6 +31,8 @@ from leakbound.types import Task
 
 DRAWS = 20
 """Draws of the random generators for which a layer must get the same from an example."""
+FEW = 3
+"""The same, for a module that gets codes or features."""
 CLOSE = 1e-5
 """How far the layer's input may be from the path's, relative to the largest value."""
 
@@ -56,6 +58,10 @@ _READS = {"numpy", "tolist", "data_ptr", "storage", "untyped_storage"} | {
     f"__{name}__" for name in ("array", "dlpack", "deepcopy", "reduce_ex")
 }
 """By which the model's code learns values: tags of operations, and methods that are none."""
+
+
+LAYER = "the input of the first layer was recovered; it may differ from the client's example"
+"""What is said where a layer's input is known, and the path from the example to it is not."""
 
 
 class NoPath(Exception):
@@ -132,6 +138,16 @@ def path_to(task: Task, shape: Sequence[int], name: str) -> Path:
     return found
 
 
+def unlike(task: Task, shape: Sequence[int], name: str) -> str | None:
+    """Why what the layer `name` got may differ from the flattened example (*S); None: it is it."""
+    try:
+        if path_to(task, shape, name).plain:
+            return None
+        return f"{LAYER}: the model changes it before the layer"
+    except NoPath as reason:
+        return f"{LAYER}: {reason}"
+
+
 def _path_to(task: Task, shape: tuple[int, ...], name: str) -> Path:
     layer = task.model.get_submodule(name)
     if type(layer).forward not in _FORWARDS or "forward" in vars(layer):
@@ -192,17 +208,42 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
         raise NoPath("the layer gets something else from the answer")
 
 
+def unchanging(task: Task, inputs: Tensor, name: str) -> bool:
+    """Whether a module gets the same from these inputs in every mode, with no random draw before.
+
+    A path need not exist: the module may get codes, or features among others.
+    """
+    first: list[Tensor] | None = None
+    for mode, model in _modes(task):
+        tensors = _tensors(task)
+        for draw in range(FEW):
+            drawn = list[bool]()
+            try:
+                with _generators(task, draw), _watched(model, name, drawn) as seen, torch.no_grad():
+                    client.call(replace(task, model=model), tensors, inputs, twice=False)
+            except Exception:  # batch norm in training mode takes no single value
+                if mode == "as given":
+                    return False
+                break
+            first = seen if first is None else first
+            same = len(seen) == len(first) and all(map(torch.equal, seen, first))
+            if not seen or drawn[0] or not same:
+                return False
+    return True
+
+
 def _modes(task: Task) -> Iterator[tuple[str, nn.Module]]:
     """Copies of the model as it was given, and in both modes: a client may train in either."""
-    yield "as given", copies.duplicate(task.model)
-    yield "training", copies.duplicate(task.model).train()
-    yield "evaluation", copies.duplicate(task.model).eval()
+    yield "as given", copies.duplicate(task.model, shared=True)
+    yield "training", copies.duplicate(task.model, shared=True).train()
+    yield "evaluation", copies.duplicate(task.model, shared=True).eval()
 
 
 def _probes(task: Task, count: int, shape: tuple[int, ...], at: int) -> Tensor:
     source = stream(at, "path", "probes")
     if task.domain is not None:
-        return task.domain.start(count, source).to(task.parameters.device)
+        drawn = task.domain.start(count, source).to(task.parameters.device)
+        return drawn.to(task.parameters) if drawn.is_floating_point() else drawn
     low, high = task.input_range
     return low + (high - low) * uniform((count, *shape), source, like=task.parameters)
 
@@ -243,14 +284,18 @@ def _of_numpy() -> Any:
 
 
 @contextmanager
-def _watched(model: nn.Module, name: str) -> Iterator[list[Tensor]]:
-    """What the layer gets."""
-    seen: list[Tensor] = []
+def _watched(
+    model: nn.Module, name: str, drawn: list[bool] | None = None
+) -> Iterator[list[Tensor]]:
+    """What the layer gets; and whether numbers were drawn before."""
+    seen, before = list[Tensor](), _drawn_so_far()
 
-    def note(_: nn.Module, args: tuple[Any, ...]) -> None:
-        seen.append(args[0].detach().clone())
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append(next(_tensors_in((args, kwargs))).detach().clone())
+        if drawn is not None:
+            drawn.append(_drawn_so_far() != before)
 
-    hook = model.get_submodule(name).register_forward_pre_hook(note)
+    hook = model.get_submodule(name).register_forward_pre_hook(note, with_kwargs=True)
     try:
         yield seen
     finally:
@@ -297,8 +342,10 @@ def _counted(model: nn.Module) -> list[tuple[str, str, Any]]:
 
 
 def _drawn_so_far() -> bytes:
-    """The states of Python's and NumPy's generators."""
-    return pickle.dumps((random.getstate(), _of_numpy()))
+    """The states of the global generators."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    states = [own.numpy().tobytes() for own in (torch.get_rng_state(), *cuda)]
+    return pickle.dumps((random.getstate(), _of_numpy(), states))
 
 
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...]]

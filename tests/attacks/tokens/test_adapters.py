@@ -449,7 +449,7 @@ def test_llama_gives_its_tokens(rank, size):
 def test_adapters_that_are_no_layers_of_their_own_are_named_as_such():
     ids = drawn(0, 1, 8, 300)
     observation = seen(llama(0, 4, dora=True), ids, labels=ids, words=300)
-    with pytest.raises(NotApplicable, match="does not call .* as with DoRA or AdaLoRA"):
+    with pytest.raises(NotApplicable, match=r"does not call .* as with DoRA or AdaLoRA"):
         AdapterPursuit().found(observation)
 
 

@@ -18,9 +18,12 @@ from leakbound.attacks.table.decoding import PREFIXES, decoded, prior_rows
 from leakbound.attacks.table.view import Block, named, table_of, view
 from leakbound.domains import Column, TableDomain
 from leakbound.domains.arguments import looked_up
+from leakbound.engines.path import unchanging
+from leakbound.random import stream
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
-CHANCE = 1e-3
+CHANCE, ROWS = 1e-3, 4
+"""Chance that noise alone touches a level; rows on which a model's modes are compared."""
 ASSUMES = "the client carries no optimizer state from earlier rounds"
 
 
@@ -41,7 +44,8 @@ class TouchedRows(Attack):
 
     Assumptions: no weight decay and no optimizer state of earlier rounds, which change all weights.
         An example without gradient (all units off) touches none. Counts of levels are not inferred.
-    `facts` has the touched levels of every column of which another level is not touched.
+    `facts` has the touched levels of every column of which another level is not touched. It is
+    empty if the model may change rows at random before the layer.
 
     Raises:
         NotApplicable: no table, or no trained layer that takes a column's levels one by one.
@@ -100,7 +104,12 @@ class TouchedRows(Attack):
 
         answer = each_row(observation, one)
         level = None if observation.noise_variance is None else CHANCE * len(each)
-        return replace(answer, facts=_facts(domain, tables, each, level))
+        kept = {
+            start: held
+            for start, held in tables.items()
+            if all(_handed_on(task, domain, own.weight.rpartition(".")[0]) for own in held)
+        }
+        return replace(answer, facts=_facts(domain, kept, each, level))
 
     def levels(self, observation: Observation) -> dict[str, tuple[str, ...]]:
         """The touched levels of each such column, in any row of the update."""
@@ -113,6 +122,12 @@ class TouchedRows(Attack):
             column.name: tuple(column.names[k] for k in rows.nonzero()[:, 0].tolist())
             for column, rows in _by_column(domain, tables, each)
         }
+
+
+def _handed_on(task: Task, domain: TableDomain, name: str) -> bool:
+    """Whether a module gets the same of rows in every mode: none are changed at random."""
+    rows = domain.start(ROWS, stream(0, "touched", "rows")).to(task.parameters)
+    return unchanging(task, rows, name)
 
 
 def _by_column(

@@ -20,6 +20,7 @@ from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.tokens.layers import (
     dictionary,
     domain_of,
+    handed_on,
     inputs_of,
     probe,
     touched,
@@ -451,7 +452,7 @@ class AdapterPursuit(Attack):
             return rows, found.residual, problem
 
         answer = each_row(observation, one)
-        if not all(found.certain for found in each):
+        if not all(found.certain for found in each) or not handed_on(observation.task):
             return answer
         tokens = sorted(set().union(*(found.tokens for found in each)))
         return replace(answer, facts=words(domain, tokens, CHANCE * len(each), ASSUMES))

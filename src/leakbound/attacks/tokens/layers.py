@@ -15,6 +15,7 @@ from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.pace import is_over
 from leakbound.client import call
 from leakbound.domains import TokenDomain, tokens_of
+from leakbound.engines.path import unchanging
 from leakbound.losses import named
 from leakbound.random import permutation, stream
 from leakbound.types import NotApplicable, Observation, Task, Unit
@@ -189,6 +190,12 @@ def word_table(task: Task) -> WordTable:
     raise NotApplicable(
         f"the word embedding {read[0]!r} is frozen, so the client sends no gradient of it"
     )
+
+
+def handed_on(task: Task) -> bool:
+    """Whether the word embedding gets the same tokens in every mode: none are masked at random."""
+    ids = probe(domain_of(task)).to(task.parameters.device)
+    return unchanging(task, ids, embeddings(task)[0])
 
 
 def embeddings(task: Task) -> list[str]:

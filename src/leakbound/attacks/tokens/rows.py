@@ -20,6 +20,7 @@ from leakbound.attacks.tokens.layers import (
     extended,
     filled,
     first_linear,
+    handed_on,
     is_zero,
     labels_of,
     output_layer,
@@ -60,7 +61,8 @@ class TokenRows(Attack):
 
     `problem` is None only for one sequence whose places are all known. Otherwise the answer holds
     the tokens in turn, and `problem` says what is not known. The padding token does not count.
-    `facts` has the tokens, if rows are touched or not beyond doubt.
+    `facts` has the tokens, if rows are touched or not beyond doubt. It is empty if the model may
+    replace tokens at random before the embedding.
 
     The last token of a sequence has no gradient in a causal model that is scored by the next token.
     It is taken from the labels if they are known. For one sequence in order, the gradient of an
@@ -117,7 +119,7 @@ class TokenRows(Attack):
             )
 
         answer = each_row(observation, one)
-        return replace(answer, facts=_facts(domain, found_rows))
+        return replace(answer, facts=_facts(domain, found_rows) if handed_on(task) else ())
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update, in increasing order.
