@@ -580,10 +580,8 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
     except (NotApplicable, client.WrongOutput) as error:
         raise ValueError(str(error)) from None
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
         raise ValueError(
-            f"input_shape is {input_shape}, and the model cannot take it ({reason}); give the "
-            "shape of one input without the batch, such as 1,28,28"
+            f"input_shape is {input_shape}, and {client.unfit(task, image, error)}"
         ) from None
     own = named(task.loss)
     if wrong := own.misfit(output, len(image)):

@@ -331,7 +331,7 @@ class Evidence:
     """
 
     GROUPS: ClassVar = {
-        "What to cover": "runs declare audited delta",
+        "What to cover": "runs declare audited deployment delta",
         "Output": "out no_examples",
     }
 
@@ -341,6 +341,9 @@ class Evidence:
     """Statements of yours that leakbound cannot check. For the names see docs/evidence.md."""
     audited: Annotated[tuple[Path, ...], Option("FILE ...")] = ()
     """What "leakbound audit-epsilon --json" printed of your client; at most 2."""
+    deployment: File = None
+    """A deployment file: the bound over all rounds of the training. Without it, a defense is at
+    most enough for one update."""
     out: Annotated[Path | None, Option("PATH")] = None
     """The page, or a folder for it; by default the run's folder. report.json and the plan go to the
     same folder."""
