@@ -409,6 +409,37 @@ class Flipped(nn.Module):
         return self.inner(x.flip(3) if self.training and torch.rand(()) < 0.5 else x)
 
 
+@pytest.mark.slow
+def test_words_and_levels_stay_certain_thirty_times():
+    for seed in range(30):
+        for build, attack, domain in ((texts, TokenRows(), WORDS), (rows, TouchedRows(), TABLE)):
+            model, _ = build(0.0)
+            inputs, label = domain.start(1, stream(seed, "client")), torch.tensor([seed % 2])
+            if domain is TABLE:
+                inputs = domain.hard(inputs)
+            found = simulate(
+                model.inner, Batch(inputs, label), attack=attack, domain=domain, error_bound="none"
+            )
+            assert found.answer.facts, (build.__name__, seed)
+
+
+@pytest.mark.slow
+def test_rows_of_a_table_and_images_of_a_transformer_stay_exact_thirty_times():
+    for seed in range(30):
+        row = TABLE.hard(TABLE.start(1, stream(seed, "row")))
+        image = torch.rand(1, 1, 8, 8, generator=stream(seed, "image"))
+        own, label = LinearInversion(), torch.tensor([seed % 2])
+        table = simulate(
+            rows(0.0)[0].inner, Batch(row, label), attack=own, domain=TABLE, error_bound="none"
+        )
+        assert table.assessment.certificate is not None, seed
+        patched = simulate(
+            patches(stream(0, "model")), Batch(image, label), attack=PatchInversion(), classes=3,
+            error_bound="none",
+        )  # fmt: skip
+        assert patched.answer.problem is None, seed
+
+
 def layers(source):
     return models.mlp(input_shape=(1, 8, 8), classes=3, hidden=(64,), generator=source)
 
