@@ -159,9 +159,10 @@ def _path_to(task: Task, shape: tuple[int, ...], name: str) -> Path:
     found: list[Path] = []
     for mode, model in _modes(task):
         each, failed = list[Path](), ""
-        for count in (1, 2):  # some models treat one example in another way
+        # Some models treat one example in another way, or mix it with that of the call before.
+        for at, count in enumerate((1, 1, 2, 2)):
             try:
-                each.append(_traced(task, model, _probes(task, count, shape, len(found)), name))
+                each.append(_traced(task, model, _probes(task, count, shape, at), name))
             except NoPath:
                 raise
             except Exception as error:  # batch norm in training mode takes no single value
