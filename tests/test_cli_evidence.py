@@ -96,6 +96,32 @@ def test_an_audit_of_the_client_stands_beside_what_is_declared_and_bounded(run, 
     assert content(out)["subjects"][0]["epsilon_audits"] == []
 
 
+DEPLOYMENT = """
+rounds = {}
+clip = {{kind = "example", norm = 1.0}}
+noise = {{multiplier = {}, at = "optimizer", seeded = false}}
+correlation = "none"
+local = {{coupled = false, steps = 1}}
+"""
+
+
+def test_a_deployment_joins_the_bound_of_all_rounds(run, tmp_path):
+    path, out = tmp_path / "deployment.toml", tmp_path / "out"
+    path.write_text(DEPLOYMENT.format(100, 0.5))
+    assert call(run, "--out", out, "--deployment", path) == 0
+    found = content(out)["subjects"][0]["training"]
+    assert (found["rounds"], found["noise_multiplier"], found["holds"]) == (100, 0.5, False)
+    assert "and 0.001 is accepted" in found["why"]
+    page = (out / "evidence.html").read_text()
+    assert "deployment.toml" in page
+    assert "100 rounds" in page
+    path.write_text(DEPLOYMENT.format(1, 0.5).replace("rounds = 1", ""))
+    assert call(run, "--out", out, "--deployment", path) == 0
+    assert "not stated: rounds" in content(out)["subjects"][0]["training"]["why"]
+    path.write_text("rouds = 1")
+    assert call(run, "--out", out, "--deployment", path) == 2
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

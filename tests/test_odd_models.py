@@ -13,6 +13,7 @@ from torch.utils import checkpoint as checkpoints
 from leakbound import Batch, attack_update, simulate
 from leakbound._util import copies
 from leakbound.client import example_gradients, gradient
+from leakbound.domains import TokenDomain
 from leakbound.types import NotApplicable, Task
 
 SHAPE = (1, 4, 4)
@@ -196,6 +197,79 @@ def half_of_it():
 def test_what_cannot_be_simulated_is_refused_with_the_mend(build, words):
     with pytest.raises(ValueError, match=words):
         simulate(build(), batch(), attack="linear_inversion")
+
+
+class Pairs(nn.Module):
+    """As an encoder-decoder: nothing can be said from the tokens alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+    def forward(self, tokens, decoder_tokens=None):
+        if decoder_tokens is None:
+            raise ValueError("you must specify exactly one of input_ids or inputs_embeds")
+        return self.out(self.words(tokens))
+
+
+class Prefixed(nn.Module):
+    """As PEFT's prefix tuning: it asks the frozen base for its type."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.prefix = mlp().requires_grad_(False), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return self.base(x.to(next(self.base.parameters()).dtype)) + self.prefix
+
+
+def test_models_of_tokens_get_advice_about_tokens():
+    words = TokenDomain(9, 5)
+    data = (torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[1, 2, 3, 4, 5]]))
+    with pytest.raises(ValueError, match=r"it gets tokens .B, n. .* encoder-decoder") as error:
+        simulate(Pairs(), data, loss="next_token", domain=words, attack="token_rows")
+    assert "28" not in str(error.value)
+    update = {name: torch.ones_like(value) for name, value in Pairs().named_parameters()}
+    facts = {"kind": "gradient", "domain": words, "loss": "next_token", "examples": 1}
+    with pytest.raises(ValueError, match=r"it gets tokens .B, n. .* encoder-decoder") as error:
+        attack_update(update, Pairs(), **facts)
+    assert "28" not in str(error.value)
+    with pytest.raises(ValueError, match="prefix tuning is not supported"):
+        simulate(Prefixed(), batch(), attack="linear_inversion")
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (torch.tensor([99]), "labels run from 99 to 99, but the model has 3 classes"),
+        (torch.tensor([-1]), "labels run from -1 to -1"),
+        (torch.tensor([1.0]), "give one class number per example"),
+        (torch.tensor([[1]]), "the loss 'cross_entropy' raised"),
+    ],
+)
+def test_labels_that_the_loss_rejects(labels, words):
+    with pytest.raises(ValueError, match=words):
+        simulate(mlp(), (batch().inputs, labels), attack="linear_inversion")
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.bool])
+def test_class_numbers_of_other_types(kind):
+    data = (batch().inputs, torch.tensor([1]).to(kind))
+    assert simulate(mlp(), data, attack="linear_inversion").verdict == "exposed"
+
+
+def test_whole_numbers_are_no_images():
+    data = ((batch().inputs * 255).to(torch.uint8), torch.tensor([1]))
+    with pytest.raises(ValueError, match=r"inputs hold torch.uint8: give floats"):
+        simulate(mlp(), data, attack="linear_inversion")
+
+
+def test_tensors_of_inference_mode():
+    with torch.inference_mode():
+        inputs, model = torch.rand(1, *SHAPE), mlp()
+    assert simulate(mlp(), (inputs, torch.tensor([1])), attack="linear_inversion").scores[0] > 60
+    with pytest.raises(ValueError, match=r"1.weight., which cannot be trained"):
+        simulate(model, batch(), attack="linear_inversion")
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])

@@ -58,6 +58,7 @@ def test_a_small_run_refutes_no_claim_that_a_larger_one_may_confirm(
     results = Results(REPRODUCTIONS[name], "minutes", found)
     said = "\n".join([*pages.overview(found.claims), *pages.details(found.claims)])
     assert "does not hold" not in said
+    assert "At the scale minutes no claim is refuted" in pages.markdown(results)
     assert wrong.findings[0].statement in said  # what was measured is not lost
     assert results.counts().get("does not hold", 0) == 0
 

@@ -57,6 +57,7 @@ __all__ = [
     "shown",
     "simulate",
     "statistics_of",
+    "unfit",
 ]
 
 
@@ -177,6 +178,28 @@ class _Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 class WrongOutput(ValueError):
     """A model returned neither a tensor nor an object with logits."""
+
+
+def unfit(task: Task, inputs: Tensor, error: Exception) -> str:
+    """Why a model that raised an error cannot take inputs (B, *S), and what to give instead."""
+    said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    mend = "give inputs that it takes, of the shape of one without the batch, such as 1,28,28"
+    if isinstance(error, StopIteration):
+        mend = (
+            "it asks for the parameters of a part that is frozen, as PEFT's prefix tuning does. "
+            "Frozen ones are constants here, so prefix tuning is not supported"
+        )
+    elif task.domain is not None and task.domain.metric == "tokens":
+        mend = (
+            "it gets tokens (B, n) of torch.int64 and nothing else: give fewer tokens, or a module "
+            "that takes tokens alone and returns scores, such as a wrapper around an "
+            "encoder-decoder that fills in the decoder's input"
+        )
+    elif not inputs.is_floating_point():
+        mend = f"inputs hold {inputs.dtype}: give floats, or say what they are (domain)"
+    elif "dtype" in str(error):
+        mend = "it computes in several types: call model.float()"
+    return f"the model cannot take inputs of shape {tuple(inputs.shape)} ({said}); {mend}"
 
 
 def _logits(output: Any) -> Tensor:
@@ -330,7 +353,7 @@ def gradient(
         if not loss.requires_grad:
             raise ValueError(
                 "the model's output has no gradient: its forward uses torch.no_grad, or detaches "
-                "or rounds it; a client cannot train such a model"
+                "or rounds it, or all runs in torch.inference_mode; a client cannot train it so"
             )
         parts = torch.autograd.grad(
             loss, list(leaves.values()), create_graph=traced, materialize_grads=True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from leakbound import check
 from leakbound._util import pictures
@@ -150,10 +151,25 @@ def play(
         defense=defense,
         auxiliary=auxiliary,
         statistics=_statistics(models, clients, defense) if threat.statistics_known else None,
+        sent=_sent_weights(task, update, defense),
         history=() if after is None else _remembered(after),
     )
     number = 1 if after is None else after.number + 1
     return Round(observation, truth, update, defense, number, states)
+
+
+def _sent_weights(task: Task, update: Update, defense: Chain) -> Tensor | None:
+    """(1, P) the weights that the client sent, zero where withheld; None if it sends a change.
+
+    A client that keeps weights of its own sends the others, as in PriPrune's protocol: exact zeros
+    and the values of earlier rounds are visible in them.
+    """
+    keeps = any(link.changes_start for link in defense.links)
+    trains_otherwise = any(link.changes_training for link in defense.links)
+    if not keeps or trains_otherwise or len(update.rows) > 1 or defense.cohort_size > 1:
+        return None
+    weights = task.parameters - task.plan.learning_rate * update.rows
+    return weights if update.mask is None else weights * update.mask
 
 
 def _remembered(after: Round) -> tuple[Observation, ...]:

@@ -1,7 +1,7 @@
 """An audit says which round it attacks, and attacks one in which the defense has an effect."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -101,11 +101,32 @@ def test_the_attacker_remembers_the_rounds_before_and_not_their_truth():
     assert all(not seen.history for seen in played.observation.history)
 
 
+def test_the_attacker_sees_the_weights_that_a_client_sent_which_keeps_some():
+    (unit,) = audit.parse(_table(defenses=[{"name": "pri_prune"}])).experiments()
+    seen = play_round(unit, PlanContext(unit.data)).observation
+    for one in (*seen.history, seen):
+        sent, update, mask = one.sent, one.update.rows, one.update.mask
+        assert not sent[~mask].any()
+        weights = one.task.parameters - one.task.plan.learning_rate * update
+        assert torch.equal(sent[mask], weights[mask])
+    assert not seen.update.mask.all()
+    attack = lb.attacks.MixedStart(steps=3)
+    known, blind = (attack(one, stream(0)).inputs for one in (seen, replace(seen, history=())))
+    assert not torch.equal(known, blind)
+
+
+def test_other_clients_send_a_change():
+    task, batch = _small()
+    for defense in (NoDefense(), chain(GaussianNoise(0.1))):
+        assert play(task, [batch], defense, _sources()).observation.sent is None
+
+
 def test_pages_say_which_round_was_attacked(tmp_path):
     audit.audit(audit.parse(_table()), tmp_path)
     text = report.write(tmp_path).read_text()
     said = f"was attacked in round {ACTS} of a training, the first in which it has an effect"
     assert said in " ".join(text.split())
+    assert f"`round = {ACTS}` in the plan attacks this round of all" in " ".join(text.split())
     lines = (tmp_path / "records.jsonl").read_text().splitlines()
     assert {json.loads(line)["release"]["round"] for line in lines} == {1, ACTS}
 

@@ -222,7 +222,7 @@ def test_a_fixed_table_of_places_is_one_line(tmp_path):
     after = {k: v * 1.01 for k, v in before.items()}
     capture = captured.load(after, before, kind="weights")
     settings = {"loss": "next_token", "examples": 1}
-    with pytest.raises(ValueError, match="the model cannot take it") as error:
+    with pytest.raises(ValueError, match="the model cannot take inputs of") as error:
         lb.attack_update(capture, Fixed(), domain=TokenDomain(V, N + 1), **settings)
     assert "\n" not in str(error.value)
 

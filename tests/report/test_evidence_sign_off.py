@@ -18,7 +18,7 @@ from leakbound.report.evidence.parts import Epsilons, SignOff
 from leakbound.report.evidence.questions import CLAIMED, NO, NO_CLAIM
 from leakbound.report.folder import read
 from leakbound.report.rerun import digest
-from leakbound.report.settings import Limit, SettingRow
+from leakbound.report.settings import DeclaredTraining, Limit, SettingRow
 
 
 def subject(folder, **statements):
@@ -70,7 +70,8 @@ def test_an_exposed_run_says_who_reconstructs_what_under_how_many(
     text = shown(subject(run_of(tmp_path / "run", own)))
     answer = "A server that follows the protocol reconstructed images under 1 of 2 tested"
     assert f"{answer} configurations." in text
-    assert "Of the defenses tested, gaussian_noise noise_std=0.5 (protected) is enough." in text
+    best = "Of the defenses tested, gaussian_noise noise_std=0.5 (protected)"
+    assert f"{best} is enough for one update." in text
     assert "Its cost in accuracy was not measured." in text
     assert text.index(answer) < text.index("Tested") < text.index("Results by defense setting")
     assert "1 of 2 1 to 99 %" in text  # the exact interval of one of two
@@ -106,9 +107,55 @@ def test_a_protected_run_names_the_theorems_and_its_cost(
         "attacker to the accepted probability."
     )
     assert found.advice == (
-        "Of the defenses tested, gaussian_noise noise_std=0.5 (protected) is enough at the lowest "
-        "cost. In a short training it cost up to 15.0 points of test accuracy."
+        "Of the defenses tested, gaussian_noise noise_std=0.5 (protected) is enough for one "
+        "update at the lowest cost. In a short training it cost up to 15.0 points of test accuracy."
     )
+
+
+@pytest.fixture
+def private(make_assessment, make_bound, dp_sgd):
+    """One protected record of DP-SGD with noise multiplier 0.5."""
+    return make_assessment(
+        defense=dp_sgd, bounds=(make_bound(**PROOF),), verdict="protected", **LOW
+    )
+
+
+DECLARED = DeclaredTraining("d.toml", 9, 0.5, True, "d.toml: 9 rounds.", "")
+
+
+@pytest.mark.parametrize(
+    ("training", "words", "never"),
+    [
+        (None, "is enough for one update.", "declared"),
+        (DECLARED, "is enough for all 9 declared rounds.", "not enough"),
+        (
+            replace(DECLARED, holds=False, why="its bound is 1"),
+            "is enough for one update. It is not enough for the declared training: its bound is 1.",
+            "all 9",
+        ),
+        (
+            replace(DECLARED, noise_multiplier=0.6),
+            "is enough for one update. It is not enough for the declared training: no defense that "
+            "is enough here has its noise multiplier (0.6).",
+            "all 9",
+        ),
+        (replace(DECLARED, noise_multiplier=None), "is enough for one update.", "all 9"),
+    ],
+)
+def test_enough_is_said_for_all_declared_rounds_or_for_one_update(
+    tmp_path, run_of, private, training, words, never
+):
+    run = read(run_of(tmp_path / "run", [private]))
+    one = evidence.of_run(
+        run, {}, lambda noise: Epsilons(1e-5, 4, 8), images=False, training=training
+    )
+    content = evidence.document([one], images=False)
+    assert words in one.sign_off.advice
+    assert never not in one.sign_off.advice
+    assert words in " ".join(evidence.card(content).replace("\\", "").split())
+    assert ("d.toml: 9 rounds." in shown(one)) is (training is not None)
+    rest = " ".join(one.sign_off.not_covered)
+    assert ("More than one round" in rest) is (training is None)
 
 
 def test_a_model_of_the_data_is_not_enough(tmp_path, run_of, protected):

@@ -52,6 +52,11 @@ def refuse(model: nn.Module) -> None:
                 f"model has a weight without a shape ({name}, of a lazy layer); call the model on "
                 "an input first"
             )
+        if value.is_inference():
+            raise ValueError(
+                f"model has a tensor of torch.inference_mode ({name}), which cannot be trained; "
+                "build the model outside of it"
+            )
         if value.is_meta:
             raise ValueError(
                 f"model has a tensor without values ({name} is on the meta device); build the "

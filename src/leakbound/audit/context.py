@@ -390,6 +390,8 @@ def check_outputs(context: PlanContext, task: Task, name: str) -> None:
     except (NotApplicable, client.WrongOutput) as error:
         raise ValueError(f"model {name!r}: {error}") from None
     except Exception as error:
+        if not context.domain.dtype.is_floating_point:
+            raise ValueError(f"model {name!r}: {client.unfit(task, image, error)}") from None
         raise ValueError(
             f"model {name!r} cannot take an input of shape {tuple(image.shape)} "
             f"({one_line(error)}); give another model, or set size and channels of the data"

@@ -20,12 +20,12 @@ from leakbound.attacks import Attack, settings_hash
 from leakbound.attacks.pace import noted
 from leakbound.audit import experiment
 from leakbound.audit.attacked_round import attacked_round
-from leakbound.audit.context import one_line, one_thread
+from leakbound.audit.context import one_thread
 from leakbound.audit.plan import attack_info, build_attack, build_defense, plain
 from leakbound.audit.plan_file import only
 from leakbound.defenses import Chain, Defense, chain
 from leakbound.domains import Domain, of_shape
-from leakbound.losses import named
+from leakbound.losses import check_fit, named
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.random import stream
@@ -167,7 +167,7 @@ def simulate(
     task = Task.of(model, loss=loss, plan=plan, classes=classes, public=public, domain=domain)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
-        check_outputs(task, clients[0].inputs)
+        check_outputs(task, clients[0])
         played = attacked_round(
             *(task, clients, built, sources),
             number=round,
@@ -257,7 +257,7 @@ def error_bound(
     spec = ErrorBoundSpec(kind, prior, components, images)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
-        check_outputs(task, clients[0].inputs)
+        check_outputs(task, clients[0])
         played = play(task, clients, built, sources, threat=threat, auxiliary=public)
         criterion = Criterion.of(domain, psnr=psnr, share=share)
         released = experiment.released(played, criterion, threat, public, fresh=fresh)
@@ -287,28 +287,33 @@ def typed(
     kind = next((weight.dtype for weight in trained(model).values()), None)
 
     def cast(value: Tensor) -> Tensor:
+        value = value.clone() if value.is_inference() else value
         return value.to(kind) if value.is_floating_point() else value
 
     def own(batch: Batch) -> Batch:
-        return Batch(cast(batch.inputs), cast(batch.labels))
+        labels = cast(batch.labels)
+        numbers = labels.ndim == 1 and not labels.is_floating_point()
+        return Batch(cast(batch.inputs), labels.long() if numbers else labels)
 
     return [own(batch) for batch in clients], public and own(public)
 
 
-def check_outputs(task: Task, inputs: Tensor) -> None:
-    """Reject a model that cannot take inputs (B, *S), or has outputs that its loss rejects."""
+def check_outputs(task: Task, batch: Batch) -> None:
+    """Reject a model that cannot take the inputs, or a loss that does not take its outputs."""
+    inputs = batch.inputs
     try:
         with torch.no_grad():
             output = client.forward(task, inputs)
     except (NotApplicable, client.WrongOutput):
         raise
     except Exception as error:
-        raise ValueError(
-            f"the model cannot take inputs of shape {tuple(inputs.shape)} ({one_line(error)}); "
-            "give examples that it takes"
-        ) from error
-    if wrong := named(task.loss).misfit(output, len(inputs)):
+        raise ValueError(client.unfit(task, inputs, error)) from error
+    loss = named(task.loss)
+    if wrong := loss.misfit(output, len(inputs)):
         raise ValueError(wrong)
+    if loss.targets == "classes" and batch.labels.ndim == 1:
+        check.labels(batch.labels, output.shape[1])
+    check_fit(loss, output, batch.labels)
 
 
 def defense_of(given: Defense | str | None) -> tuple[Chain, records.DefenseInfo]:

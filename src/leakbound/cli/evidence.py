@@ -11,16 +11,22 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from leakbound import check
+from leakbound._util.formats import format_upper
 from leakbound._util.text import printable
 from leakbound.bounds import conversions
 from leakbound.bounds.law import probability, single
 from leakbound.cli.shared import check_files, write_files
 from leakbound.cli.terminal import console, errors, safe
+from leakbound.risk.deployment import file, state
+from leakbound.risk.deployment.laws import noise_of
+from leakbound.risk.deployment.statement import OF, WHO
 
 if TYPE_CHECKING:
     from leakbound.cli import options
     from leakbound.report.evidence.parts import EpsilonPart, EvidenceReport, Subject
     from leakbound.report.folder import Run
+    from leakbound.report.settings import DeclaredTraining
+    from leakbound.risk.deployment import Mistake, Row
 
 PAGE, DATA, PLAN, CARD = "evidence.html", "report.json", "evidence.toml", "model-card.md"
 RECORDS = ("run.json", "records.jsonl", "utility.jsonl")
@@ -47,7 +53,15 @@ def evidence(command: options.Evidence) -> int:
     check_files(out.parent, [out.name, _annex(out), DATA, CARD, *names[: len(runs)]])
     accountant = accountant_of(conversions.epsilon, command.delta)
     subjects = [
-        pages.of_run(run, statements, accountant, images=images, plan=name, audited=audited)
+        pages.of_run(
+            run,
+            statements,
+            accountant,
+            images=images,
+            plan=name,
+            audited=audited,
+            training=_training(command.deployment, run, command.delta),
+        )
         for run, name in zip(runs, names, strict=True)
     ]
     content = pages.document(subjects, images=images)
@@ -144,6 +158,55 @@ def _audited(given: Sequence[Path]) -> list[EpsilonPart]:
         about = own.claims.delta, own.confidence, holds[own.code], own.sentence
         parts.append(EpsilonPart(own.client or path.name, *about, items))
     return parts
+
+
+def _training(path: Path | None, run: Run, delta: float) -> DeclaredTraining | None:
+    """What a deployment file says of all rounds, at a run's threshold."""
+    if path is None:
+        return None
+    from leakbound.report.settings import DeclaredTraining
+
+    given, mistakes = file.read(path)
+    bounds = [bound for a in run.assessments for bound in a.bounds]
+    accepted = min((bound.accepted for bound in bounds if bound.accepted), default=None)
+    guesses = [a.attained.baseline[1] for a in run.assessments if a.attained is not None]
+    guess = max(guesses, default=None)
+    rounds = given.rounds
+    noise = noise_of(given)
+    rows: tuple[Row, ...] = ()
+    if guess is not None:
+        known = msgspec.structs.replace(given.record, kappa=guess)
+        rows = state(msgspec.structs.replace(given, record=known), delta=delta)
+        kept = tuple(row for row in rows if row.unit in ("example", "person"))
+        rows = kept or rows
+    said = [f"{WHO[row.audience]} at most {format_upper(row.rises[-1][1])}" for row in rows]
+    why = _why_not(rows, accepted, mistakes)
+    count = "rounds not stated" if rounds is None else f"{rounds} rounds"
+    said_of = ", ".join(dict.fromkeys(f"{OF[row.unit]}" for row in rows))
+    words = f"{path.name}: {count}"
+    if rows and guess is not None:
+        words += (
+            f"; {said_of} is reconstructed over all rounds with a probability of "
+            f"{'; '.join(said)}, if a guess without the training succeeds with at most "
+            f"{format_upper(guess)}"
+        )
+    return DeclaredTraining(path.name, rounds, noise, not why, f"{words}.", why)
+
+
+def _why_not(rows: Sequence[Row], accepted: float | None, mistakes: Sequence[Mistake]) -> str:
+    """What keeps a declared training from being enough; empty if nothing does."""
+    if accepted is None or not rows:
+        return "the run has no bound that counts public examples, so no guess is bounded"
+    if mistakes:
+        return f"its file has a mistake ({mistakes[0].name})"
+    worst = max(rows, key=lambda row: row.rises[-1][1])
+    if worst.rises[-1][1] <= accepted:
+        return ""
+    missing = f" (not stated: {', '.join(worst.missing)})" if worst.missing else ""
+    return (
+        f"over all rounds, the bound for {OF[worst.unit]} ({WHO[worst.audience]}) is "
+        f"{format_upper(worst.rises[-1][1])}, and {accepted:g} is accepted{missing}"
+    )
 
 
 def _pairs(option: str, given: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:

@@ -76,12 +76,14 @@ class AttackOptions:
         "Experiment": "attack model data schema loss batch_size defense seed time",
         "Attacker": "labels_unknown defense_unknown malicious_server statistics_known",
         "Captured update": "update before adapter kind input_shape input_range vocabulary classes "
-        "labels local_steps learning_rate local_batch_size steps_search truth public round",
+        "labels local_steps learning_rate local_batch_size weight_decay steps_search truth public "
+        "round",
         "Output": "error_bound explain diagnose lpips_weights out no_examples json",
     }
     RARE: ClassVar = (
         "schema loss time statistics_known adapter kind input_range vocabulary classes labels "
-        "local_steps learning_rate local_batch_size steps_search round lpips_weights no_examples"
+        "local_steps learning_rate local_batch_size weight_decay steps_search round lpips_weights "
+        "no_examples"
     )
 
     attack: Annotated[tuple[str, ...], Option("NAME")] = ()
@@ -158,6 +160,8 @@ class AttackOptions:
     """Learning rate of the client's SGD. Without it, only the update's direction counts."""
     local_batch_size: int | None = None
     """Examples per local step; by default all of them."""
+    weight_decay: float | None = None
+    """Weight decay of the client's optimizer. Without it, the update is searched for one."""
     truth: File = None
     """The true batch, to measure results: a file with `inputs` and `labels`, or a data source.
     No attack sees it."""
@@ -327,7 +331,7 @@ class Evidence:
     """
 
     GROUPS: ClassVar = {
-        "What to cover": "runs declare audited delta",
+        "What to cover": "runs declare audited deployment delta",
         "Output": "out no_examples",
     }
 
@@ -337,6 +341,9 @@ class Evidence:
     """Statements of yours that leakbound cannot check. For the names see docs/evidence.md."""
     audited: Annotated[tuple[Path, ...], Option("FILE ...")] = ()
     """What "leakbound audit-epsilon --json" printed of your client; at most 2."""
+    deployment: File = None
+    """A deployment file: the bound over all rounds of the training. Without it, a defense is at
+    most enough for one update."""
     out: Annotated[Path | None, Option("PATH")] = None
     """The page, or a folder for it; by default the run's folder. report.json and the plan go to the
     same folder."""

@@ -253,7 +253,8 @@ def _modes(task: Task) -> Iterator[tuple[str, nn.Module]]:
 def _probes(task: Task, count: int, shape: tuple[int, ...], at: int) -> Tensor:
     source = stream(at, "path", "probes")
     if task.domain is not None:
-        return task.domain.start(count, source).to(task.parameters.device)
+        drawn = task.domain.start(count, source).to(task.parameters.device)
+        return drawn.to(task.parameters) if drawn.is_floating_point() else drawn
     low, high = task.input_range
     return low + (high - low) * uniform((count, *shape), source, like=task.parameters)
 

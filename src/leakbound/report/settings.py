@@ -61,6 +61,21 @@ class Limit(ReportPart, frozen=True):
     condition: str
 
 
+class DeclaredTraining(ReportPart, frozen=True):
+    """What a deployment file says of all rounds of a training, at the run's threshold.
+
+    `noise_multiplier`: that of the training. `holds`: whether every bound of `says` is at most what
+    the run accepts. `why`: what is against it; empty if it holds.
+    """
+
+    file: str
+    rounds: int | None
+    noise_multiplier: float | None
+    holds: bool
+    says: str
+    why: str
+
+
 class SettingRow(ReportPart, frozen=True):
     """One defense setting over all models and batch sizes: the worst of everything.
 
@@ -216,8 +231,19 @@ def undefended(own: Sequence[Assessment]) -> str:
     return f"No defense was declared for the captured updates{why}."
 
 
-def advice(settings: Sequence[SettingRow], pairs: int, none: str) -> str:
-    """The defense to take and its cost, or that none tested is enough; `none`: see `undefended`."""
+def advice(
+    settings: Sequence[SettingRow],
+    pairs: int,
+    none: str,
+    training: DeclaredTraining | None = None,
+    covered: Sequence[str] = (),
+) -> str:
+    """The defense to take and its cost, or that none tested is enough; `none`: see `undefended`.
+
+    A run attacks one update. So a defense is enough for one update, and enough for a training only
+    if this is declared, its bound over all rounds holds, and the defense has the training's noise
+    or more (`covered`).
+    """
     defended = [row for row in settings if row.defense != title(NO_DEFENSE)]
     tested = [row for row in defended if row.verdict != NOT_RUN]
     if defended and not tested:
@@ -227,15 +253,35 @@ def advice(settings: Sequence[SettingRow], pairs: int, none: str) -> str:
         return none
     enough = [row for row in tested if row.verdict in ENOUGH and row.configurations == pairs]
     if enough:
-        best = min(enough, key=lambda row: (row.cost.mean if row.cost else 2.0, safety(row)))
+        whole = [row for row in enough if row.defense in covered]
+        holds = training is not None and training.holds and bool(whole)
+        some = whole if holds else enough
+        best = min(some, key=lambda row: (row.cost.mean if row.cost else 2.0, safety(row)))
         cheapest = "" if best.cost is None else " at the lowest cost"
         name = f"{shortened(best.defense)} ({best.verdict})"
-        return f"Of the defenses tested, {name} is enough{cheapest}. {_price(best)}"
+        said = f"Of the defenses tested, {name} is enough for {_extent(training, holds)}{cheapest}."
+        return f"{said} {_against(training, holds)}{_price(best)}"
     best = max(tested, key=safety)
     name = f"The strongest is {shortened(best.defense)} ({best.verdict})."
     count = plural(len(tested), "defense setting")
     none = f"None of the {count} tested is" if len(tested) > 1 else "The defense tested is not"
     return f"{none} enough for every model and batch size tested. {name} {_price(best)}"
+
+
+def _extent(training: DeclaredTraining | None, holds: bool) -> str:
+    if training is None or not holds:
+        return "one update"
+    return (
+        f"all {training.rounds} declared rounds" if training.rounds != 1 else "the declared round"
+    )
+
+
+def _against(training: DeclaredTraining | None, holds: bool) -> str:
+    """Why it is not enough for the declared training; empty if it is, or if none is declared."""
+    if training is None or holds:
+        return ""
+    noise = f"no defense that is enough here has its noise multiplier ({training.noise_multiplier})"
+    return f"It is not enough for the declared training: {training.why or noise}. "
 
 
 def shortened(name: str) -> str:

@@ -25,7 +25,7 @@ from leakbound.report.evidence.parts import (
     PrivacyClaim,
     Subject,
 )
-from leakbound.report.evidence.sign_off import chance, epsilon_line, fitting
+from leakbound.report.evidence.sign_off import chance, epsilon_line, fitting, training_line
 from leakbound.report.evidence.subjects import digests, of_run
 from leakbound.report.folder import Run, Strip
 from leakbound.report.settings import telling
@@ -69,7 +69,8 @@ def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> st
         beside = files[place] if place < len(files) else {}
         warnings = _warnings(one)
         known = [epsilon_line(own) for own in one.epsilon_audits]
-        rows = fitting(one.sign_off, [*warnings, *known], len(beside), words)
+        declared = [] if one.training is None else [training_line(one.training)]
+        rows = fitting(one.sign_off, [*warnings, *known, *declared], len(beside), words)
         sheets.append(
             {
                 "subject": one,
@@ -78,6 +79,7 @@ def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> st
                 "meanings": {row.verdict: words[row.verdict] for row in rows},
                 "warnings": warnings,
                 "epsilons": known,
+                "trainings": declared,
                 "files": beside,
             }
         )

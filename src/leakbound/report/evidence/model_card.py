@@ -45,6 +45,7 @@ def _blocks(subject: Subject, version: str) -> Iterator[str]:
         "Attacker": page.attacker,
         "Attacks": brief(list(dict.fromkeys(row.attack for row in subject.measured.attacks))),
         "Threshold": page.criterion,
+        **({} if subject.training is None else {"Training": subject.training.says}),
         "Unit": UNIT,
         "Priors of the bounds": "; ".join(priors[:SHOWN]) or "no bound covers all attackers",
     }

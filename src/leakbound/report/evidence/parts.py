@@ -10,7 +10,7 @@ import msgspec
 
 from leakbound.assess.record import AttackInfo, CriterionInfo, Parameters, Picture, Values, Verdict
 from leakbound.report.columns import ColumnTable
-from leakbound.report.settings import SettingRow
+from leakbound.report.settings import DeclaredTraining, SettingRow
 from leakbound.report.tables import (
     LONGEST,
     AttackSummary,
@@ -355,6 +355,7 @@ class Subject(ReportPart, frozen=True, kw_only=True):
     utility: tuple[TrainingCost, ...]
     differential_privacy: tuple[PrivacyClaim, ...]
     epsilon_audits: tuple[EpsilonPart, ...] = ()
+    training: DeclaredTraining | None = None
     provenance: Provenance
     rerun: RunAgain
 

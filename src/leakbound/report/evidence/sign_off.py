@@ -22,10 +22,12 @@ from leakbound.report.evidence.parts import (
     SignOff,
     ThresholdLine,
 )
+from leakbound.report.evidence.privacy import mechanism
 from leakbound.report.folder import Run
 from leakbound.report.overview import nouns
 from leakbound.report.rounds import attacked_rounds
 from leakbound.report.settings import (
+    DeclaredTraining,
     SettingRow,
     advice,
     answer,
@@ -48,11 +50,17 @@ GAP = 0.4
 """Between two rows, in lines."""
 REVEALED = 4
 """How many facts that updates reveal the page names."""
+CLOSE = 1e-9
+"""Relative difference of noise multipliers that count as the same."""
 NAMES = 3
 """How many names a sentence lists."""
 UNSOUND = "No defense is recommended: the records are incomplete or do not belong together."
 OTHERS = "Other models, weights, batch sizes, data or settings than those tested."
 ROUNDS = "More than one round. A training sends many updates, and what they leak adds up."
+DECLARED = (
+    "Another training than the declared one: the bound over all its rounds rests on the deployment "
+    "file, which nothing here tests. Attacks were run on one round."
+)
 PERSONS = (
     "Membership (whether a person’s data took part), other inference about a person, and the "
     "finished model."
@@ -72,10 +80,12 @@ def of_run(
     *,
     silent: int,
     sound: bool,
+    training: DeclaredTraining | None = None,
 ) -> SignOff:
     """What the page says of a run.
 
     `silent` facts about the deployment are not stated; `sound`: the folder is whole and consistent.
+    `training`: what a deployment file says of all rounds.
     """
     captured = any(a.capture for a in run.assessments)
     accuracies = tables.accuracies(run.trainings, names)
@@ -85,7 +95,15 @@ def of_run(
     return SignOff(
         date=_date(run),
         answer=answer(run.assessments, rows, *nouns(run.assessments)),
-        advice=advice(settings, len(pairs), undefended(run.assessments)) if sound else UNSOUND,
+        advice=advice(
+            settings,
+            len(pairs),
+            undefended(run.assessments),
+            training,
+            tuple(_covered(run, names, training)),
+        )
+        if sound
+        else UNSOUND,
         tested=_tested(run, names, rows),
         attacker=_attacker({line.name: line.answer for line in known}, captured=captured),
         criterion=_criterion(thresholds),
@@ -93,13 +111,30 @@ def of_run(
         rows=tuple(_by_importance(settings, families)),
         not_covered=(
             OTHERS,
-            " ".join([ROUNDS, *attacked_rounds(run, names)[:NAMES]]),
+            " ".join(
+                [ROUNDS if training is None else DECLARED, *attacked_rounds(run, names)[:NAMES]]
+            ),
             _average(tables.rare_share(rows)),
             PERSONS,
             STRONGER,
             _deployment(silent),
         ),
     )
+
+
+def _covered(run: Run, names: Names, training: DeclaredTraining | None) -> Iterable[str]:
+    """The settings with a training's noise or more on clipped gradients of examples."""
+    if training is None or training.noise_multiplier is None:
+        return
+    for label, own in {names.defense(a): a.defense for a in run.assessments}.items():
+        known = mechanism(own.settings)
+        if known is not None and known[0] >= training.noise_multiplier * (1 - CLOSE):
+            yield label
+
+
+def training_line(found: DeclaredTraining) -> str:
+    """A declared training in a few lines of the page."""
+    return found.says if len(found.says) < 3 * NARROW else f"{found.says[: 3 * NARROW - 2]}…"
 
 
 def _revealed(run: Run, names: Names) -> Iterable[str]:

@@ -25,6 +25,7 @@ from leakbound.report.evidence.privacy import Accountant
 from leakbound.report.folder import Run
 from leakbound.report.gallery import captured_updates
 from leakbound.report.rerun import command_of, toml_of
+from leakbound.report.settings import DeclaredTraining
 from leakbound.report.tables import Names, Theorem, Theorems, grouped
 
 SHOWN = 100
@@ -57,10 +58,12 @@ def of_run(
     images: bool,
     plan: str = "evidence.toml",
     audited: Sequence[parts.EpsilonPart] = (),
+    training: DeclaredTraining | None = None,
 ) -> parts.Subject:
     """One run as a subject of the report; `plan` names the file in the command to run it again.
 
     `audited`: audits of the client's code, which stand beside what is declared and bounded.
+    `training`: what a deployment file says of all rounds.
     """
     names, theorems = Names(run.assessments, run.trainings), Theorems(run.assessments)
     rows = tables.configurations(run.assessments, names, theorems)
@@ -80,6 +83,7 @@ def of_run(
         limited,
         silent=auxiliary.silent(declared),
         sound=all(one.holds is not False for one in checks),
+        training=training,
     )
     subject = parts.Subject(
         name=run.info.name,
@@ -102,6 +106,7 @@ def of_run(
         utility=costs,
         differential_privacy=claims,
         epsilon_audits=tuple(audited),
+        training=training,
         provenance=_provenance(run, names),
         rerun=_rerun(run, plan),
     )

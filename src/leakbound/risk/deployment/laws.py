@@ -294,6 +294,14 @@ def _multiplier(clip: ClipFacts, noise: Noise) -> float:
     return std / bound
 
 
+def noise_of(given: Deployment) -> float | None:
+    """The noise multiplier, as stated or from the standard deviation; None if it is not known."""
+    clip, noise = given.clip, given.noise
+    if noise.multiplier is None and (std_of(clip, noise) is None or not clip.l2):
+        return None
+    return _multiplier(clip, noise)
+
+
 def _opened(given: Deployment) -> bool:
     """Whether the server can read single updates in spite of the aggregation's protocol."""
     hidden = given.secure_aggregation
