@@ -185,6 +185,7 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
     Raises:
         NoPath: it does not.
     """
+    example = example.to(task.parameters) if example.is_floating_point() else example
     wanted, first = path.of(example), None
     for _, model in _modes(task):
         tensors = _tensors(task)
