@@ -109,6 +109,12 @@ class Path:
         total = inputs.double() + ones.double()[:, None] * shift.square()
         return self._sorted(total / scale.square()).to(inputs)
 
+    def folded(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (units, D) and bias with the same outputs, for a layer that gets the example."""
+        shift, scale = self.shift.to(weight.device), self.scale.to(weight.device)
+        moved = bias.double() + weight.double() @ shift
+        return self._sorted(weight.double() * scale).to(weight), moved.to(bias)
+
     def _sorted(self, values: Tensor) -> Tensor:
         found = torch.empty_like(values)
         found[:, self.index.to(values.device)] = values
@@ -185,6 +191,7 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
     Raises:
         NoPath: it does not.
     """
+    example = example.to(task.parameters) if example.is_floating_point() else example
     wanted, first = path.of(example), None
     for _, model in _modes(task):
         tensors = _tensors(task)
