@@ -130,11 +130,12 @@ def none_left(skipped: Sequence[Skipped]) -> ValueError:
 def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> Capture:
     """An update from a file or from memory, with the weights that the client received.
 
-    `update` is a .safetensors or .npz file, a folder of `save_pretrained`, tensors by name (including a Flower `ArrayRecord`), or
-    a list of arrays in the order of the model's state dict. `before` is found next to a file that
-    `leakbound capture` wrote; None uses the model's own weights later. `kind` is "gradient" (at the
-    weights before), "delta" (after - before), "weights" (after), or "auto": the kind in the file's
-    metadata, otherwise weights if the update is close to the weights before.
+    `update` is a .safetensors or .npz file, a folder of `save_pretrained`, tensors by name
+    (including a Flower `ArrayRecord`), or a list of arrays in the order of the model's state dict.
+    `before` is found next to a file that `leakbound capture` wrote; None uses the model's own
+    weights later. `kind` is "gradient" (at the weights before), "delta" (after - before),
+    "weights" (after), or "auto": the kind in the file's metadata, otherwise weights if the update
+    is close to the weights before.
 
     Example:
         >>> before = {"w": torch.ones(3)}
