@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from leakbound_reproductions import pages
+from leakbound_reproductions.by_seed import in_words
 from leakbound_reproductions.claim import Claim, Mark, Verdict
 from leakbound_reproductions.comparison import AGAINST, FAILS, HOLDS, UNDECIDED, Comparison, shown
 from leakbound_reproductions.outcome import Outcome, at_scale
@@ -58,6 +59,7 @@ def test_a_small_run_refutes_no_claim_that_a_larger_one_may_confirm(
     results = Results(REPRODUCTIONS[name], "minutes", found)
     said = "\n".join([*pages.overview(found.claims), *pages.details(found.claims)])
     assert "does not hold" not in said
+    assert "At the scale minutes no claim is refuted" in pages.markdown(results)
     assert wrong.findings[0].statement in said  # what was measured is not lost
     assert results.counts().get("does not hold", 0) == 0
 
@@ -74,8 +76,20 @@ def test_what_holds_or_is_undecided_stays_at_any_scale():
     claims = tuple(value.values[1] for value in CLAIMS)
     kept = tuple(c for c in claims if not any(f.against for f in c.findings))
     assert {c.verdict for c in kept} >= {Verdict.HOLDS, Verdict.UNDECIDED}
-    found = Outcome(kept, (), "")
-    assert at_scale("minutes", found) == found
+    found = at_scale("minutes", Outcome(kept, (), "")).claims
+    assert [one.findings for one in found] == [one.findings for one in kept]
+
+
+def test_remarks_of_a_small_run_refute_nothing():
+    claim = next(value.values[1] for value in CLAIMS if not value.values[1].marks)
+    wrong = _refuted(claim).findings[0]
+    told = f"{in_words(wrong)}\nWith shorter searches only, the verdict is: {Verdict.FAILS}"
+    assert told.count("does not hold") == 2
+    kept = replace(claim, findings=(), why=told)
+    (left,) = at_scale("minutes", Outcome((kept,), (), "")).claims
+    assert "does not hold" not in left.why
+    assert left.why.count(AGAINST) == 2
+    assert at_scale("cpu", Outcome((kept,), (), "")).claims == (kept,)
 
 
 def test_tables_of_a_small_run_refute_nothing():

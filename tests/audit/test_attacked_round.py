@@ -126,6 +126,7 @@ def test_pages_say_which_round_was_attacked(tmp_path):
     text = report.write(tmp_path).read_text()
     said = f"was attacked in round {ACTS} of a training, the first in which it has an effect"
     assert said in " ".join(text.split())
+    assert f"`round = {ACTS}` in the plan attacks this round of all" in " ".join(text.split())
     lines = (tmp_path / "records.jsonl").read_text().splitlines()
     assert {json.loads(line)["release"]["round"] for line in lines} == {1, ACTS}
 

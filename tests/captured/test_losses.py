@@ -201,7 +201,6 @@ OPTIMIZERS = {
     "adam eps": (torch.optim.Adam, {"eps": 1e-3}),
     "adagrad": (torch.optim.Adagrad, {}),
     "rmsprop": (torch.optim.RMSprop, {}),
-    "decay": (torch.optim.SGD, {"weight_decay": 1e-2}),
     "signs": (Signs, {}),
     "two rates": (two_rates, {}),
 }

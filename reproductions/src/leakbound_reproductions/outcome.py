@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from leakbound_reproductions import words
-from leakbound_reproductions.claim import Claim, Mark, left_open
+from leakbound_reproductions.claim import Claim, Mark, Verdict, left_open
+from leakbound_reproductions.comparison import AGAINST
 
 SCALES = ("minutes", "cpu", "paper")
 """A short look in minutes, a full run on two cores, and the paper's own setting."""
@@ -16,6 +18,9 @@ SMALL = "minutes"
 UNREFUTED = (
     "a run of this scale speaks against it, and is too small to refute it: scale cpu judges it"
 )
+
+_VERDICT = re.compile(rf"(, n = [\d,]+, |the verdict is: ){Verdict.FAILS}")
+"""A verdict in a remark: of a finding in words, or of another reading."""
 
 Tell = Callable[[str, int, int], None]
 """Called with the part that runs, how many of its steps are done, and how many there are."""
@@ -67,7 +72,10 @@ def at_scale(scale: str, outcome: Outcome) -> Outcome:
 
 
 def _unrefuted(claim: Claim) -> Claim:
-    if Mark.THEOREM in claim.marks or not any(finding.against for finding in claim.findings):
+    if Mark.THEOREM in claim.marks:
+        return claim
+    claim = replace(claim, why=_VERDICT.sub(rf"\1{AGAINST}", claim.why))
+    if not any(finding.against for finding in claim.findings):
         return claim
     measured = [
         f"{one.statement}: {words.measured(one)} {words.interval(one.interval)}, n = {one.n}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from leakbound.cli import kit
 from leakbound_reproductions import words
 from leakbound_reproductions.claim import Claim, Finding
+from leakbound_reproductions.outcome import SMALL
 from leakbound_reproductions.results import Results
 
 HEADS = ("finding", "paper", "measured", "95 % interval", "true if", "n", "verdict")
@@ -31,7 +32,7 @@ def markdown(results: Results) -> str:
         "",
         results.outcome.settings,
         "",
-        f"{tally(results)} {RULE}",
+        f"{tally(results)} {rule_of(results)}",
         "",
         *overview(results.outcome.claims),
         *details(results.outcome.claims),
@@ -41,6 +42,12 @@ def markdown(results: Results) -> str:
         known(results),
     ]
     return "\n".join(lines) + "\n"
+
+
+def rule_of(results: Results) -> str:
+    """How the verdicts of a run follow from its findings."""
+    small = f" At the scale {SMALL} no claim is refuted, except theorems and identities."
+    return RULE + small * (results.scale == SMALL)
 
 
 def tally(results: Results) -> str:
@@ -220,7 +227,7 @@ def html(results: Results, folder: Path) -> str:
         paper=results.about.paper,
         claims=results.outcome.claims,
         tally=tally(results),
-        rule=RULE,
+        rule=rule_of(results),
         heads=HEADS,
         row=row,
         basis=words.basis,

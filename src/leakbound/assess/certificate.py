@@ -57,6 +57,7 @@ def certificate(
     answer: Reconstruction,
     agreement: float | None,
     sure: Collection[str],
+    decay: str | None = None,
 ) -> Proof:
     """A proof that the answer is the input, if the update holds one; in a sentence.
 
@@ -73,7 +74,8 @@ def certificate(
     Examples also leave an outer product if their gradients are multiples of each other: behind one
     output, or under "l1", always where the same units are on. No check sees that: the answer is
     then a weighted mean. So their number must be known, or other inputs must turn on other units.
-    If they do not, the sentence says so. `sure` names the findings that are certain.
+    If they do not, the sentence says so. `sure` names the findings that are certain. `decay` is the
+    weight decay that was subtracted.
 
     All this concerns what the layer got. It is the example only if the model hands it on: the path
     from the input to the layer is traced, and checked forward on the answer (`engines.path`).
@@ -114,6 +116,7 @@ def certificate(
         f"its energy, and {how}. "
         f"Assumed: one example ({known}), SGD with one learning rate for all weights, with or "
         "without momentum and for any number of local steps, and no undeclared defense"
+        + ("" if decay is None else f"; its weight decay ({decay}) is subtracted")
     )
     try:
         path = path_to(seen.task, seen.input_shape, name)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from leakbound import check
-from leakbound.attacks.analytic import input_layer
+from leakbound.attacks.analytic import first_layer
 from leakbound.attacks.base import Attack, boxed, expected_rows, summed_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.client import call, layer_inputs
-from leakbound.engines.path import unlike
+from leakbound.engines.path import Path, unlike
 from leakbound.random import normal, uniform
 from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
@@ -71,7 +71,8 @@ class SparseRecovery(Attack):
         samples: the largest number of directions drawn. Each is column i with probability 2^(1 - B)
             if half of the units are on for it.
 
-    Assumptions: a linear layer with a bias sees the flattened input, and a ReLU follows; no noise;
+    Assumptions: a linear layer with a bias sees the flattened input, or the input normalized by
+        constants, and a ReLU follows; no noise;
         nothing withheld; B distinct inputs, linearly independent with the 1 appended, that switch
         on different units; about 6 B units. Local steps on the full batch change little.
 
@@ -105,7 +106,8 @@ class SparseRecovery(Attack):
             raise NotApplicable("the update is not finite")
         if count > MOST:
             raise NotApplicable(f"{count} examples; the search handles at most {MOST}")
-        layer = _Layer.of(task, input_layer(task, observation.input_shape), observation)
+        name, path = first_layer(task, observation.input_shape)
+        layer = _Layer.of(task, name, path, observation)
         gray = boxed(layer.joint.new_full(observation.batch_shape, float("nan")), task)
         gray = gray.to(observation.update.rows)
         if not bool(observation.update.rows.any()) or not bool(layer.joint.any()):
@@ -134,8 +136,9 @@ class SparseRecovery(Attack):
                 labels = layer.labels(observation, answer, columns)
                 off = _left(observation, task, answer, labels)
                 if off < EXACT:
-                    reason = unlike(task, observation.input_shape, layer.name)
-                    return Reconstruction(answer, labels, off, problem=reason)
+                    if path is None:
+                        problem = unlike(task, observation.input_shape, layer.name)
+                    return Reconstruction(answer, labels, off, problem=problem)
                 reason = f"objective did not fall: the answer's gradient is off by {off:.2g}"
                 best = Reconstruction(answer, labels, off, problem=reason)
         return best
@@ -143,7 +146,9 @@ class SparseRecovery(Attack):
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """The layer's weights and its gradient, both (units, N + 1) with the bias last, float64."""
+    """The weights and the gradient of the layer as if it got the examples themselves, both
+    (units, N + 1) with the bias last, float64.
+    """
 
     task: Task
     name: str
@@ -151,10 +156,13 @@ class _Layer:
     joint: Tensor
 
     @staticmethod
-    def of(task: Task, name: str, observation: Observation) -> _Layer:
+    def of(task: Task, name: str, path: Path | None, observation: Observation) -> _Layer:
         row = observation.update.rows.sum(0) / task.plan.total_weight
-        weights, joint = (_joint(task, flat, name) for flat in (task.parameters, row))
-        return _Layer(task, name, weights, joint)
+        weights, joint = (_parts(task, flat, name) for flat in (task.parameters, row))
+        if path is not None:
+            weights = path.folded(*weights)
+            joint = path.back(*joint), joint[1]
+        return _Layer(task, name, _joint(*weights), _joint(*joint))
 
     def factors(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
         """L (units, r) with orthonormal columns and R (r, N + 1), with L R the gradient and r at
@@ -257,10 +265,14 @@ def _left(observation: Observation, task: Task, inputs: Tensor, labels: Tensor) 
     return float((sent - seen).norm() / seen.norm())
 
 
-def _joint(task: Task, row: Tensor, name: str) -> Tensor:
+def _parts(task: Task, row: Tensor, name: str) -> tuple[Tensor, Tensor]:
     parts = task.unflatten(row)
     prefix = f"{name}." if name else ""
-    return torch.cat([parts[f"{prefix}weight"], parts[f"{prefix}bias"][:, None]], 1).double()
+    return parts[f"{prefix}weight"].double(), parts[f"{prefix}bias"].double()
+
+
+def _joint(weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.cat([weight, bias[:, None]], 1)
 
 
 def _bases(

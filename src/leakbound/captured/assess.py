@@ -210,11 +210,13 @@ def judged(
     if not understood.defense.links:
         direction = None if share is None else share.direction
         sure = {finding.name for finding in understood.findings if finding.sure}
-        proof = certificate(seen, attack, answer, direction, sure)
+        proof = certificate(seen, attack, answer, direction, sure, understood.decay)
     limits = limits_of(case)
     own = _measured(case, answer, proof.certificate is not None)
     public = None if case.public is None else case.public.public
     facts = facts_of(seen, answer, case.criterion.domain, public, understood.facts)
+    if understood.decay is not None:  # a small gradient beside it may have been lost by rounding
+        facts = tuple(fact for fact in facts if fact.kind != "zero values")
     measured, matched = dict[str, Any](), tuple[bool, ...]()
     truth, inputs, baseline, agreement = None, answer.inputs, None, answer.agreement
     if own is not None:

@@ -17,7 +17,7 @@ from leakbound._util.results import Fact
 from leakbound.assess.certificate import outside
 from leakbound.attacks.planted import Front
 from leakbound.attacks.tokens.layers import embeddings
-from leakbound.captured import declared, proofs
+from leakbound.captured import decay, declared, proofs
 from leakbound.captured import findings as reading
 from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
@@ -49,6 +49,8 @@ COPIES, FROZEN_COPIES = 12, 4
 """Copies of trained and of frozen weights that an attack holds at most: of a GPT-2 of 0.66 GiB, an
 attack took 8.2 GiB besides the program, with the pages of both files.
 """
+DECAY = "weight decay"
+"""The name of its finding."""
 SEARCH = 30.0
 """Seconds for the search for the number of local steps of one update."""
 
@@ -58,7 +60,8 @@ class TrainingInfo:
     """What is known of the local training in addition to the update; None is not known.
 
     `labels` are of all examples, in any order. `batch_size` is that of a local step, if it is not
-    all `examples`. `defense` is what the client applied to its update, if declared.
+    all `examples`. `defense` is what the client applied to its update, if declared. `weight_decay`
+    is that of its optimizer; None looks for it in the update.
     """
 
     examples: int | None = None
@@ -67,6 +70,7 @@ class TrainingInfo:
     steps: int | None = None
     batch_size: int | None = None
     defense: Defense | None = None
+    weight_decay: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("examples", "steps", "batch_size"):
@@ -74,6 +78,8 @@ class TrainingInfo:
                 check.count(**{name: getattr(self, name)})
         if self.learning_rate is not None:
             check.positive(learning_rate=self.learning_rate)
+        if self.weight_decay is not None:
+            check.non_negative(weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +103,11 @@ class Understood:
     declared: Chain = field(default_factory=chain)
     facts: tuple[Fact, ...] = ()
 
+    @property
+    def decay(self) -> str | None:
+        """The weight decay that was subtracted."""
+        return next((one.value for one in self.findings if one.name == DECAY), None)
+
 
 def observe(
     capture: Capture,
@@ -109,6 +120,7 @@ def observe(
     steps: int | None = None,
     batch_size: int | None = None,
     defense: Defense | None = None,
+    weight_decay: float | None = None,
     public: Batch | None = None,
 ) -> Observation:
     """What an attacker with the capture sees; `task` is the model at the weights before.
@@ -117,9 +129,9 @@ def observe(
     examples is inferred from the update. If the rate is known, so is the number of local steps, by
     a search of at most `SEARCH` seconds. `batch_size` is that of a local step; None is all
     examples. `defense` is what was applied to the update, if declared; `public` are the attacker's
-    data.
+    data. `weight_decay` is subtracted; None subtracts what the update shows of it.
     """
-    told = TrainingInfo(examples, labels, learning_rate, steps, batch_size, defense)
+    told = TrainingInfo(examples, labels, learning_rate, steps, batch_size, defense, weight_decay)
     read = partial(understand, capture, task, told, input_shape=input_shape, public=public)
     found = read()
     return (read(steps=found_steps(found, SEARCH)) if found.untried else found).observation
@@ -148,6 +160,10 @@ def understand(
     known = _known_steps(capture, told, found)
     spread = proofs.spread(capture, task, rate)
     stated, one = as_chain(told.defense), 1 if capture.kind == "gradient" else known
+    shrunk = _decay(capture, task, row, spread, told, rate, known)
+    if shrunk is not None:
+        row = shrunk.subtracted(task, row, spread)
+        found.append(_decay_finding(shrunk, told, rate))
     size = reading.Size(1, None, "", 1)
     if not stated.links and not named(task.loss).of_inputs:  # ranks of tokens count otherwise
         size = reading.batch_size(task, row, input_shape=input_shape, steps=one, spread=spread)
@@ -196,6 +212,50 @@ def understand(
         declared=stated,
         facts=facts,
     )
+
+
+def _decay(
+    capture: Capture,
+    task: Task,
+    row: Tensor,
+    spread: Tensor,
+    told: TrainingInfo,
+    rate: float | None,
+    steps: int | None,
+) -> decay.Decay | None:
+    """The multiples of the weights before in an update, as given or as the update shows them."""
+    own, defended = told.weight_decay, bool(as_chain(told.defense).links)
+    if own == 0 or (own is None and defended):
+        return None
+    if own is not None and defended:
+        raise ValueError(
+            f"weight_decay is {own:g}, and a defense is declared, which may have changed the "
+            "weights' part of the update: leave weight_decay out"
+        )
+    if own is None or rate is None:
+        found = decay.detected(task, row, spread)
+        if own is None or found is not None:
+            return found
+        raise ValueError(
+            f"weight_decay is {own:g}, and its part of the update depends on the learning rate: "
+            "give learning_rate too"
+        )
+    if capture.kind == "gradient":
+        return decay.same(task, own)
+    return decay.same(task, (1 - (1 - rate * own) ** (steps or 1)) / rate)
+
+
+def _decay_finding(shrunk: decay.Decay, told: TrainingInfo, rate: float | None) -> Finding:
+    if told.weight_decay is not None and rate is not None:
+        return Finding(DECAY, f"{told.weight_decay:g}", "given; its part is subtracted", True)
+    share, each = shrunk.common, len(shrunk.found)
+    value = "differs between tensors" if share is None else f"{share:.4g} of the weights before"
+    how = f"{each} tensor{'s' * (each != 1)} show it by their rank, or where nothing else changed"
+    if shrunk.assumed:
+        how += f"; assumed in {len(shrunk.assumed)} others"
+    if rate is not None:
+        how += "; in units of the learning rate, all local steps together"
+    return Finding(DECAY, value, f"{how}. It is subtracted; --weight-decay 0 keeps it", False)
 
 
 def _known_steps(capture: Capture, told: TrainingInfo, found: list[Finding]) -> int | None:

@@ -319,6 +319,7 @@ def attack_update(
     steps: int | None = None,
     batch_size: int | None = None,
     defense: Defense | None = None,
+    weight_decay: float | None = None,
     input_range: tuple[float, float] = (0.0, 1.0),
     classes: int | None = None,
     attacks: str | Sequence[str | plans.Spec] | None = None,
@@ -363,7 +364,9 @@ def attack_update(
         [loaded],
         model,
         settings,
-        known=TrainingInfo(examples, labels, learning_rate, steps, batch_size),
+        known=TrainingInfo(
+            examples, labels, learning_rate, steps, batch_size, weight_decay=weight_decay
+        ),
         truth=truth,
         out=out,
         name=name,

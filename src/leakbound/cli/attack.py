@@ -29,7 +29,8 @@ DEFAULT = "inverting_gradients"
 
 _OF_UPDATES = (
     *("before", "adapter", "kind", "input_shape", "classes", "labels", "local_steps"),
-    *("learning_rate", "local_batch_size", "steps_search", "truth", "public", "round"),
+    *("learning_rate", "local_batch_size", "weight_decay", "steps_search", "truth", "public"),
+    "round",
     "no_examples",
 )
 

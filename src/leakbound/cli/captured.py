@@ -75,6 +75,7 @@ def attack(command: options.AttackOptions) -> int:
         command.learning_rate,
         command.local_steps,
         command.local_batch_size,
+        weight_decay=command.weight_decay,
     )
     bar, shown = Bar(console), dict[int, Sequence[Finding]]()
 

@@ -76,12 +76,14 @@ class AttackOptions:
         "Experiment": "attack model data schema loss batch_size people defense seed time",
         "Attacker": "labels_unknown defense_unknown malicious_server statistics_known",
         "Captured update": "update before adapter kind input_shape input_range vocabulary classes "
-        "labels local_steps learning_rate local_batch_size steps_search truth public round",
+        "labels local_steps learning_rate local_batch_size weight_decay steps_search truth public "
+        "round",
         "Output": "error_bound explain diagnose lpips_weights out no_examples json",
     }
     RARE: ClassVar = (
         "schema loss people time statistics_known adapter kind input_range vocabulary classes "
-        "labels local_steps learning_rate local_batch_size steps_search round lpips_weights no_examples"
+        "labels local_steps learning_rate local_batch_size weight_decay steps_search round "
+        "lpips_weights no_examples"
     )
 
     attack: Annotated[tuple[str, ...], Option("NAME")] = ()
@@ -160,6 +162,8 @@ class AttackOptions:
     """Learning rate of the client's SGD. Without it, only the update's direction counts."""
     local_batch_size: int | None = None
     """Examples per local step; by default all of them."""
+    weight_decay: float | None = None
+    """Weight decay of the client's optimizer. Without it, the update is searched for one."""
     truth: File = None
     """The true batch, to measure results: a file with `inputs` and `labels`, or a data source.
     No attack sees it."""

@@ -13,7 +13,7 @@ import math
 import pickle
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -68,6 +68,10 @@ class NoPath(Exception):
     """Why a layer's input is not shown to be the example; it ends a sentence."""
 
 
+class _Entered(Exception):
+    """The layer was called; what follows it is not computed."""
+
+
 @dataclass(frozen=True, eq=False)
 class Path:
     """What a layer gets of an example x, all flattened: scale * x[index] + shift, in float64."""
@@ -104,6 +108,12 @@ class Path:
         shift, scale = self.shift.to(inputs.device), self.scale.to(inputs.device)
         total = inputs.double() + ones.double()[:, None] * shift.square()
         return self._sorted(total / scale.square()).to(inputs)
+
+    def folded(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (units, D) and bias with the same outputs, for a layer that gets the example."""
+        shift, scale = self.shift.to(weight.device), self.scale.to(weight.device)
+        moved = bias.double() + weight.double() @ shift
+        return self._sorted(weight.double() * scale).to(weight), moved.to(bias)
 
     def _sorted(self, values: Tensor) -> Tensor:
         found = torch.empty_like(values)
@@ -155,9 +165,10 @@ def _path_to(task: Task, shape: tuple[int, ...], name: str) -> Path:
     found: list[Path] = []
     for mode, model in _modes(task):
         each, failed = list[Path](), ""
-        for count in (1, 2):  # some models treat one example in another way
+        # Some models treat one example in another way, or mix it with that of the call before.
+        for at, count in enumerate((1, 1, 2, 2)):
             try:
-                each.append(_traced(task, model, _probes(task, count, shape, len(found)), name))
+                each.append(_traced(task, model, _probes(task, count, shape, at), name))
             except NoPath:
                 raise
             except Exception as error:  # batch norm in training mode takes no single value
@@ -180,6 +191,7 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
     Raises:
         NoPath: it does not.
     """
+    example = example.to(task.parameters) if example.is_floating_point() else example
     wanted, first = path.of(example), None
     for _, model in _modes(task):
         tensors = _tensors(task)
@@ -208,18 +220,24 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
         raise NoPath("the layer gets something else from the answer")
 
 
-def unchanging(task: Task, inputs: Tensor, name: str) -> bool:
+def unchanging(task: Task, inputs: Tensor, name: str, *, whole: bool = True) -> bool:
     """Whether a module gets the same from these inputs in every mode, with no random draw before.
 
-    A path need not exist: the module may get codes, or features among others.
+    A path need not exist: the module may get codes, or features among others. Unless `whole`, only
+    the first call is looked at, and what follows is not computed.
     """
     first: list[Tensor] | None = None
+    fixed = task.frozen
     for mode, model in _modes(task):
-        tensors = _tensors(task)
+        # A norm may change its statistics. Large models have large weights, which are not copied.
+        kept = {k: v if k in fixed else v.clone() for k, v in task.buffers.items()}
+        tensors = {**task.tensors(), **kept}
         for draw in range(FEW):
             drawn = list[bool]()
+            watched = _watched(model, name, drawn, whole=whole)
             try:
-                with _generators(task, draw), _watched(model, name, drawn) as seen, torch.no_grad():
+                generators, end = _generators(task, draw), suppress(_Entered)
+                with generators, watched as seen, torch.no_grad(), end:
                     client.call(replace(task, model=model), tensors, inputs, twice=False)
             except Exception:  # batch norm in training mode takes no single value
                 if mode == "as given":
@@ -285,15 +303,19 @@ def _of_numpy() -> Any:
 
 @contextmanager
 def _watched(
-    model: nn.Module, name: str, drawn: list[bool] | None = None
+    model: nn.Module, name: str, drawn: list[bool] | None = None, *, whole: bool = True
 ) -> Iterator[list[Tensor]]:
-    """What the layer gets; and whether numbers were drawn before."""
+    """What the layer gets; and whether numbers were drawn before. Unless `whole`, the run ends at
+    the layer.
+    """
     seen, before = list[Tensor](), _drawn_so_far()
 
     def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.append(next(_tensors_in((args, kwargs))).detach().clone())
         if drawn is not None:
             drawn.append(_drawn_so_far() != before)
+        if not whole:
+            raise _Entered
 
     hook = model.get_submodule(name).register_forward_pre_hook(note, with_kwargs=True)
     try:

@@ -34,7 +34,11 @@ def _sentence(defense: str, own: Sequence[Assessment], chosen: bool) -> str:
     where = f"round {first}" if first == last else f"rounds {first} to {last}"
     text = f"{brief(defense)} was attacked in {where} of a training"
     if not chosen:
-        return f"{text}, the first in which it has an effect. Earlier rounds have no protection."
+        return (
+            f"{text}, the first in which it has an effect. Earlier rounds have no protection. "
+            f"Other defenses were attacked in round 1; `round = {last}` in the plan attacks this "
+            "round of all."
+        )
     if idle:
         return f"{text}. It had no effect yet in {idle} of {plural(len(releases), 'experiment')}."
     return f"{text}. No other round was tested."

@@ -195,7 +195,7 @@ def word_table(task: Task) -> WordTable:
 def handed_on(task: Task) -> bool:
     """Whether the word embedding gets the same tokens in every mode: none are masked at random."""
     ids = probe(domain_of(task)).to(task.parameters.device)
-    return unchanging(task, ids, embeddings(task)[0])
+    return unchanging(task, ids, embeddings(task)[0], whole=False)
 
 
 def embeddings(task: Task) -> list[str]:
