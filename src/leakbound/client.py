@@ -6,6 +6,8 @@ All functions are differentiable in the inputs (and in soft labels), to any orde
 
 from __future__ import annotations
 
+import copy
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import accumulate, pairwise
@@ -13,6 +15,7 @@ from threading import Lock
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
@@ -51,6 +54,7 @@ __all__ = [
     "plain_attention",
     "pure_gradient",
     "pure_simulate",
+    "refuse_changing",
     "refuse_codes",
     "respond",
     "rows",
@@ -174,6 +178,76 @@ class _Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
             whole = not value.is_floating_point() and value.dtype != torch.bool
             self.found += [value] if whole else []
         return value
+
+
+CALLS = 3
+"""How often a model is called to see whether it repeats itself."""
+REPEATS = 1e-4
+"""The relative difference of gradients that rounding on other kernels may explain."""
+
+
+def refuse_changing(task: Task, inputs: Tensor) -> None:
+    """Reject a model that gives other gradients at the same weights and inputs (B, *S).
+
+    Such a model draws random numbers, or changes its own state when it is called. The client's draw
+    or state is not known, so what an attack simulates is not what the client computed.
+
+    Raises:
+        ValueError: the model does this.
+
+    Example:
+        >>> refuse_changing(Task.of(nn.Linear(4, 2)), torch.ones(1, 4))
+    """
+    model = copy.deepcopy(task.model)
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in task.tensors().items():
+        own[name].data = value.detach().clone()
+    first = _slopes(model, inputs)
+    drawn = _random_states(inputs.device)
+    for _ in range(CALLS - 1):
+        again = _slopes(model, inputs)
+        if _random_states(inputs.device) != drawn:
+            raise ValueError(
+                "the model draws random numbers when it is called, as F.dropout(x) does, so its "
+                "gradient differs from call to call and no attack can repeat the client's; draw "
+                "only in training mode (F.dropout(x, training=self.training)), and call model."
+                "eval()"
+            )
+        apart = float((again - first).norm() / first.norm().clamp_min(1e-30))
+        if apart > REPEATS:
+            moved = [
+                name
+                for name, value in model.named_buffers()
+                if name in task.buffers and not torch.equal(value, task.buffers[name])
+            ]
+            where = f" ({', '.join(moved[:5])})" if moved else ""
+            raise ValueError(
+                f"the model changes its own state when it is called{where}: at the same weights "
+                f"and inputs, the gradient of call {CALLS} differs from the first by {apart:.1%}, "
+                "so no attack can repeat the client's; call model.eval(), or keep the state fixed"
+            )
+
+
+def _slopes(model: nn.Module, inputs: Tensor) -> Tensor:
+    """A fixed combination of the outputs, with its gradient: all that a loss would use."""
+    weights = [p.requires_grad_() for p in model.parameters()]
+    with torch.enable_grad(), plain_attention(), as_written():
+        output = _logits(model(inputs))
+        sizes = torch.linspace(-1, 1, output.numel()).to(output).reshape(output.shape)
+        combined = (output * sizes).sum()
+        parts = [output.detach()]
+        if combined.requires_grad:
+            parts += torch.autograd.grad(combined, weights, materialize_grads=True)
+    return torch.cat([part.double().nan_to_num().flatten() for part in parts])
+
+
+def _random_states(device: torch.device) -> list[Any]:
+    """The states of all common generators, to be compared."""
+    numbers = repr(numpy.random.get_state(legacy=False))  # noqa: NPY002 (that of the model)
+    found = [random.getstate(), numbers, torch.get_rng_state().numpy().tobytes()]
+    if device.type == "cuda":
+        found.append(torch.cuda.get_rng_state(device).numpy().tobytes())
+    return found
 
 
 class WrongOutput(ValueError):

@@ -8,11 +8,11 @@ from leakbound import Batch, data, models, simulate
 from leakbound._util.results import Fact
 from leakbound.assess.facts import together, zero_values
 from leakbound.assess.record import EXPOSED, FACTS, UNDECIDED, WORDS
+from leakbound.assess.sentences import of_fact
 from leakbound.assess.verdict import decide, verdict
 from leakbound.attacks import ConstantImage
 from leakbound.attacks.adaptive import SHARE, equal_sizes, not_sgd
 from leakbound.random import normal, stream
-from leakbound.risk.statement import of_fact
 from leakbound.types import Task
 
 BLIND = ConstantImage(0.5)

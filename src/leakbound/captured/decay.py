@@ -26,8 +26,10 @@ LEAST = 6
 """The fewest rows of a matrix, and the fewest rows or columns with a gradient of zero."""
 FITS = 3.0
 """What may remain of a multiple of the weights, in units of the entries' rounding."""
-SURE = 8.0
-"""A multiple counts from this many standard errors on."""
+SURE, CLEAR = 8.0, 4.0
+"""A multiple counts from this many standard errors on, if it changes each weight by more than this
+many times its rounding. Rounding itself may be biased by less.
+"""
 ALIKE = 1e-2
 """The relative difference up to which multiples of two tensors are the same."""
 REFINED = 6
@@ -36,14 +38,18 @@ REFINED = 6
 
 @dataclass(frozen=True)
 class Share:
-    """A multiple of the weights before in an update's tensor, and its standard error."""
+    """A multiple of the weights before in an update's tensor, and its standard error.
+
+    `rounding` is that of an entry, relative to the weights.
+    """
 
     value: float
     error: float
+    rounding: float
 
     @property
     def sure(self) -> bool:
-        return abs(self.value) > SURE * self.error
+        return self.value > max(SURE * self.error, CLEAR * self.rounding)
 
 
 @dataclass(frozen=True)
@@ -203,4 +209,5 @@ def _pooled(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
     rest = change - share * held
     if not float(rest.square().mean().sqrt()) <= FITS * level:
         return None
-    return Share(share, level / math.sqrt(energy))
+    error = level / math.sqrt(energy)
+    return Share(share, error, error * math.sqrt(held.numel()))

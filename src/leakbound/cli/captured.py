@@ -20,6 +20,7 @@ from leakbound import captured, tensors
 from leakbound._util import stops, user_code
 from leakbound._util.formats import format_explained
 from leakbound.assess.record import CERTIFIED, DISCLOSURES, EXPOSURES, Assessment
+from leakbound.assess.sentences import of_fact
 from leakbound.assess.verdict import counted
 from leakbound.audit import plan as plans
 from leakbound.audit.context import module_of
@@ -38,7 +39,7 @@ from leakbound.domains import Domain, TokenDomain
 from leakbound.losses import LOSSES, NamedLoss, named
 from leakbound.random import stream
 from leakbound.registry import spec_of
-from leakbound.risk.statement import of_assessment, of_fact
+from leakbound.risk.statement import of_assessment
 
 _OF_EXPERIMENTS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
 CLASSES = 10

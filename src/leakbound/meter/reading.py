@@ -25,6 +25,7 @@ from leakbound.assess.record import (
     CriterionInfo,
     Verdict,
 )
+from leakbound.assess.sentences import of_fact
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import LinearInversion, infer_labels, label_accuracy
 from leakbound.attacks.base import Attack
@@ -36,7 +37,6 @@ from leakbound.meter.attacks import PlantedLayer
 from leakbound.risk import limits
 from leakbound.risk.limits import ErrorBoundSpec
 from leakbound.risk.released import Released, refuse_side_information
-from leakbound.risk.statement import of_fact
 from leakbound.risk.success import RiskSpec, model_probability, sample_probability
 from leakbound.types import (
     Batch,

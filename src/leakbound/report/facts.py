@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from leakbound._util.results import Fact
 from leakbound.assess.record import Assessment
+from leakbound.assess.sentences import of_fact
 from leakbound.assess.verdict import counted
 from leakbound.report.tables import Names, ReportPart, grouped
 from leakbound.report.template import listing, plural
-from leakbound.risk.statement import of_fact
 
 SHOWN = 40
 """Most items of one fact on a page; the records list more."""

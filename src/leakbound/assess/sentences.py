@@ -1,0 +1,39 @@
+"""What an update reveals, as a sentence: pages and the command line say it alike."""
+
+from __future__ import annotations
+
+from leakbound._util.formats import format_upper
+from leakbound._util.results import Fact
+
+
+def of_fact(fact: Fact, *, shown: int = 8) -> str:
+    """What an update reveals, how sure that is, and under which assumption.
+
+    Example:
+        >>> fact = Fact(
+        ...     kind="levels", subject="city", items=("Bern", "Ulm"), count=2, assumes="it is SGD")
+        >>> of_fact(fact, shown=1)
+        'of the column city 2 levels occur: Bern and 1 more (certain, if it is SGD)'
+    """
+    items = ", ".join(fact.items[:shown])
+    left = fact.count - min(shown, len(fact.items))
+    named = f"{items} and {left:,} more" if left else items
+    count = f"{fact.count:,}"
+    many = fact.count != 1
+    words = {
+        "words": f"{count} words occur: {named}" if many else f"the word {named} occurs",
+        "levels": f"of the column {fact.subject} {count} levels occur: {named}"
+        if many
+        else f"of the column {fact.subject} only the level {named} is seen",
+        "zero values": f"{count} values are 0 in every example"
+        if many
+        else f"the value {named} is 0 in every example",
+        "classes": f"{count} classes occur: {named}" if many else f"the class {named} occurs",
+        "batch statistics": f"mean and variance of {count} channels over the batch: {named}",
+    }[fact.kind]
+    sure = (
+        "certain"
+        if fact.level is None
+        else f"wrong with probability {format_upper(fact.level)} at most"
+    )
+    return f"{words} ({sure}, if {fact.assumes})"
