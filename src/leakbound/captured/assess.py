@@ -125,6 +125,27 @@ def check_truth(truth: Batch, observation: Observation) -> Batch:
     return Batch(truth.inputs.to(device, kind), labels.to(device))
 
 
+def contradicted(truth: Batch, understood: Understood) -> tuple[str, ...]:
+    """Notes on labels of the truth that the update or the given labels contradict."""
+    observation, notes = understood.observation, list[str]()
+    if not named(observation.task.loss).by_class:
+        return ()
+    own = sorted(truth.labels.flatten().tolist())
+    certain = {
+        int(item) for fact in understood.facts if fact.kind == "classes" for item in fact.items
+    }
+    if lost := sorted(certain - set(own)):
+        notes.append(
+            f"the truth has no example of class {', '.join(map(str, lost))}, which occurs by the "
+            "signs of the last layer's bias gradients (for plain cross-entropy, without weight "
+            "decay or noise): is it the batch behind this update?"
+        )
+    given = observation.labels
+    if given is not None and sorted(given.flatten().tolist()) != own:
+        notes.append("the given labels are not those of the truth: check both")
+    return tuple(notes)
+
+
 def explained(understood: Understood, answer: Reconstruction) -> records.Explained | None:
     """The share of the update that the reconstruction explains; None if the attack infers no labels
     for several images. With a mask, only the coordinates that were sent count.

@@ -37,7 +37,7 @@ REFINED = 6
 
 
 @dataclass(frozen=True)
-class Share:
+class DecayShare:
     """A multiple of the weights before in an update's tensor, and its standard error.
 
     `rounding` is that of an entry, relative to the weights.
@@ -100,7 +100,7 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
     Tensors that do not show it are assumed to have that of the others, if these agree.
     """
     parts, held, rounding = (task.unflatten(own) for own in (row, task.parameters, spread))
-    source, shares = stream(0, "captured", "decay"), dict[str, Share]()
+    source, shares = stream(0, "captured", "decay"), dict[str, DecayShare]()
     for name, part in parts.items():
         if part.ndim > 1:
             weight = held[name].flatten(1)
@@ -127,7 +127,7 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
     return Decay(found, assumed)
 
 
-def _common(shares: list[Share]) -> float | None:
+def _common(shares: list[DecayShare]) -> float | None:
     """The one multiple behind several, the surer ones counting more; None if they differ."""
     weights = [1 / share.error**2 for share in shares]
     mean = math.fsum(w * s.value for w, s in zip(weights, shares, strict=True)) / sum(weights)
@@ -137,7 +137,7 @@ def _common(shares: list[Share]) -> float | None:
 
 def _of_matrix(
     change: Tensor, held: Tensor, spread: Tensor, source: torch.Generator
-) -> Share | None:
+) -> DecayShare | None:
     """The multiple of the weights (M, N) in a change; None if it does not show whether there is."""
     if min(change.shape) < LEAST:
         return None
@@ -156,7 +156,7 @@ def _of_matrix(
     return _of_rank(*(t[rows][:, columns].double() for t in (change, held, spread)))
 
 
-def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
+def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
     """The multiple in rows (K, N) whose gradient is zero, so that nothing else is in them."""
     change, held, spread = change.double(), held.double(), spread.double()
     energy = held.square().sum(1)
@@ -168,7 +168,7 @@ def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
     return _pooled(change[plain], held[plain], spread[plain])
 
 
-def _of_rank(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
+def _of_rank(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
     """The multiple by which a change (M, N) has at most half of its rank left."""
     try:
         start = torch.linalg.eigvals(change @ torch.linalg.pinv(held)).real.median()
@@ -186,7 +186,7 @@ def _of_rank(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
 
 def _of_bias(
     change: Tensor, held: Tensor, spread: Tensor, weight: Tensor, rounding: Tensor
-) -> Share | None:
+) -> DecayShare | None:
     """The multiple in a bias (M,), whose gradient lies in the span of the matrix's columns."""
     outer, size, _ = torch.linalg.svd(weight.double(), full_matrices=False)
     noise = float(rounding.double().norm(dim=0).max() + rounding.double().norm(dim=1).max())
@@ -199,7 +199,7 @@ def _of_bias(
     return _pooled(free @ change.double()[:, None], free @ held.double()[:, None], level)
 
 
-def _pooled(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
+def _pooled(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
     """The multiple of one tensor in another, if rounding alone is left; else None."""
     energy = float(held.square().sum())
     if not energy > 0:
@@ -210,4 +210,4 @@ def _pooled(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
     if not float(rest.square().mean().sqrt()) <= FITS * level:
         return None
     error = level / math.sqrt(energy)
-    return Share(share, error, error * math.sqrt(held.numel()))
+    return DecayShare(share, error, error * math.sqrt(held.numel()))

@@ -34,6 +34,7 @@ from leakbound.audit.run_file import machine, versions
 from leakbound.captured.assess import (
     Case,
     check_truth,
+    contradicted,
     header,
     judged,
     public_examples,
@@ -503,6 +504,7 @@ def _case(
     understood = understand(capture, task, known, input_shape=shape, public=public, steps=steps)
     if truth is not None:
         truth = check_truth(truth, understood.observation)
+        notes += contradicted(truth, understood)
     return Case(
         capture,
         understood,
