@@ -94,7 +94,7 @@ def test_the_attack_after_a_capture_runs(tmp_path, monkeypatch, about):
     path = one_update(tmp_path, about)
     kept = {f"leakbound.{key}": str(value) for key, value in about.items()}
     command = captured.next_command(path.parents[1], kept)
-    assert call([*filled(command), "--attack", "linear_inversion"]) == 0
+    assert call([*filled(command), "--attack", "linear_inversion"]) == captured.EXPOSED_CODE
 
 
 CODE = """class Net(nn.Module):

@@ -77,7 +77,7 @@ def test_a_refused_defense_is_known_before_the_start(plan, capsys):
     warned = f"dp_sgd on refusing:normed is not run (2 experiments): {REASON}"
     assert warned in " ".join(shown.err.split())
     summary = " ".join(shown.out.split())
-    assert "4 configurations (model, batch size, defense): 1 not run, 3 undecided" in summary
+    assert "4 configurations (model, batch size, defense): 2 facts exposed, 1 not run, 1 undecided" in summary
     run = folder.read(plan.parent / "run")
     ends = {a.status for a in run.assessments if a.model.name != "mlp" and a.defense.parameters}
     assert ends == {"not_applicable"}
@@ -119,6 +119,8 @@ def test_experiments_that_fail_are_counted_as_failed(plan, monkeypatch, capsys):
 
 
 def test_a_gate_cannot_decide_what_did_not_run(plan):
+    noisy = 'name = "gaussian_noise"\nnoise_std = 1.0'  # without noise, updates reveal facts
+    plan.write_text(PLAN.replace('name = "none"', noisy))
     call("audit", plan, "--out", "run", "--workers", 1)
     gate = plan.parent / "policy.toml"
     gate.write_text('[[audit]]\nfolder = "run"\nexposed = 0\nverdict = "undecided"\n')
