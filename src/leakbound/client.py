@@ -6,7 +6,6 @@ All functions are differentiable in the inputs (and in soft labels), to any orde
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -22,6 +21,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leakbound import check
+from leakbound._util import copies
 from leakbound._util.plain_calls import as_written
 from leakbound.random import Source
 from leakbound.types import (
@@ -102,7 +102,28 @@ def call(
                 said = " ".join(str(error).split())
                 raise NotApplicable(f"the model raised {said!r}: {reason}") from error
         raise
+    except ValueError as error:
+        if _ONE_EXAMPLE not in str(error):
+            raise
+        raise OneExample(
+            "the model has batch norm in training mode, which cannot normalize a single example: "
+            "give at least two (batch_size), or call model.eval()"
+        ) from error
     return _logits(output)
+
+
+class OneExample(NotApplicable, ValueError):
+    """A batch norm in training mode got a single value per channel, as of one example."""
+
+
+def no_gradient(loss: Tensor) -> str:
+    """Why a loss or an output cannot be trained; empty if it can."""
+    if loss.requires_grad:
+        return ""
+    return (
+        "the model's output has no gradient: its forward uses torch.no_grad, or detaches or rounds "
+        "it, or all runs in torch.inference_mode; a client cannot train it so"
+    )
 
 
 _DEPENDS_ON_DATA = "data-dependent control flow"
@@ -113,6 +134,7 @@ CODES = (
     f"as continuous inputs; {_MEND}, or give the part of the model behind the table"
 )
 SEVERAL = f"it takes several inputs, and here inputs are one tensor; {_MEND}"
+_ONE_EXAMPLE = "Expected more than 1 value per channel"
 _NO_INPUT = ("required positional argument", "required keyword-only argument")
 _NO_CODE = (
     "index out of range in self",
@@ -198,7 +220,7 @@ def refuse_changing(task: Task, inputs: Tensor) -> None:
     Example:
         >>> refuse_changing(Task.of(nn.Linear(4, 2)), torch.ones(1, 4))
     """
-    model = copy.deepcopy(task.model)
+    model = copies.duplicate(task.model)
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, value in task.tensors().items():
         own[name].data = value.detach().clone()
@@ -424,11 +446,8 @@ def gradient(
         }
         output = call(task, {**task.buffers, **leaves}, inputs, twice=traced)
         loss = task.loss(output, labels)
-        if not loss.requires_grad:
-            raise ValueError(
-                "the model's output has no gradient: its forward uses torch.no_grad, or detaches "
-                "or rounds it, or all runs in torch.inference_mode; a client cannot train it so"
-            )
+        if wrong := no_gradient(loss):
+            raise ValueError(wrong)
         parts = torch.autograd.grad(
             loss, list(leaves.values()), create_graph=traced, materialize_grads=True
         )

@@ -386,8 +386,14 @@ def check_outputs(context: PlanContext, task: Task, name: str) -> None:
     try:
         if context.domain.dtype.is_floating_point:
             client.refuse_codes(task, context.input_shape)
-        with torch.no_grad():
-            output = client.forward(task, image)
+        with torch.enable_grad():
+            output = client.forward(task, image, task.parameters.detach().requires_grad_())
+        wrong = client.no_gradient(output)
+        output = output.detach()
+        if not wrong and not bool(output.isfinite().all()):
+            wrong = "it returns values that are not finite; check its weights"
+        if wrong:
+            raise client.WrongOutput(wrong)
     except (NotApplicable, client.WrongOutput) as error:
         raise ValueError(f"model {name!r}: {error}") from None
     except Exception as error:

@@ -62,6 +62,7 @@ class Case:
     declared: Chain = field(default_factory=chain)
     public: PublicExamples | None = None
     truth: Batch | None = None
+    people: int = 1
 
 
 def read_truth(given: Batch | Path | str | None, schema: str | None = None) -> Batch | None:
@@ -377,4 +378,4 @@ def limits_of(case: Case) -> Limits:
     )
     spec = ErrorBoundSpec()
     source = stream(case.at, "bounds", spec.kind, seen.examples)
-    return of_release(released, spec, RiskSpec(), source)
+    return of_release(released, spec, RiskSpec(people=case.people), source)

@@ -170,6 +170,7 @@ def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Setti
         domain=domain,
         loss=loss,
         schema=None if schema is None else str(command.schema),
+        people=command.people,
     )
 
 
