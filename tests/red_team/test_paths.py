@@ -258,8 +258,8 @@ def update_of(view, digits, seed, *, training, **options):
     model, random_state = built(view, seed), random.getstate()
     random.seed(seed)
     with torch.no_grad():
-        model.train()(digits.inputs[seed + 1 : seed + 2])  # an earlier example
-    functional.cross_entropy(model.train()(inputs), labels).backward()
+        model.train()(digits.inputs[seed + 1 : seed + 2].clone())  # an earlier example
+    functional.cross_entropy(model.train()(inputs.clone()), labels).backward()
     random.setstate(random_state)
     sent = {key: own.grad.clone() for key, own in model.named_parameters()}
     before = {key: own.detach().clone() for key, own in model.state_dict().items()}
@@ -342,6 +342,10 @@ def normalized_in_place(model, x):
     return x.sub_(torch.as_tensor([0.5]).view(-1, 1, 1)).div_(torch.as_tensor([0.5]).view(-1, 1, 1))
 
 
+def in_the_input_itself(model, x):
+    return x.sub_(0.5).mul_(2)
+
+
 def negative_and_turned(model, x):
     return (1 - x).transpose(2, 3) * 2 + model.stored
 
@@ -349,7 +353,15 @@ def negative_and_turned(model, x):
 CONTROLS = {
     view.__name__: view
     for view in (
-        *(plain, reshaped, by_halves, normalized, normalized_in_place, negative_and_turned),
+        *(
+            plain,
+            reshaped,
+            by_halves,
+            normalized,
+            normalized_in_place,
+            negative_and_turned,
+            in_the_input_itself,
+        ),
     )
 }
 
