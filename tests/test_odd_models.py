@@ -1,6 +1,7 @@
 """Models as people have them: compiled, checkpointed, renormalized, of another type, or none."""
 
 import copy
+import sys
 import threading
 import warnings
 
@@ -12,6 +13,7 @@ from torch.utils import checkpoint as checkpoints
 
 from leakbound import Batch, attack_update, simulate
 from leakbound._util import copies
+from leakbound.cli import main
 from leakbound.client import example_gradients, gradient
 from leakbound.domains import TokenDomain
 from leakbound.types import NotApplicable, Task
@@ -304,3 +306,81 @@ def test_an_update_in_double_precision_is_not_changed():
 def test_batches_hold_tensors_with_one_label_for_each_example(inputs, labels, words):
     with pytest.raises(ValueError, match=words):
         Batch(inputs, labels)
+
+
+CODE = """
+import torch
+from torch import nn
+
+
+def without_values():
+    with torch.device("meta"):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def double():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
+
+
+class Nothing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.last(x.flatten(1)) * float("nan")
+
+
+class Cut(Nothing):
+    def forward(self, x):
+        return self.last(x.flatten(1)).detach()
+
+
+def normalized():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
+
+
+def renormalized():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+    nn.utils.weight_norm(model[1])
+    return model
+"""
+
+
+@pytest.fixture
+def on_digits(tmp_path, monkeypatch, capsys):
+    """The exit code and the words of one experiment with a model of `CODE`."""
+    (tmp_path / "odd_nets.py").write_text(CODE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+
+    def call(model, attack="linear_inversion"):
+        words = f"attack --data digits --error-bound none --model odd_nets:{model}"
+        with pytest.raises(SystemExit) as caught:
+            main([*words.split(), "--attack", attack])
+        said = capsys.readouterr()
+        return caught.value.code, " ".join((said.out + said.err).split())
+
+    yield call
+    sys.modules.pop("odd_nets", None)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("without_values", "1.weight is on the meta device"),
+        ("double", "has weights of torch.float64, and an audit computes in torch.float32; return"),
+        ("Nothing", "it returns values that are not finite; check its weights"),
+        ("Cut", "the model's output has no gradient: its forward uses torch.no_grad, or detaches"),
+        ("normalized", "not applicable: the model has batch norm in training mode, which cannot"),
+    ],
+)
+def test_an_experiment_names_what_a_model_lacks(on_digits, model, words):
+    code, said = on_digits(model)
+    assert code == 2
+    assert words in said
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_experiment_with_weight_norm(on_digits):
+    assert on_digits("renormalized", "inverting_gradients,steps=1")[0] == 0

@@ -6,6 +6,7 @@ All functions are differentiable in the inputs (and in soft labels), to any orde
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import accumulate, pairwise
@@ -13,12 +14,14 @@ from threading import Lock
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leakbound import check
+from leakbound._util import copies
 from leakbound._util.plain_calls import as_written
 from leakbound.random import Source
 from leakbound.types import (
@@ -51,6 +54,7 @@ __all__ = [
     "plain_attention",
     "pure_gradient",
     "pure_simulate",
+    "refuse_changing",
     "refuse_codes",
     "respond",
     "rows",
@@ -98,7 +102,28 @@ def call(
                 said = " ".join(str(error).split())
                 raise NotApplicable(f"the model raised {said!r}: {reason}") from error
         raise
+    except ValueError as error:
+        if _ONE_EXAMPLE not in str(error):
+            raise
+        raise OneExample(
+            "the model has batch norm in training mode, which cannot normalize a single example: "
+            "give at least two (batch_size), or call model.eval()"
+        ) from error
     return _logits(output)
+
+
+class OneExample(NotApplicable, ValueError):
+    """A batch norm in training mode got a single value per channel, as of one example."""
+
+
+def no_gradient(loss: Tensor) -> str:
+    """Why a loss or an output cannot be trained; empty if it can."""
+    if loss.requires_grad:
+        return ""
+    return (
+        "the model's output has no gradient: its forward uses torch.no_grad, or detaches or rounds "
+        "it, or all runs in torch.inference_mode; a client cannot train it so"
+    )
 
 
 _DEPENDS_ON_DATA = "data-dependent control flow"
@@ -109,6 +134,7 @@ CODES = (
     f"as continuous inputs; {_MEND}, or give the part of the model behind the table"
 )
 SEVERAL = f"it takes several inputs, and here inputs are one tensor; {_MEND}"
+_ONE_EXAMPLE = "Expected more than 1 value per channel"
 _NO_INPUT = ("required positional argument", "required keyword-only argument")
 _NO_CODE = (
     "index out of range in self",
@@ -174,6 +200,76 @@ class _Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
             whole = not value.is_floating_point() and value.dtype != torch.bool
             self.found += [value] if whole else []
         return value
+
+
+CALLS = 3
+"""How often a model is called to see whether it repeats itself."""
+REPEATS = 1e-4
+"""The relative difference of gradients that rounding on other kernels may explain."""
+
+
+def refuse_changing(task: Task, inputs: Tensor) -> None:
+    """Reject a model that gives other gradients at the same weights and inputs (B, *S).
+
+    Such a model draws random numbers, or changes its own state when it is called. The client's draw
+    or state is not known, so what an attack simulates is not what the client computed.
+
+    Raises:
+        ValueError: the model does this.
+
+    Example:
+        >>> refuse_changing(Task.of(nn.Linear(4, 2)), torch.ones(1, 4))
+    """
+    model = copies.duplicate(task.model)
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in task.tensors().items():
+        own[name].data = value.detach().clone()
+    first = _slopes(model, inputs)
+    drawn = _random_states(inputs.device)
+    for _ in range(CALLS - 1):
+        again = _slopes(model, inputs)
+        if _random_states(inputs.device) != drawn:
+            raise ValueError(
+                "the model draws random numbers when it is called, as F.dropout(x) does, so its "
+                "gradient differs from call to call and no attack can repeat the client's; draw "
+                "only in training mode (F.dropout(x, training=self.training)), and call model."
+                "eval()"
+            )
+        apart = float((again - first).norm() / first.norm().clamp_min(1e-30))
+        if apart > REPEATS:
+            moved = [
+                name
+                for name, value in model.named_buffers()
+                if name in task.buffers and not torch.equal(value, task.buffers[name])
+            ]
+            where = f" ({', '.join(moved[:5])})" if moved else ""
+            raise ValueError(
+                f"the model changes its own state when it is called{where}: at the same weights "
+                f"and inputs, the gradient of call {CALLS} differs from the first by {apart:.1%}, "
+                "so no attack can repeat the client's; call model.eval(), or keep the state fixed"
+            )
+
+
+def _slopes(model: nn.Module, inputs: Tensor) -> Tensor:
+    """A fixed combination of the outputs, with its gradient: all that a loss would use."""
+    weights = [p.requires_grad_() for p in model.parameters()]
+    with torch.enable_grad(), plain_attention(), as_written():
+        output = _logits(model(inputs))
+        sizes = torch.linspace(-1, 1, output.numel()).to(output).reshape(output.shape)
+        combined = (output * sizes).sum()
+        parts = [output.detach()]
+        if combined.requires_grad:
+            parts += torch.autograd.grad(combined, weights, materialize_grads=True)
+    return torch.cat([part.double().nan_to_num().flatten() for part in parts])
+
+
+def _random_states(device: torch.device) -> list[Any]:
+    """The states of all common generators, to be compared."""
+    numbers = repr(numpy.random.get_state(legacy=False))  # noqa: NPY002 (that of the model)
+    found = [random.getstate(), numbers, torch.get_rng_state().numpy().tobytes()]
+    if device.type == "cuda":
+        found.append(torch.cuda.get_rng_state(device).numpy().tobytes())
+    return found
 
 
 class WrongOutput(ValueError):
@@ -350,11 +446,8 @@ def gradient(
         }
         output = call(task, {**task.buffers, **leaves}, inputs, twice=traced)
         loss = task.loss(output, labels)
-        if not loss.requires_grad:
-            raise ValueError(
-                "the model's output has no gradient: its forward uses torch.no_grad, or detaches "
-                "or rounds it, or all runs in torch.inference_mode; a client cannot train it so"
-            )
+        if wrong := no_gradient(loss):
+            raise ValueError(wrong)
         parts = torch.autograd.grad(
             loss, list(leaves.values()), create_graph=traced, materialize_grads=True
         )

@@ -112,6 +112,13 @@ def test_without_decay_none_is_found(act, count, optimizer):
     assert found(mlp(act), before, after) is None
 
 
+@pytest.mark.parametrize("share", [-1e-2, -9e-7, 1e-7])
+def test_weights_that_grew_or_were_only_rounded_show_no_decay(share):
+    before, _ = trained(mlp())
+    after = {name: value * (1 - share) for name, value in before.items()}
+    assert found(mlp(), before, after) is None
+
+
 def test_groups_without_decay_keep_their_tensors():
     own = mlp()
     before = {k: v.clone() for k, v in own.state_dict().items()}

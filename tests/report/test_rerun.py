@@ -45,6 +45,7 @@ RICH = {
     "risk": {"probability": 0},
 }
 OTHERS = [
+    {"risk": {"people": 3}},
     {"threat": {"labels_known": False, "defense_known": False, "server": "malicious"}},
     {"threat": {"statistics_known": True}, "error_bound": {"kind": "full"}},
     {"metrics": {"lpips_weights": "a folder/it's.safetensors"}},

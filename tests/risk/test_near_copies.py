@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,9 @@ from scipy import stats
 
 from leakbound import data, models, stream
 from leakbound.audit.simulate import simulate
+from leakbound.captured.run import Settings
+from leakbound.cli import main
+from leakbound.meter import Policy
 from leakbound.risk.calibrate import calibrate_setting
 from leakbound.risk.corridor import TrainingSetting, epsilon, success_bound
 from leakbound.risk.deployment import laws_of, parse
@@ -137,3 +141,18 @@ def test_a_deployment_states_a_person():
     assert laws["person"].bound(np.log(1e-3)) == laws["client"].bound(np.log(1e-3))
     with pytest.raises(ValueError, match="no person has more examples"):
         parse({"record": {"people": 4, "examples_per_client": 3}})
+
+
+def test_an_attack_of_the_command_line_takes_people(capsys):
+    given = ["attack", "--attack", "linear_inversion", "--data", "digits", "--batch-size", "4"]
+    given += ["--defense", "dp_sgd,noise_multiplier=2", "--error-bound", "none", "--json"]
+    for people in (1, 3):
+        with pytest.raises(SystemExit):
+            main([*given, "--people", str(people)])
+        (bound, *_) = json.loads(capsys.readouterr().out)["bounds"]
+        said = "one example" if people == 1 else f"up to {people} examples"
+        assert f"each person has {said}" in " ".join(bound["assumptions"])
+    with pytest.raises(ValueError, match="people is 0"):
+        Settings((1, 8, 8), people=0)
+    with pytest.raises(ValueError, match="people is 0"):
+        Policy(people=0)

@@ -372,7 +372,8 @@ def check_outputs(context: PlanContext, task: Task, name: str) -> None:
     """Reject a model, called `name`, that does not fit a plan's data.
 
     Raises:
-        ValueError: it cannot take an example, or has other outputs than the loss needs.
+        ValueError: it cannot take an example, has other outputs than the loss needs, or gives other
+            gradients when it is called again.
     """
     loss, classes = context.loss, context.dataset.classes
     image = context.dataset.inputs[: 2 if task.coupled else 1].to(context.device)
@@ -385,8 +386,14 @@ def check_outputs(context: PlanContext, task: Task, name: str) -> None:
     try:
         if context.domain.dtype.is_floating_point:
             client.refuse_codes(task, context.input_shape)
-        with torch.no_grad():
-            output = client.forward(task, image)
+        with torch.enable_grad():
+            output = client.forward(task, image, task.parameters.detach().requires_grad_())
+        wrong = client.no_gradient(output)
+        output = output.detach()
+        if not wrong and not bool(output.isfinite().all()):
+            wrong = "it returns values that are not finite; check its weights"
+        if wrong:
+            raise client.WrongOutput(wrong)
     except (NotApplicable, client.WrongOutput) as error:
         raise ValueError(f"model {name!r}: {error}") from None
     except Exception as error:
@@ -396,6 +403,10 @@ def check_outputs(context: PlanContext, task: Task, name: str) -> None:
             f"model {name!r} cannot take an input of shape {tuple(image.shape)} "
             f"({one_line(error)}); give another model, or set size and channels of the data"
         ) from None
+    try:
+        client.refuse_changing(task, image)
+    except ValueError as error:
+        raise ValueError(f"model {name!r}: {error}") from None
     shape, wanted = tuple(output.shape), loss.outputs(classes)
     more = loss.name in ("cross_entropy", "dense_cross_entropy")
     width = output.shape[2 if loss.of_inputs else 1] if output.ndim > 1 else 1

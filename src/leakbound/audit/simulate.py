@@ -299,7 +299,9 @@ def typed(
 
 
 def check_outputs(task: Task, batch: Batch) -> None:
-    """Reject a model that cannot take the inputs, or a loss that does not take its outputs."""
+    """Reject a model that cannot take the inputs or does not repeat itself, or a loss that does
+    not take its outputs.
+    """
     inputs = batch.inputs
     try:
         with torch.no_grad():
@@ -308,6 +310,7 @@ def check_outputs(task: Task, batch: Batch) -> None:
         raise
     except Exception as error:
         raise ValueError(client.unfit(task, inputs, error)) from error
+    client.refuse_changing(task, inputs[:2])
     loss = named(task.loss)
     if wrong := loss.misfit(output, len(inputs)):
         raise ValueError(wrong)

@@ -5,7 +5,6 @@ The adapters use what both libraries document, and import neither.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from leakbound._util import copies
 from leakbound.tensors.layout import Named, bare, by_name
 from leakbound.types import Batch, Task
 
@@ -115,7 +115,7 @@ def of_training(train: Callable[[nn.Module, Dataset[Any]], Any], model: nn.Modul
     """
 
     def client(weights: dict[str, Tensor], batch: Batch, seed: int) -> dict[str, Tensor]:
-        own = copy.deepcopy(model)
+        own = copies.duplicate(model)
         own.load_state_dict(weights)
         trained = train(own, TensorDataset(batch.inputs, batch.labels))
         return _change((trained if isinstance(trained, nn.Module) else own).state_dict(), weights)

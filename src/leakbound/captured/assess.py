@@ -62,6 +62,7 @@ class Case:
     declared: Chain = field(default_factory=chain)
     public: PublicExamples | None = None
     truth: Batch | None = None
+    people: int = 1
 
 
 def read_truth(given: Batch | Path | str | None, schema: str | None = None) -> Batch | None:
@@ -122,6 +123,27 @@ def check_truth(truth: Batch, observation: Observation) -> Batch:
     kind = kind if not kind.is_floating_point else task.parameters.dtype
     device = task.parameters.device
     return Batch(truth.inputs.to(device, kind), labels.to(device))
+
+
+def contradicted(truth: Batch, understood: Understood) -> tuple[str, ...]:
+    """Notes on labels of the truth that the update or the given labels contradict."""
+    observation, notes = understood.observation, list[str]()
+    if not named(observation.task.loss).by_class:
+        return ()
+    own = sorted(truth.labels.flatten().tolist())
+    certain = {
+        int(item) for fact in understood.facts if fact.kind == "classes" for item in fact.items
+    }
+    if lost := sorted(certain - set(own)):
+        notes.append(
+            f"the truth has no example of class {', '.join(map(str, lost))}, which occurs by the "
+            "signs of the last layer's bias gradients (for plain cross-entropy, without weight "
+            "decay or noise): is it the batch behind this update?"
+        )
+    given = observation.labels
+    if given is not None and sorted(given.flatten().tolist()) != own:
+        notes.append("the given labels are not those of the truth: check both")
+    return tuple(notes)
 
 
 def explained(understood: Understood, answer: Reconstruction) -> records.Explained | None:
@@ -356,4 +378,4 @@ def limits_of(case: Case) -> Limits:
     )
     spec = ErrorBoundSpec()
     source = stream(case.at, "bounds", spec.kind, seen.examples)
-    return of_release(released, spec, RiskSpec(), source)
+    return of_release(released, spec, RiskSpec(people=case.people), source)

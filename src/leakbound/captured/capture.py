@@ -130,11 +130,12 @@ def none_left(skipped: Sequence[Skipped]) -> ValueError:
 def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> Capture:
     """An update from a file or from memory, with the weights that the client received.
 
-    `update` is a .safetensors or .npz file, tensors by name (including a Flower `ArrayRecord`), or
-    a list of arrays in the order of the model's state dict. `before` is found next to a file that
-    `leakbound capture` wrote; None uses the model's own weights later. `kind` is "gradient" (at the
-    weights before), "delta" (after - before), "weights" (after), or "auto": the kind in the file's
-    metadata, otherwise weights if the update is close to the weights before.
+    `update` is a .safetensors or .npz file, a folder of `save_pretrained`, tensors by name
+    (including a Flower `ArrayRecord`), or a list of arrays in the order of the model's state dict.
+    `before` is found next to a file that `leakbound capture` wrote; None uses the model's own
+    weights later. `kind` is "gradient" (at the weights before), "delta" (after - before),
+    "weights" (after), or "auto": the kind in the file's metadata, otherwise weights if the update
+    is close to the weights before.
 
     Example:
         >>> before = {"w": torch.ones(3)}
@@ -197,7 +198,7 @@ def _place(number: int | str, client: int | str) -> str:
 def _tensors(given: Given, what: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
     if isinstance(given, Path | str):
         path = Path(given)
-        if path.is_dir():
+        if path.is_dir() and tensors.weights_in(path) is None:
             raise ValueError(f"{what} is {str(path)!r}, a folder; give one file of it")
         named, about = tensors.read(path)
         return named, about, path.name

@@ -26,8 +26,10 @@ LEAST = 6
 """The fewest rows of a matrix, and the fewest rows or columns with a gradient of zero."""
 FITS = 3.0
 """What may remain of a multiple of the weights, in units of the entries' rounding."""
-SURE = 8.0
-"""A multiple counts from this many standard errors on."""
+SURE, CLEAR = 8.0, 4.0
+"""A multiple counts from this many standard errors on, if it changes each weight by more than this
+many times its rounding. Rounding itself may be biased by less.
+"""
 ALIKE = 1e-2
 """The relative difference up to which multiples of two tensors are the same."""
 REFINED = 6
@@ -35,15 +37,19 @@ REFINED = 6
 
 
 @dataclass(frozen=True)
-class Share:
-    """A multiple of the weights before in an update's tensor, and its standard error."""
+class DecayShare:
+    """A multiple of the weights before in an update's tensor, and its standard error.
+
+    `rounding` is that of an entry, relative to the weights.
+    """
 
     value: float
     error: float
+    rounding: float
 
     @property
     def sure(self) -> bool:
-        return abs(self.value) > SURE * self.error
+        return self.value > max(SURE * self.error, CLEAR * self.rounding)
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
     Tensors that do not show it are assumed to have that of the others, if these agree.
     """
     parts, held, rounding = (task.unflatten(own) for own in (row, task.parameters, spread))
-    source, shares = stream(0, "captured", "decay"), dict[str, Share]()
+    source, shares = stream(0, "captured", "decay"), dict[str, DecayShare]()
     for name, part in parts.items():
         if part.ndim > 1:
             weight = held[name].flatten(1)
@@ -121,7 +127,7 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
     return Decay(found, assumed)
 
 
-def _common(shares: list[Share]) -> float | None:
+def _common(shares: list[DecayShare]) -> float | None:
     """The one multiple behind several, the surer ones counting more; None if they differ."""
     weights = [1 / share.error**2 for share in shares]
     mean = math.fsum(w * s.value for w, s in zip(weights, shares, strict=True)) / sum(weights)
@@ -131,7 +137,7 @@ def _common(shares: list[Share]) -> float | None:
 
 def _of_matrix(
     change: Tensor, held: Tensor, spread: Tensor, source: torch.Generator
-) -> Share | None:
+) -> DecayShare | None:
     """The multiple of the weights (M, N) in a change; None if it does not show whether there is."""
     if min(change.shape) < LEAST:
         return None
@@ -150,7 +156,7 @@ def _of_matrix(
     return _of_rank(*(t[rows][:, columns].double() for t in (change, held, spread)))
 
 
-def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
+def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
     """The multiple in rows (K, N) whose gradient is zero, so that nothing else is in them."""
     change, held, spread = change.double(), held.double(), spread.double()
     energy = held.square().sum(1)
@@ -162,7 +168,7 @@ def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
     return _pooled(change[plain], held[plain], spread[plain])
 
 
-def _of_rank(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
+def _of_rank(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
     """The multiple by which a change (M, N) has at most half of its rank left."""
     try:
         start = torch.linalg.eigvals(change @ torch.linalg.pinv(held)).real.median()
@@ -180,7 +186,7 @@ def _of_rank(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
 
 def _of_bias(
     change: Tensor, held: Tensor, spread: Tensor, weight: Tensor, rounding: Tensor
-) -> Share | None:
+) -> DecayShare | None:
     """The multiple in a bias (M,), whose gradient lies in the span of the matrix's columns."""
     outer, size, _ = torch.linalg.svd(weight.double(), full_matrices=False)
     noise = float(rounding.double().norm(dim=0).max() + rounding.double().norm(dim=1).max())
@@ -193,7 +199,7 @@ def _of_bias(
     return _pooled(free @ change.double()[:, None], free @ held.double()[:, None], level)
 
 
-def _pooled(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
+def _pooled(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
     """The multiple of one tensor in another, if rounding alone is left; else None."""
     energy = float(held.square().sum())
     if not energy > 0:
@@ -203,4 +209,5 @@ def _pooled(change: Tensor, held: Tensor, spread: Tensor) -> Share | None:
     rest = change - share * held
     if not float(rest.square().mean().sqrt()) <= FITS * level:
         return None
-    return Share(share, level / math.sqrt(energy))
+    error = level / math.sqrt(energy)
+    return DecayShare(share, error, error * math.sqrt(held.numel()))

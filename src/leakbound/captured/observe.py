@@ -583,6 +583,7 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
         raise ValueError(
             f"input_shape is {input_shape}, and {client.unfit(task, image, error)}"
         ) from None
+    client.refuse_changing(task, image)
     own = named(task.loss)
     if wrong := own.misfit(output, len(image)):
         raise ValueError(f"for inputs of shape {shape} {wrong}")

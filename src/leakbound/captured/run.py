@@ -34,6 +34,7 @@ from leakbound.audit.run_file import machine, versions
 from leakbound.captured.assess import (
     Case,
     check_truth,
+    contradicted,
     header,
     judged,
     public_examples,
@@ -248,7 +249,8 @@ class Settings:
     is known to have applied, `public` a data source of the same kind. `domain` says what an input
     is if it is a row of a table; `share` is the share of its columns that counts. `loss` is what
     the client trained on, as in `Task.of`. `schema` is the file of a table's schema, for `public`
-    and the truth. After `seconds`, searches stop and no further attack begins; `search` limits the
+    and the truth. `people` is the largest number of one person's examples in an update, for bounds.
+    After `seconds`, searches stop and no further attack begins; `search` limits the
     time for one update's number of local steps.
     """
 
@@ -266,6 +268,7 @@ class Settings:
     domain: Domain | None = None
     loss: str | Loss = "cross_entropy"
     schema: str | None = None
+    people: int = 1
 
     @property
     def form(self) -> Domain:
@@ -292,7 +295,7 @@ class Settings:
         check.finite_number(input_range=high)
         if not low < high:
             raise ValueError(f"input_range is {given}; give low < high")
-        check.given(check.count, classes=self.classes)
+        check.given(check.count, classes=self.classes, people=self.people)
         if self.domain is not None and not isinstance(self.domain, Domain):
             raise ValueError(
                 f"domain is {str(self.domain)[:60]!r}; give a leakbound.domains.Domain"
@@ -325,6 +328,7 @@ def attack_update(
     truth: Batch | Path | str | None = None,
     psnr: float = 20.0,
     share: float = 0.9,
+    people: int = 1,
     domain: Domain | None = None,
     loss: str | Loss = "cross_entropy",
     seed: int = 0,
@@ -355,6 +359,7 @@ def attack_update(
     settings = Settings(
         *(shape, input_range, classes, specs, defense, public, psnr, seed, seconds, search),
         *(share, domain, loss),
+        people=people,
     )
     return attack_all(
         [loaded],
@@ -499,6 +504,7 @@ def _case(
     understood = understand(capture, task, known, input_shape=shape, public=public, steps=steps)
     if truth is not None:
         truth = check_truth(truth, understood.observation)
+        notes += contradicted(truth, understood)
     return Case(
         capture,
         understood,
@@ -509,6 +515,7 @@ def _case(
         understood.declared,
         context,
         truth,
+        settings.people,
     )
 
 

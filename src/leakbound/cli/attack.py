@@ -101,6 +101,7 @@ def _plan(command: options.AttackOptions, name: str, batch_size: int) -> Plan:
                 "statistics_known": command.statistics_known,
             },
             "error_bound": {"kind": command.error_bound},
+            "risk": {"people": command.people},
             "metrics": {} if path is None else {"lpips_weights": str(path)},
         }
     )

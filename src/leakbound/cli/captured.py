@@ -170,6 +170,7 @@ def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Setti
         domain=domain,
         loss=loss,
         schema=None if schema is None else str(command.schema),
+        people=command.people,
     )
 
 
@@ -235,7 +236,7 @@ def _captures(command: options.AttackOptions, skipped: list[Skipped]) -> list[Ca
             f"update is {str(path)!r}, an adapter that PEFT wrote; give the adapter that the "
             "server sent (--adapter PATH), and the base of both as --model"
         )
-    if path.is_dir():
+    if path.is_dir() and tensors.weights_in(path) is None:
         return captured.load_all(
             path, before, kind=command.kind, round=command.round, skipped=skipped
         )

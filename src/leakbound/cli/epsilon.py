@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import asdict, replace
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 from leakbound import audit as audits
 from leakbound import audit_epsilon as epsilons
 from leakbound import check, registry
+from leakbound._util import copies
 from leakbound._util.user_code import find
 from leakbound.audit.context import check_outputs, module_of
 from leakbound.audit.plan import DataSpec
@@ -40,7 +40,7 @@ def audit_epsilon(command: options.AuditEpsilon) -> int:
     elif command.client == "flower":
         client = epsilons.of_flower(client)
     task = Task.of(
-        copy.deepcopy(model).eval(),
+        copies.duplicate(model).eval(),
         loss=context.loss,
         classes=context.dataset.classes,
         domain=context.domain,
@@ -88,7 +88,7 @@ def _model(command: options.AuditEpsilon, context: audits.PlanContext) -> nn.Mod
         "classes": context.loss.outputs(context.dataset.classes),
         "generator": stream(command.seed, "model", command.model),
     }
-    model = copy.deepcopy(module_of(spec.pop("name"), spec, **given))
+    model = copies.duplicate(module_of(spec.pop("name"), spec, **given))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(command.weight_scale)

@@ -73,7 +73,7 @@ class AttackOptions:
     """
 
     GROUPS: ClassVar = {
-        "Experiment": "attack model data schema loss batch_size defense seed time",
+        "Experiment": "attack model data schema loss batch_size people defense seed time",
         "Attacker": "labels_unknown defense_unknown malicious_server statistics_known",
         "Captured update": "update before adapter kind input_shape input_range vocabulary classes "
         "labels local_steps learning_rate local_batch_size weight_decay steps_search truth public "
@@ -81,9 +81,9 @@ class AttackOptions:
         "Output": "error_bound explain diagnose lpips_weights out no_examples json",
     }
     RARE: ClassVar = (
-        "schema loss time statistics_known adapter kind input_range vocabulary classes labels "
-        "local_steps learning_rate local_batch_size weight_decay steps_search round lpips_weights "
-        "no_examples"
+        "schema loss people time statistics_known adapter kind input_range vocabulary classes "
+        "labels local_steps learning_rate local_batch_size weight_decay steps_search round "
+        "lpips_weights no_examples"
     )
 
     attack: Annotated[tuple[str, ...], Option("NAME")] = ()
@@ -103,6 +103,8 @@ class AttackOptions:
     """The defense; by default none. With --update, by default what `leakbound capture` saw."""
     batch_size: int | None = None
     """Examples per client; by default 1. With --update, inferred where the update shows it."""
+    people: int = 1
+    """Most examples of one person in an update, for bounds."""
     seed: int = 0
     """Seed of weights, batch and noise."""
     labels_unknown: bool = False

@@ -91,6 +91,7 @@ class Policy:
         probability: the largest accepted probability that an attacker reaches it under
             differential privacy; None: no such bound is computed. It holds for examples like the
             task's public ones, at least 64.
+        people: the largest number of one person's examples in an update, for that probability.
         error_bound: whether to estimate the Cramér-Rao bound on the error. It is shown, but decides
             nothing.
         draws: draws of the prior over which the bound's information is averaged.
@@ -114,6 +115,7 @@ class Policy:
     on_undecided: str = "ignore"
     on_refuse: str = "error"
     probability: float | None = 0.001
+    people: int = 1
     error_bound: bool = False
     draws: int = 4
     directions: int = 2
@@ -128,7 +130,7 @@ class Policy:
         check.one_of(REFUSALS, on_refuse=self.on_refuse)
         for kind in self.accepted:
             check.one_of(KINDS, accepted=kind)
-        check.count(draws=self.draws, directions=self.directions)
+        check.count(draws=self.draws, directions=self.directions, people=self.people)
         if self.draws < 2:
             raise ValueError("draws is 1; give at least 2, for a standard error")
         if self.probability is not None and not 0 < self.probability < 1:
@@ -411,7 +413,7 @@ class _Case:
             why = self._why_no_probability()
             if why is not None:
                 raise NotApplicable(why)
-            asked = RiskSpec(policy.probability)
+            asked = RiskSpec(policy.probability, people=policy.people)
             for of in (sample_probability, model_probability)[: 1 + self.domain.distance_is_rmse]:
                 bound = of(released, asked)
                 found += [] if bound is None else [bound]

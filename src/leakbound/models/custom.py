@@ -74,6 +74,10 @@ def load_user_model(path: str, **kwargs: Any) -> nn.Module:
         raise ValueError(
             f"model {path!r} returned a {type(model).__name__}; return a torch.nn.Module"
         )
+    try:
+        copies.refuse(model)
+    except ValueError as error:
+        raise ValueError(f"model {path!r}: {error}") from error
     return model
 
 

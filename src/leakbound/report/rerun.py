@@ -21,7 +21,9 @@ from leakbound.assess.record import Assessment, RunInfo
 ERROR_BOUND = {
     "kind": "trace", "prior": "gaussian", "components": 32, "images": 16, "directions": 4
 }  # fmt: skip
-RISK = {"probability": 0.001, "prior": "mixture", "components": 32, "these": False}
+RISK = {
+    "probability": 0.001, "prior": "mixture", "components": 32, "these": False, "people": 1
+}  # fmt: skip
 DATA = {"size": None, "channels": None, "limit": None, "bits": None, "loss": "cross_entropy"}
 CRITERION = {"psnr": 20.0, "share": 0.9}
 _TABLES = ("data", "threat", "utility", "error_bound", "risk")
@@ -143,7 +145,7 @@ def _rerun(known: Table, name: str) -> Rerun:
         len(known["defense"]) < 2
         and DATA.items() <= known["data"].items()
         and known["error_bound"] | {"kind": "trace"} == ERROR_BOUND
-        and known["risk"] == RISK
+        and known["risk"] | {"people": 1} == RISK
         and known["round"] is None
         and CRITERION.items() <= known.items()
     ):
@@ -170,6 +172,8 @@ def _command(known: Table) -> str:
     words += [flag for flag, given in flags.items() if given]
     kind, weights = known["error_bound"]["kind"], known["lpips_weights"]
     words += [] if kind == "trace" else ["--error-bound", kind]
+    people = known["risk"].get("people", 1)
+    words += [] if people == 1 else ["--people", str(people)]
     return shlex.join([*words, *(["--lpips-weights", weights] if weights else [])])
 
 

@@ -12,6 +12,7 @@ from leakbound.tensors.layout import (
     unnamed,
     weight_spans,
 )
+from leakbound.tensors.shards import weights_in
 
 __all__ = [
     "Named",
@@ -24,5 +25,6 @@ __all__ = [
     "spoiled",
     "unnamed",
     "weight_spans",
+    "weights_in",
     "write",
 ]

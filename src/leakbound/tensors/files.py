@@ -1,4 +1,4 @@
-"""Files of named tensors: .safetensors, and NumPy's .npz. Pickles are refused."""
+"""Files of named tensors: .safetensors, also in shards, and NumPy's .npz. Pickles are refused."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from leakbound._util import files
 from leakbound.tensors.archive import open_archive, read_array
+from leakbound.tensors.shards import INDEX, read_shards, weights_in
 
 MOST_BYTES = 2**33
 """The most memory that one file of tensors may take, unless `read` gets another limit."""
@@ -21,14 +22,14 @@ MOST_BYTES = 2**33
 SEALED = "written_by"
 """The metadata key that marks a file as written by leakbound."""
 _KINDS = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
-_PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".npy", ".joblib"}
 
 
 def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a .safetensors or .npz file by name, and the file's text metadata.
 
-    An .npz has no metadata. The sizes in a header are checked against the file and `most` bytes
-    before memory is allocated.
+    A folder that `save_pretrained` wrote, or its index of shards, gives the tensors of all shards.
+    Only a single .safetensors file has metadata. The sizes in a header are checked against the file
+    and `most` bytes before memory is allocated.
 
     Raises:
         ValueError: the file has another format (for pickles, the error says how to convert them);
@@ -36,18 +37,46 @@ def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict
             are not numbers.
     """
     path = Path(path)
+    if path.is_dir():
+        path = weights_in(path) or path
     files.check_regular(path)
-    if path.suffix in _PICKLES or path.suffix not in (".safetensors", ".npz"):
-        raise ValueError(
-            f"{str(path)!r} is not a .safetensors or .npz file. Pickled files (.pt, .pth, .bin, "
-            ".npy of objects) can run code when opened and are refused: convert with "
-            "safetensors.torch.save_file(state_dict, 'update.safetensors'), or with "
-            "numpy.savez('update.npz', **arrays)"
-        )
-    named, about = _safetensors(path, most) if path.suffix == ".safetensors" else _npz(path, most)
+    about: dict[str, str] = {}
+    if path.name.endswith(INDEX):
+        named = read_shards(path, most, lambda shard, left: _whole(shard, left)[0])
+    else:
+        named, about = _whole(path, most)
     if not named:
         raise ValueError(f"{str(path)!r} holds no tensor; save the weights or the update again")
     return named, about
+
+
+def _whole(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    files.check_regular(path)
+    if path.suffix == ".safetensors":
+        return _safetensors(path, most)
+    if path.suffix == ".npz":
+        return _npz(path, most)
+    raise ValueError(f"{str(path)!r} {_unread(path)}")
+
+
+def _unread(path: Path) -> str:
+    """Why a file of another type is not read, and what to give instead."""
+    if path.suffix == ".gguf":
+        return (
+            "is a GGUF file: its weights are converted for inference, and no training sends them; "
+            "give the .safetensors of the model that was trained"
+        )
+    if path.suffix == ".json" and not path.name.endswith(".bin.index.json"):
+        return (
+            "is a JSON file without tensors; give a .safetensors or .npz file, the folder that "
+            f"save_pretrained wrote, or its index (model{INDEX})"
+        )
+    return (
+        "is not a .safetensors or .npz file. Pickled files (.pt, .pth, .bin, "
+        ".npy of objects) can run code when opened and are refused: convert with "
+        "safetensors.torch.save_file(state_dict, 'update.safetensors'), or with "
+        "numpy.savez('update.npz', **arrays)"
+    )
 
 
 def write(path: Path, named: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks import Attack
+from leakbound.attacks.base import outputs_of
 from leakbound.defenses import (
     Chain,
     Clip,
@@ -120,6 +121,11 @@ def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | Non
         batch: needed with your own task; a cheating attack may hold it. Random pixels are the fair
             choice: an attack with a prior knows something of natural images.
     """
+    require(
+        isinstance(attack, Attack),
+        f"{attack!r} is no attack; give an instance of a class derived from "
+        "leakbound.attacks.Attack",
+    )
     task, batch = given_or_small(task, batch)
     name = repr(attack)
     _check_signature(attack, name)
@@ -130,8 +136,12 @@ def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | Non
     try:
         answer = attack(observation, stream(0, "contract", "attack"))
     except NotApplicable as none:
-        require(bool(str(none.reason).strip()), f"{name} is not applicable without a reason")
+        _check_reason(none, name)
         return
+    except Exception as error:
+        raise ContractError(
+            f"{name} raises {type(error).__name__}: {error}; answer, or raise NotApplicable(reason)"
+        ) from error
     unchanged.check(name)
     _check_answer(answer, observation, name)
     _check_pure(attack, observation, batch, name)
@@ -206,7 +216,7 @@ def _check_knowledge(
     try:
         answer = attack(observation, stream(0, "contract", "defended"))
     except NotApplicable as none:
-        require(bool(str(none.reason).strip()), f"{name} is not applicable without a reason")
+        _check_reason(none, name)
         return
     except Exception as error:
         raise ContractError(
@@ -260,8 +270,14 @@ def _unchanged(observation: Observation, batch: Batch) -> Unchanged:
     return Unchanged(observation.task, batch, update.rows, update.mask, observation.labels)
 
 
+def _check_reason(none: NotApplicable, name: str) -> None:
+    given = isinstance(none.reason, str) and bool(none.reason.strip())
+    require(given, f"{name} is not applicable without a reason")
+
+
 def _check_answer(answer: Reconstruction, observation: Observation, name: str) -> None:
     require(isinstance(answer, Reconstruction), f"{name} returns no Reconstruction")
+    _check_types(answer, observation, name)
     shape = observation.batch_shape
     found = tuple(answer.inputs.shape)
     require(found == shape, f"{name} returns inputs of shape {found}; the observation asks {shape}")
@@ -271,8 +287,35 @@ def _check_answer(answer: Reconstruction, observation: Observation, name: str) -
     require(inside, f"{name} returns inputs outside the input range {low, high}")
     require(not answer.inputs.requires_grad, f"{name} returns inputs that still require gradients")
     labels = answer.labels
-    fits = labels is None or tuple(labels.shape) == shape[:1]
+    if labels is None:
+        return
+    fits = labels.ndim > 0 and len(labels) == shape[0]
     require(fits, f"{name} returns labels that are not one for each input")
+    classes = outputs_of(observation)
+    if classes is not None and labels.ndim == 1:
+        whole = not labels.is_floating_point() and labels.dtype != torch.bool
+        require(whole, f"{name} returns labels of type {labels.dtype}; they must be class numbers")
+        known = bool(((labels >= 0) & (labels < classes)).all())
+        require(known, f"{name} returns labels outside 0 to {classes - 1}")
+
+
+def _check_types(answer: Reconstruction, observation: Observation, name: str) -> None:
+    inputs, domain = answer.inputs, observation.task.domain
+    require(
+        isinstance(inputs, Tensor) and inputs.layout == torch.strided and not inputs.is_meta,
+        f"{name} returns inputs that are no dense tensor",
+    )
+    codes = domain is not None and not domain.dtype.is_floating_point
+    real = not inputs.is_complex() and inputs.is_floating_point() != codes
+    wanted = "whole numbers" if codes else "floats"
+    require(real, f"{name} returns inputs of type {inputs.dtype}; they must be {wanted}")
+    labels = answer.labels
+    require(
+        labels is None or isinstance(labels, Tensor), f"{name} returns labels that are no tensor"
+    )
+    require(isinstance(answer.objective, float), f"{name} returns an objective that is no float")
+    said = answer.problem is None or isinstance(answer.problem, str)
+    require(said, f"{name} returns a problem that is no sentence")
 
 
 def _check_pure(attack: Attack, observation: Observation, batch: Batch, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leakbound.client import forward
+from leakbound.client import forward, unfit
 from leakbound.losses import named
 from leakbound.models import mlp
 from leakbound.random import stream, uniform
@@ -48,7 +48,21 @@ def given_or_small(task: Task | None, batch: Batch | None) -> tuple[Task, Batch]
     if task is not None and batch is None:
         raise ValueError("batch is None; give a batch that fits your task")
     task = task or small_task()
-    return task, batch or small_batch(task)
+    if not isinstance(task, Task):
+        raise ValueError(f"task is a {type(task).__name__}; give a leakbound.Task")
+    if batch is None:
+        return task, small_batch(task)
+    if not isinstance(batch, Batch):
+        raise ValueError(f"batch is a {type(batch).__name__}; give leakbound.Batch(inputs, labels)")
+    inputs = batch.inputs
+    if inputs.is_floating_point():
+        batch = Batch(inputs.to(task.parameters), batch.labels)
+    try:
+        with torch.no_grad():
+            forward(task, batch.inputs)
+    except Exception as error:
+        raise ValueError(f"batch does not fit the task: {unfit(task, inputs, error)}") from error
+    return task, batch
 
 
 def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batch:

@@ -59,6 +59,11 @@ def check_defense(
         task: what the clients train; by default a small perceptron on 6x6 images.
         batch: one client's data; needed with your own task.
     """
+    require(
+        isinstance(defense, Defense),
+        f"{defense!r} is no defense; give an instance of a class derived from "
+        "leakbound.defenses.Defense",
+    )
     task, batch = given_or_small(task, batch)
     for link in defense.links if isinstance(defense, Chain) else (defense,):
         check_settings(link, repr(link))
@@ -242,7 +247,7 @@ def _check_releases(whole: Chain, task: Task, batch: Batch) -> None:
     center = None
     if not first.law.private:
         inputs = batch.inputs.repeat(whole.cohort_size, *[1] * (batch.inputs.ndim - 1))
-        labels = batch.labels.repeat(whole.cohort_size)
+        labels = torch.cat([batch.labels] * whole.cohort_size)
         cohort = (batch.size,) * whole.cohort_size
         center = simulate(inferred, inputs, labels, cohort=cohort, defense=whole).detach()
         if isinstance(first.law, Exact) and first.mask is None:
