@@ -342,10 +342,6 @@ def normalized_in_place(model, x):
     return x.sub_(torch.as_tensor([0.5]).view(-1, 1, 1)).div_(torch.as_tensor([0.5]).view(-1, 1, 1))
 
 
-def in_the_input_itself(model, x):
-    return x.sub_(0.5).mul_(2)
-
-
 def negative_and_turned(model, x):
     return (1 - x).transpose(2, 3) * 2 + model.stored
 
@@ -360,7 +356,6 @@ CONTROLS = {
             normalized,
             normalized_in_place,
             negative_and_turned,
-            in_the_input_itself,
         ),
     )
 }

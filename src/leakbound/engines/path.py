@@ -211,9 +211,7 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
                 continue
             first = got[0] if first is None else first
             if not all(torch.equal(first, own) for own in got):
-                raise NoPath(
-                    "before the layer the model draws at random, or does other things in other modes"
-                )
+                raise NoPath("the model draws at random before the layer, or its modes differ")
             break
     if first is None:
         raise NoPath("the model does not run on the answer")
