@@ -180,7 +180,9 @@ def _path_to(task: Task, shape: tuple[int, ...], name: str) -> Path:
     for other in found[1:]:
         same = torch.equal(first.index, other.index) and torch.equal(first.scale, other.scale)
         if not same or not torch.equal(first.shift, other.shift):
-            raise NoPath("the model changes the input before the layer, and not always alike")
+            raise NoPath(
+                "the model changes the input before the layer, and not always in the same way"
+            )
     return first
 
 
