@@ -251,7 +251,7 @@ def refuse_changing(task: Task, inputs: Tensor) -> None:
 
 
 def _slopes(model: nn.Module, inputs: Tensor) -> Tensor:
-    """A fixed combination of the outputs, with its gradient: all that a loss would use."""
+    """A fixed weighted sum of the outputs, with its gradient: all that a loss would use."""
     weights = [p.requires_grad_() for p in model.parameters()]
     with torch.enable_grad(), plain_attention(), as_written():
         output = _logits(model(inputs))

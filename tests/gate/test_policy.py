@@ -67,7 +67,7 @@ WRONG = [
     ("[[deployment]]\nepsilon = 1.0", "line 1: .*missing required field `file`"),
     ("[[deployment]]\nfile = 'a'\nepsilon = nan", "line 3: epsilon"),
     ("[[deployment]]\nfile = 'a'\nsuccess = 2.0", "line 3: success: Expected `float` <= 1"),
-    ("[[deployment]]\nfile = 'a'\nunit = ['person']", "line 3: unit"),
+    ("[[deployment]]\nfile = 'a'\nunit = ['patient']", "line 3: unit"),
     ("[[client]]\nrepeats = 7", "line 2: repeats: Expected `int`"),
     ("[[audit]\n", "is not valid TOML"),
     ("[[audit]]\nexposed = 0", "line 1: .*names no audit; give folder or plan"),

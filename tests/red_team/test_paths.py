@@ -258,8 +258,8 @@ def update_of(view, digits, seed, *, training, **options):
     model, random_state = built(view, seed), random.getstate()
     random.seed(seed)
     with torch.no_grad():
-        model.train()(digits.inputs[seed + 1 : seed + 2])  # an earlier example
-    functional.cross_entropy(model.train()(inputs), labels).backward()
+        model.train()(digits.inputs[seed + 1 : seed + 2].clone())  # an earlier example
+    functional.cross_entropy(model.train()(inputs.clone()), labels).backward()
     random.setstate(random_state)
     sent = {key: own.grad.clone() for key, own in model.named_parameters()}
     before = {key: own.detach().clone() for key, own in model.state_dict().items()}
@@ -281,7 +281,12 @@ def certificates(view, digits, seeds):
     """
     all_, wrong, layers = 0, 0, 0
     for seed in seeds:
-        record, error = attacked(view, digits, seed, training=bool(seed % 2))
+        try:
+            record, error = attacked(view, digits, seed, training=bool(seed % 2))
+        except ValueError as refused:
+            if "no attack can repeat the client's" in str(refused):
+                continue  # it gives two gradients
+            raise
         all_ += record.certificate is not None
         wrong += record.certificate is not None and error > RIGHT
         layers += record.layer_input is not None
@@ -349,7 +354,14 @@ def negative_and_turned(model, x):
 CONTROLS = {
     view.__name__: view
     for view in (
-        *(plain, reshaped, by_halves, normalized, normalized_in_place, negative_and_turned),
+        *(
+            plain,
+            reshaped,
+            by_halves,
+            normalized,
+            normalized_in_place,
+            negative_and_turned,
+        ),
     )
 }
 
@@ -511,5 +523,5 @@ def test_exact_answers_name_a_path_that_changes_the_example(build, attack):
 
 def test_what_a_model_keeps_of_the_call_before_ends_the_path():
     task = Task.of(built(cut_mixed_with_the_last, 0).eval())
-    with pytest.raises(NoPath, match=r"not always alike|computes"):
+    with pytest.raises(NoPath, match=r"not always in the same way|computes"):
         path_to(task, SHAPE, "first")

@@ -31,7 +31,7 @@ STRATA, DISTINCT = 3, 20
 of as many as leave twice FEWEST examples in each.
 """
 CLOSER = 10.0
-"""How many times less error than any guess a match has that needs no test: 10 dB."""
+"""How many times less error than any fixed guess a match has that needs no test: 10 dB."""
 Score = tuple[float, float, float]
 
 
@@ -159,12 +159,12 @@ def _subsets(members: Tensor, count: int, block: int, source: torch.Generator) -
 def unlike_any_guess(
     domain: Domain, distances: Tensor, guessed: Tensor, inputs: Tensor, public: Tensor | None
 ) -> Tensor:
-    """(B,) whether a match is far closer than any guess is to any example.
+    """(B,) whether a match is far closer than any fixed guess is to any example.
 
     It replaces the test where there are too few decoys. No guess without the update, for any of the
     examples `inputs` (victims and decoys), may come nearer than CLOSER times the match's error.
-    Guesses are the prior-only baselines, whose distances are `guessed`, the public examples and
-    flat examples.
+    Such candidates are the prior-only baselines, whose distances are `guessed`, the public
+    examples and flat examples.
 
     Args:
         domain: the form of an example.

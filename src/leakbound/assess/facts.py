@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 
@@ -57,7 +58,7 @@ def zero_values(observation: Observation) -> Fact | None:
         return None
     places = zero.nonzero()[:LISTED, 0].tolist()
     shape = observation.input_shape
-    indices = [torch.unravel_index(torch.tensor(place), shape) for place in places]
+    indices = [np.unravel_index(place, shape) for place in places]  # PyTorch's imports sympy
     items = tuple(", ".join(str(int(part)) for part in index) for index in indices)
     return Fact(kind="zero values", items=items, count=count, assumes=ZEROS)
 

@@ -101,7 +101,7 @@ def measure(
 def _unlike_any_guess(
     domain: Domain, paired: Paired, baseline: Tensor, public: Batch | None, decoys: Batch | None
 ) -> list[bool]:
-    """For each example, whether its match is closer than a guess comes to any example."""
+    """For each example, whether its match is closer than a fixed guess comes to any example."""
     inputs = paired.truth.inputs
     distances = domain.distance(inputs, paired.inputs)
     guessed = domain.distance(inputs, baseline)

@@ -1,4 +1,4 @@
-"""What an update reveals, as a sentence: pages and the command line say it alike."""
+"""What an update reveals, as a sentence: pages and the command line say the same."""
 
 from __future__ import annotations
 

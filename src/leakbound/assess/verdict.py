@@ -178,8 +178,8 @@ def of_configuration(records: Iterable[Assessment]) -> Verdict:
     """The verdict on all experiments of one configuration.
 
     Some of many experiments match by chance. So without a certificate, or a match that is far
-    closer than any guess, they are exposed only if all permutation tests together exclude chance
-    (`by_chance`), at the level of each.
+    closer than any fixed guess, they are exposed only if all permutation tests together exclude
+    chance (`by_chance`), at the level of each.
     """
     own = list(records)
     if own and not any(one.status == "ok" for one in own):

@@ -144,7 +144,7 @@ class Attainable:
                 count_least(count, n, confidence=1 - tail / len(errors)) for count in counts
             )
             by_book = float((limits * named).max())
-            # Several guesses are distinct random codewords; of few codewords, all of them.
+            # Several fixed guesses are distinct random codewords; of few codewords, all of them.
             guess = max(fixed, float((limits * np.minimum(1, self.guesses / sizes)).max()))
             rows.append((by_book, max(lines), guess))
         # Success rises with eta: a limit at a smaller eta holds at a larger one.

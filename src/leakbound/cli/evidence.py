@@ -196,7 +196,7 @@ def _training(path: Path | None, run: Run, delta: float) -> DeclaredTraining | N
 def _why_not(rows: Sequence[Row], accepted: float | None, mistakes: Sequence[Mistake]) -> str:
     """What keeps a declared training from being enough; empty if nothing does."""
     if accepted is None or not rows:
-        return "the run has no bound that counts public examples, so no guess is bounded"
+        return "the run has no bound that counts public examples, so no fixed guess is bounded"
     if mistakes:
         return f"its file has a mistake ({mistakes[0].name})"
     worst = max(rows, key=lambda row: row.rises[-1][1])

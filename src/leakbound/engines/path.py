@@ -53,12 +53,12 @@ _QUOTIENT = {_ATEN.div.Tensor, _ATEN.div.Scalar, _ATEN.div_.Tensor, _ATEN.div_.S
 """Operations that are affine in one argument if the others are constant; the latter in the first.
 """
 _FORWARDS = (nn.Linear.forward, nn.Conv2d.forward, nn.Embedding.forward)
+"""What layers may compute: subclasses often change their input themselves."""
 _DEPENDS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _READS = {"numpy", "tolist", "data_ptr", "storage", "untyped_storage"} | {
     f"__{name}__" for name in ("array", "dlpack", "deepcopy", "reduce_ex")
 }
 """By which the model's code learns values: tags of operations, and methods that are none."""
-
 
 LAYER = "the input of the first layer was recovered; it may differ from the client's example"
 """What is said where a layer's input is known, and the path from the example to it is not."""
@@ -180,7 +180,9 @@ def _path_to(task: Task, shape: tuple[int, ...], name: str) -> Path:
     for other in found[1:]:
         same = torch.equal(first.index, other.index) and torch.equal(first.scale, other.scale)
         if not same or not torch.equal(first.shift, other.shift):
-            raise NoPath("the model changes the input before the layer, and not always alike")
+            raise NoPath(
+                "the model changes the input before the layer, and not always in the same way"
+            )
     return first
 
 
@@ -201,7 +203,7 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
             try:
                 for draw in range(DRAWS):
                     with _watched(model, name) as seen, _generators(task, draw):
-                        _run(task, model, tensors, given)
+                        _run(task, model, tensors, given.clone())  # some write to their input
                     if len(seen) != 1:
                         raise NoPath("the model does not call the layer once")
                     got.append(seen[0].flatten(1)[:1])
@@ -211,7 +213,7 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
                 continue
             first = got[0] if first is None else first
             if not all(torch.equal(first, own) for own in got):
-                raise NoPath("the model draws at random, or its mode counts, before the layer")
+                raise NoPath("the model draws at random before the layer, or its modes differ")
             break
     if first is None:
         raise NoPath("the model does not run on the answer")
