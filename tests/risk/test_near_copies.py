@@ -18,6 +18,7 @@ from leakbound.meter import Policy
 from leakbound.risk.calibrate import calibrate_setting
 from leakbound.risk.corridor import TrainingSetting, epsilon, success_bound
 from leakbound.risk.deployment import laws_of, parse
+from leakbound.risk.near_copies import crowding_of
 from leakbound.types import Batch
 
 SHAPE = (1, 28, 28)
@@ -156,3 +157,23 @@ def test_an_attack_of_the_command_line_takes_people(capsys):
         Settings((1, 8, 8), people=0)
     with pytest.raises(ValueError, match="people is 0"):
         Policy(people=0)
+
+
+def test_a_batch_that_is_alike_is_no_sample_of_the_public_law(digits):
+    labels, public = digits.labels[:8], Batch(digits.inputs[8:], digits.labels[8:])
+    doubts = []
+    for inputs in (digits.inputs[:8], near(digits.inputs, range(8))):
+        found = bounds_of(Batch(inputs, labels), public, "dp_sgd,noise_multiplier=50")["sample"]
+        said = " ".join(found.assumptions)
+        doubts.append("more examples of the update match each other" in said)
+    assert doubts == [False, True]
+    assert not found.excludes_threshold
+
+
+@pytest.mark.parametrize("alike", [0.02, 0.4])
+def test_the_count_of_alike_examples_has_its_level_and_power(alike):
+    """Examples of which a share is one template: at most 1 % are doubted if the limit holds."""
+    draw, doubted, trials = np.random.default_rng(3), 0, 400
+    for _ in range(trials):
+        doubted += crowding_of(max(1, draw.binomial(16, alike)), 16, 0.02) < 0.01
+    assert doubted / trials <= 0.01 if alike == 0.02 else doubted / trials > 0.7

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from scipy import stats
+
 from leakbound.risk import kappa
 from leakbound.risk.released import Released
 
@@ -19,8 +21,33 @@ def count(released: Released, people: int = 1) -> int:
     return max(min(people, released.examples), _near(released))
 
 
+def crowding(released: Released, limit: float) -> float:
+    """The p-value of so many examples of the batch that one of them matches, if the examples are
+    independent and no candidate matches more than a share `limit` of all examples.
+
+    A small value shows that the private examples are not like the public ones behind the limit. Any
+    example of the batch may be the one, so its binomial tail counts once for each.
+    """
+    return crowding_of(_largest(released, matched=True), released.examples, limit)
+
+
+def crowding_of(alike: int, count: int, limit: float) -> float:
+    """That p-value for `alike` of `count` examples, the matching one included.
+
+    Example:
+        >>> crowding_of(1, 8, 0.01), round(crowding_of(3, 8, 0.01), 4)
+        (1.0, 0.0162)
+    """
+    return min(1.0, count * float(stats.binom.sf(alike - 2, count - 1, limit)))
+
+
 def _near(released: Released) -> int:
     """The most examples of the batch that are near one of them, itself included."""
+    return _largest(released, matched=False)
+
+
+def _largest(released: Released, *, matched: bool) -> int:
+    """The most examples of the batch that one of them matches, or is near to; itself included."""
     batch = released.batch
     if batch is None or not released.truth_known or released.examples < 2:
         return 1
@@ -30,12 +57,13 @@ def _near(released: Released) -> int:
     def make() -> int:
         distance = kappa.distance_of(criterion.domain)
         rows = distance.coded(batch.inputs.detach().flatten(1).double().cpu().numpy())
+        radius = eta if matched else distance.reach(eta)
         most = 1
         for block in distance.among(rows):
-            most = max(most, int((block <= distance.reach(eta)).sum(1).max()))
+            most = max(most, int((block <= radius).sum(1).max()))
         return most
 
-    return released.cached("near copies", (eta, criterion.domain), make)
+    return released.cached("near copies", (eta, criterion.domain, matched), make)
 
 
 def words(released: Released, people: int = 1) -> tuple[str, ...]:

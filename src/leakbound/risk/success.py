@@ -35,6 +35,10 @@ OF_SOURCES = (
     "examples: a random one of a random source (a person, a photograph), so a source with many "
     "examples counts once"
 )
+ONE_SET = (
+    "the test of private against public examples compares parts of one data set: it sees no "
+    "difference of another site"
+)
 LEAST = 1e-300
 """Smaller probabilities are given as this value."""
 DOUBT = 0.01
@@ -85,6 +89,25 @@ def doubted(released: Released) -> bool:
     return released.same_law is not None and released.same_law < DOUBT
 
 
+def _doubts(released: Released, limit: float) -> list[str]:
+    """Why the public examples, of which no candidate matches more than `limit`, do not cover these.
+
+    One test compares the samples by nearest neighbors; the other counts how many examples of the
+    update one of them matches.
+    """
+    found = []
+    if doubted(released):
+        p_value = released.same_law
+        found.append(f"{DOUBTED} private examples drawn unlike public ones (p = {p_value})")
+    p_value = near_copies.crowding(released, limit)
+    if p_value < DOUBT:
+        found.append(
+            f"{DOUBTED} that more examples of the update match each other than if they were "
+            f"independent and like the public ones (p = {p_value:.2g})"
+        )
+    return found
+
+
 def known_sample(released: Released) -> counting.PublicSample:
     """The public examples as a sample, made once; labels count if they are known."""
     public, origins = released.public, released.origins
@@ -127,9 +150,8 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
         ("sample bound", *sample_key(released), noise, eta),
         lambda: tuple(float(v[0]) for v in sample.success_bound(noise, eta)),
     )
-    unlike = doubted(released)
     limit, least = math.exp(known), sample.needed(accepted, parts=2)
-    doubts = [f"{DOUBTED} private examples drawn unlike public ones (p = {released.same_law})"]
+    doubts = _doubts(released, limit)
     few = [f"a probability of {accepted:g} needs {least} public examples or more"]
     alone = len(sample.alone(eta))
     return _stated(
@@ -137,7 +159,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
         spec,
         edge,
         scope,
-        holds=not unlike,
+        holds=not doubts,
         name=name,
         prior=sample.name,
         basis="sample",
@@ -152,7 +174,8 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             "examples: private ones are drawn independently and like the public ones; each for "
             "itself",
             *(() if released.origins is None else (OF_SOURCES,)),
-            *(doubts if unlike else ()),
+            *doubts,
+            *(() if released.same_law is None else (ONE_SET,)),
             *(few if sample.n < least else ()),
             f"it does not say: {scope.not_said}",
             rare(alone, sample.n),
