@@ -8,7 +8,7 @@ from leakbound import Batch, data, models, simulate
 from leakbound._util.results import Fact
 from leakbound.assess.facts import together, zero_values
 from leakbound.assess.record import EXPOSED, FACTS, UNDECIDED, WORDS
-from leakbound.assess.sentences import of_fact
+from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import decide, verdict
 from leakbound.attacks import ConstantImage
 from leakbound.attacks.adaptive import SHARE, equal_sizes, not_sgd
@@ -166,3 +166,17 @@ def test_sentences():
     )
     many = fact(kind="zero values", count=1200, items=("0, 0, 0",))
     assert of_fact(many) == "1,200 values are 0 in every example (certain, if b)"
+
+
+def test_pages_and_terminals_list_what_matters_most_first():
+    """Attacks found facts in another order: classes by the first, levels by the second."""
+    found = [
+        Fact(kind="classes", items=("0",), count=1, assumes="it is SGD"),
+        Fact(kind="levels", subject="city", items=("Bern",), count=1, assumes="it is SGD"),
+        Fact(kind="classes", subject="hiv", items=("1",), count=1, assumes="", sensitive=True),
+    ]
+    assert [(fact.kind, fact.subject) for fact in ordered(found)] == [
+        ("classes", "hiv"),
+        ("levels", "city"),
+        ("classes", ""),
+    ]

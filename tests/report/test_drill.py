@@ -74,7 +74,7 @@ def test_it_shows_the_image_and_every_guess(show, run):
         assert a.attack.hash in dialog.locator(".facts-list").inner_text()
     rows = dialog.locator("tbody tr")
     assert rows.count() == 3
-    assert "objective went from 1.02 to 0.000300" in dialog.inner_text()
+    assert "objective went from 1.02 to 0.0003" in dialog.inner_text()
 
 
 def test_the_keyboard_alone_is_enough(show, run):

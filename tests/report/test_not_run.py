@@ -83,6 +83,7 @@ def test_a_refused_defense_is_known_before_the_start(plan, capsys):
     assert ends == {"not_applicable"}
     page = (plan.parent / "run" / "report.html").read_text()
     assert "1 configuration was not run." in page
+    assert "3 of 3 are not protected (2 facts exposed and 1 undecided)" in page
     assert 'class="badge not-run"' in page
 
 

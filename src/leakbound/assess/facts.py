@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from leakbound._util.results import LISTED, Fact, FactKind
+from leakbound._util.results import LISTED, Fact
+from leakbound.assess.sentences import ordered
 from leakbound.attacks.analytic import first_layer
 from leakbound.domains import Domain
 from leakbound.engines.path import NoPath, path_to
 from leakbound.types import Batch, Exact, NotApplicable, Observation, Reconstruction
 
-ORDER: tuple[FactKind, ...] = ("words", "levels", "zero values", "classes", "batch statistics")
-"""The kinds of facts, those that say most about a person first."""
 ZEROS = "every example changes the first layer, and the client withholds no entries"
 
 
@@ -79,7 +78,7 @@ def facts_of(
 def together(
     facts: Iterable[Fact], domain: Domain | None = None, public: Batch | None = None
 ) -> tuple[Fact, ...]:
-    """Each fact once, those that matter most first: sensitive ones, then in the order of `ORDER`.
+    """Each fact once, those that matter most first.
 
     Items that are rarest in public examples come first in their fact.
     """
@@ -92,8 +91,4 @@ def together(
         items = sorted(fact.items, key=lambda item: often.get((fact.subject, item), 0.0))
         return replace(fact, items=tuple(items))
 
-    rank = {kind: place for place, kind in enumerate(ORDER)}
-    ordered = sorted(
-        once.values(), key=lambda fact: (not fact.sensitive, rank[fact.kind], fact.subject)
-    )
-    return tuple(ranked(fact) for fact in ordered)
+    return tuple(ranked(fact) for fact in ordered(once.values()))

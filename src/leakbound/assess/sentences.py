@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from leakbound._util.formats import format_upper
-from leakbound._util.results import Fact
+from leakbound._util.results import Fact, FactKind
+
+ORDER: tuple[FactKind, ...] = ("words", "levels", "zero values", "classes", "batch statistics")
+"""The kinds of facts, those that say most about a person first."""
 
 
 def of_fact(fact: Fact, *, shown: int = 8) -> str:
@@ -37,3 +42,9 @@ def of_fact(fact: Fact, *, shown: int = 8) -> str:
         else f"wrong with probability {format_upper(fact.level)} at most"
     )
     return f"{words} ({sure}, if {fact.assumes})"
+
+
+def ordered(facts: Iterable[Fact]) -> list[Fact]:
+    """Those that matter most first: sensitive ones, then in the order of `ORDER`."""
+    rank = {kind: place for place, kind in enumerate(ORDER)}
+    return sorted(facts, key=lambda fact: (not fact.sensitive, rank[fact.kind], fact.subject))

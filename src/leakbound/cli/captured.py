@@ -20,7 +20,7 @@ from leakbound import captured, tensors
 from leakbound._util import stops, user_code
 from leakbound._util.formats import format_explained
 from leakbound.assess.record import CERTIFIED, DISCLOSURES, EXPOSURES, Assessment
-from leakbound.assess.sentences import of_fact
+from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
 from leakbound.audit import plan as plans
 from leakbound.audit.context import module_of
@@ -422,7 +422,7 @@ def show_facts(records: Sequence[Assessment]) -> None:
     if not facts:
         return
     console.print("[bold]The update reveals, whatever the reconstructions are:[/bold]")
-    for fact in sorted(facts.values(), key=lambda own: not own.sensitive):
+    for fact in ordered(facts.values()):
         mark = " (sensitive)" if fact.sensitive else ""
         console.say(f"  - {brief(of_fact(fact))}{mark}")
 

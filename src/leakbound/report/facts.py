@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from leakbound._util.results import Fact
 from leakbound.assess.record import Assessment
-from leakbound.assess.sentences import of_fact
+from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
 from leakbound.report.tables import Names, ReportPart, grouped
 from leakbound.report.template import listing, plural
@@ -39,7 +39,7 @@ def revealed(assessments: Iterable[Assessment], names: Names) -> list[RevealedFa
     for label, own in found.items():
         first = [a for a in own if a.seed == own[0].seed]
         facts = {(fact.kind, fact.subject): fact for a in first for fact in counted(a.facts)}
-        said = tuple(of_fact(fact, shown=SHOWN) for fact in _ordered(facts.values()))
+        said = tuple(of_fact(fact, shown=SHOWN) for fact in ordered(facts.values()))
         lines.append(RevealedFacts(label, said))
     return lines
 
@@ -51,7 +51,7 @@ def summary(assessments: Iterable[Assessment]) -> str:
         return ""
     counts = [
         plural(_number(own), *KINDS[kind])
-        for kind, own in grouped((fact.kind, fact) for fact in facts.values()).items()
+        for kind, own in grouped((fact.kind, fact) for fact in ordered(facts.values())).items()
     ]
     sensitive = [fact.subject for fact in facts.values() if fact.sensitive]
     which = f", {listing(sensitive)} among them," if sensitive else ""
@@ -62,11 +62,6 @@ def _number(facts: Sequence[Fact]) -> int:
     """How many words, or how many columns and layers."""
     words = [fact.count for fact in facts if fact.kind == "words"]
     return sum(words) or len(facts)
-
-
-def _ordered(facts: Iterable[Fact]) -> list[Fact]:
-    """Sensitive ones first; the rest stays in the order of the records."""
-    return sorted(facts, key=lambda fact: not fact.sensitive)
 
 
 def _label(a: Assessment, names: Names) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 
 from leakbound.assess.record import (
     CERTIFIED,
+    DISCLOSURES,
     EXPOSURES,
     NOT_RUN,
     PROTECTS,
@@ -218,7 +219,10 @@ def _answer(rows: Sequence[Configuration], known: str, who: str, one: str, many:
         return f"{said} Theorems keep every covered attacker to the accepted probability."
     counts = listing([f"{len(open_[word])} {word}" for word in VERDICTS if word in open_])
     number = sum(map(len, open_.values()))
-    return f"{said} {number} of {len(rows)} remain open ({counts}): this is no evidence of safety."
+    what = "remain open"
+    if any(word in DISCLOSURES for word in open_):
+        what = "is not protected" if number == 1 else "are not protected"
+    return f"{said} {number} of {len(rows)} {what} ({counts}): this is no evidence of safety."
 
 
 def undefended(own: Sequence[Assessment]) -> str:
