@@ -6,7 +6,7 @@ from torch import nn
 
 from leakbound import captured, tensors
 from leakbound.captured import decay, proofs
-from leakbound.random import stream, uniform
+from leakbound.random import normal, stream, uniform
 from leakbound.types import Task
 
 SHAPE, RATE = (1, 10, 10), 0.1
@@ -166,3 +166,26 @@ def test_a_decay_needs_the_rate_if_the_update_does_not_show_it():
         attacked(after, before, weight_decay=0.1)
     with pytest.raises(ValueError, match="weight_decay is -1"):
         attacked(after, before, weight_decay=-1)
+
+
+@pytest.mark.parametrize("outputs", [24, 96])
+def test_a_matrix_with_its_outputs_in_columns_is_read(outputs):
+    """GPT-2's own layers hold (inputs, outputs): their bias is as long as a row."""
+
+    class Columns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(normal((24, outputs), stream(0, "columns")))
+            self.bias = nn.Parameter(normal((outputs,), stream(1, "columns")))
+
+        def forward(self, inputs):
+            return inputs @ self.weight + self.bias
+
+    task = Task.of(nn.Sequential(Columns(), nn.ReLU(), nn.Linear(outputs, 3)))
+    slope, inputs = normal((outputs,), stream(2, "columns")), normal((24,), stream(3, "columns"))
+    own = {"0.weight": torch.outer(inputs, slope), "0.bias": slope}
+    own |= {key: torch.zeros_like(value) for key, value in task.tensors().items() if key[0] == "2"}
+    row = torch.cat([own[key].flatten() for key in task.tensors()]) + 0.01 * task.parameters
+    found = decay.detected(task, row.detach(), torch.full_like(row, 1e-7))
+    assert found.found["0.weight"] == pytest.approx(0.01, rel=1e-4)
+    assert found.found["0.bias"] == pytest.approx(0.01, rel=1e-4)

@@ -114,9 +114,14 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
         if part.ndim == 1 and name != beside and beside in shares:
             share = shares[beside].value if shares[beside].sure else 0.0
             rest = (parts[beside] - share * held[beside]).flatten(1)
-            own = _of_bias(part, held[name], rounding[name], rest, rounding[beside].flatten(1))
-            if own is not None:
-                shares[name] = own
+            matrix = rest, rounding[beside].flatten(1)
+            # Some layers, such as those of GPT-2, hold their matrix with the outputs in columns.
+            for weight, limit in (matrix, (matrix[0].T, matrix[1].T)):
+                if len(weight) != len(part) or name in shares:
+                    continue
+                own = _of_bias(part, held[name], rounding[name], weight, limit)
+                if own is not None:
+                    shares[name] = own
     sure = {name: share for name, share in shares.items() if share.sure}
     common, unknown = _common([*sure.values()]), parts.keys() - shares.keys()
     found = {name: share.value if common is None else common for name, share in sure.items()}
