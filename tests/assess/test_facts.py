@@ -164,6 +164,10 @@ def test_sentences():
     assert of_fact(fact(kind="words", items=("fever",), level=1e-3)).startswith(
         "the word fever occurs (wrong with probability"
     )
+    norms = fact(kind="batch statistics", count=32, items=("1", "4", "7"))
+    assert of_fact(norms, shown=2).startswith(
+        "mean and variance of 32 channels over the batch, in layers: 1, 4 and 1 more (certain"
+    )
     many = fact(kind="zero values", count=1200, items=("0, 0, 0",))
     assert of_fact(many) == "1,200 values are 0 in every example (certain, if b)"
 

@@ -25,6 +25,8 @@ def of_fact(fact: Fact, *, shown: int = 8) -> str:
     named = f"{items} and {left:,} more" if left else items
     count = f"{fact.count:,}"
     many = fact.count != 1
+    layers = len(fact.items) - shown  # the count is that of channels
+    where = f"{items} and {layers:,} more" if layers > 0 else items
     words = {
         "words": f"{count} words occur: {named}" if many else f"the word {named} occurs",
         "levels": f"of the column {fact.subject} {count} levels occur: {named}"
@@ -34,7 +36,9 @@ def of_fact(fact: Fact, *, shown: int = 8) -> str:
         if many
         else f"the value {named} is 0 in every example",
         "classes": f"{count} classes occur: {named}" if many else f"the class {named} occurs",
-        "batch statistics": f"mean and variance of {count} channels over the batch: {named}",
+        "batch statistics": (
+            f"mean and variance of {count} channels over the batch, in layers: {where}"
+        ),
     }[fact.kind]
     sure = (
         "certain"
