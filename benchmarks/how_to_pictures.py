@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import leakbound as lb
+from leakbound.cli.captured import EXPOSED_CODE
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -71,9 +72,9 @@ def output(*words: str) -> str:
     environment = os.environ | {"COLUMNS": str(COLUMNS), "FLWR_TELEMETRY_ENABLED": "0"}
     path = [str(Path(sys.executable).parent), environment.get("PATH", "")]
     environment["PATH"] = os.pathsep.join(path)
-    done = subprocess.run(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True
-    )
+    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode not in (0, EXPOSED_CODE):
+        raise SystemExit(done.stdout.decode())
     return done.stdout.decode().rstrip("\n")
 
 
