@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import re
 from pathlib import Path
@@ -14,25 +13,11 @@ import pytest
 
 from leakbound.risk.deployment import Deployment, laws_of, parse
 
+from .test_deployment import leaves, without
+
 KAPPAS = np.log([1e-3, 1e-6])
 ROUNDS = (1, 4, 8)
 FACTORS = ("none", "tree", "band:4")
-
-
-def leaves(table, path=()):
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from leaves(value, (*path, key))
-        yield (*path, key)
-
-
-def without(table, path):
-    found = copy.deepcopy(table)
-    inner = found
-    for key in path[:-1]:
-        inner = inner[key]
-    del inner[path[-1]]
-    return found
 
 
 def some(draw, share, **values):

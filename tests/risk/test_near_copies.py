@@ -89,6 +89,17 @@ def test_people_are_declared(digits):
     assert "each person has one example" in " ".join(half["sample"].assumptions)
 
 
+def test_near_copies_of_other_people_count_beside_a_persons_own(digits):
+    """Two examples of a person, each beside a near-copy of somebody else, are four."""
+    labels, public = digits.labels[:8], Batch(digits.inputs[8:], digits.labels[8:])
+    inputs = digits.inputs[:8].clone()
+    inputs[3] = near(digits.inputs, [2, 2])[1]
+    both = bounds_of(Batch(inputs, labels), public, people=2)["sample"]
+    own = bounds_of(Batch(digits.inputs[:8], labels), public, people=4)["sample"]
+    assert both.probability == own.probability
+    assert "divided by 2, and by 2 for a person" in " ".join(both.assumptions)
+
+
 @pytest.mark.parametrize("participation", ["visible", "hidden"])
 def test_a_persons_examples_are_no_less_than_a_simulated_attack(participation):
     """Three equal examples of one person, each sampled for itself: a threshold on the sum."""

@@ -13,12 +13,12 @@ NOT_LOOKED = (
 
 
 def count(released: Released, people: int = 1) -> int:
-    """The most examples of the update that count as one: near one of them, or of one person.
+    """The most examples of the update that count as one: those of one person, and all near them.
 
     Near is within the distance of two examples that one candidate matches. Where the batch is not
-    known, nobody looks for near ones.
+    known, nobody looks for near ones. Near ones may be of other people, so the numbers multiply.
     """
-    return max(min(people, released.examples), _near(released))
+    return min(people * _near(released), released.examples)
 
 
 def crowding(released: Released, limit: float) -> float:
@@ -71,10 +71,10 @@ def words(released: Released, people: int = 1) -> tuple[str, ...]:
     if released.examples < 2:
         return ()
     said = "one example" if people == 1 else f"up to {people} examples"
-    return (f"each person has {said} in the update, as declared", *_of_near(released))
+    return (f"each person has {said} in the update, as declared", *_of_near(released, people))
 
 
-def _of_near(released: Released) -> tuple[str, ...]:
+def _of_near(released: Released, people: int) -> tuple[str, ...]:
     if released.batch is None or not released.truth_known:
         return (NOT_LOOKED,)
     most = _near(released)
@@ -82,5 +82,6 @@ def _of_near(released: Released) -> tuple[str, ...]:
         return ("none of the examples in this update is near another one (it was looked at)",)
     return (
         f"up to {most} of the examples in this update are near one of them and count as one unit: "
-        f"the noise of one is divided by {most}",
+        f"the noise of one is divided by {most}"
+        + (f", and by {people} for a person" if people > 1 else ""),
     )
