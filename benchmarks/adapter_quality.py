@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from leakbound.attacks.tokens.adapters import AdapterPursuit
+from leakbound.core import Batch, LocalPlan, NotApplicable, Observation, Task
 from leakbound.defenses import NoDefense
 from leakbound.domains import TokenDomain
 from leakbound.protocol import play
-from leakbound.random import permutation, stream, uniform
-from leakbound.types import Batch, LocalPlan, NotApplicable, Observation, Task
+from leakbound.randomness import permutation, stream, uniform
 
 WORDS, WIDTH, LENGTH, RATE = 30_522, 384, 32, 0.01
 STARTS = {"random B": (0.02, 1), "B = 0, SGD 2 steps": (0.0, 2), "B = 0, SGD 8 steps": (0.0, 8)}

@@ -59,11 +59,11 @@ from torch import Tensor
 
 from leakbound.attacks.tokens.rows import TokenRows
 from leakbound.attacks.tokens.span import TokenSpan
+from leakbound.core import Batch, NotApplicable, Observation, Task
 from leakbound.defenses import NoDefense
 from leakbound.domains import TokenDomain
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, NotApplicable, Observation, Task
+from leakbound.randomness import stream
 
 KINDS = ("GPT-2 classes", "GPT-2 next token", "GPT-2 next token, tied", "BERT classes")
 SIZES, LENGTHS = (1, 2, 4, 8), (16, 32)

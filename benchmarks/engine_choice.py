@@ -31,10 +31,10 @@ import torch
 from figures.table import machine
 
 from leakbound import client, registry
+from leakbound.core import Task
 from leakbound.engines.base import kernels
 from leakbound.engines.choose import choose
-from leakbound.random import normal, stream
-from leakbound.types import Task
+from leakbound.randomness import normal, stream
 
 PAGE = Path(__file__).with_suffix(".md")
 SIZES = (1, 2, 8)

@@ -16,12 +16,12 @@ from torch.nn.functional import cross_entropy
 
 from leakbound import data, models
 from leakbound.attacks import SparseRecovery
+from leakbound.core import Batch, Task
 from leakbound.defenses import NoDefense
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import permutation, stream
+from leakbound.randomness import permutation, stream
 from leakbound.report.tables import middle, share
-from leakbound.types import Batch, Task
 
 HEADING = "## Exact batches"
 EXACT, DRAWN = 60, 16

@@ -21,9 +21,9 @@ from torch import nn
 from leakbound import client, data, models
 from leakbound.attacks import LinearTrap, RobbingTheFed, TrapWeights
 from leakbound.attacks.features.head import special_head
+from leakbound.core import Batch, NotApplicable, Task
 from leakbound.inspection import LayerFinding, inspect, statistics
-from leakbound.random import normal, stream, uniform
-from leakbound.types import Batch, NotApplicable, Task
+from leakbound.randomness import normal, stream, uniform
 from leakbound_reproductions.pruning import Magnitude, Random, Snip
 
 Named = tuple[str, Task]

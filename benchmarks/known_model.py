@@ -16,8 +16,8 @@ from scipy import optimize
 from leakbound import data, models, stream
 from leakbound.bounds.counting import PublicSample
 from leakbound.channel import clipped_gram
+from leakbound.core import Batch, Task
 from leakbound.risk.success import known_model
-from leakbound.types import Batch, Task
 
 CASES = (
     ("mnist5k", "mlp", (22.0, 25.5, 30.0), (0.05, 0.02)),

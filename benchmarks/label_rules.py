@@ -19,10 +19,10 @@ import torch
 from leakbound.attacks.labels import LABEL_RULES, infer, label_accuracy
 from leakbound.audit import PlanContext
 from leakbound.audit.plan import DataSpec, ModelSpec
+from leakbound.core import Batch, NotApplicable, Observation, Task, ThreatModel
 from leakbound.defenses import LocalAggregation, NoDefense
 from leakbound.protocol import play
-from leakbound.random import permutation, stream
-from leakbound.types import Batch, NotApplicable, Observation, Task, ThreatModel
+from leakbound.randomness import permutation, stream
 
 NETWORKS, BATCHES, SIZES = 3, 10, (1, 4, 16, 64)
 STATES = {"fresh": 0, "trained": 200}

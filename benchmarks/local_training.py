@@ -24,7 +24,7 @@ from leakbound.attacks import FedAvgMatching, GradientMatching
 from leakbound.data import split
 from leakbound.defenses import NoDefense
 from leakbound.metrics import psnr
-from leakbound.random import stream
+from leakbound.randomness import stream
 
 RATE = {"sgd": 0.1, "momentum": 0.1, "adam": 0.003}
 """Local learning rates, which the attacker knows."""

@@ -33,12 +33,12 @@ from leakbound.attacks import (
     inverting_gradients,
 )
 from leakbound.client import forward
+from leakbound.core import Batch, Reconstruction, Server, Task, ThreatModel
 from leakbound.defenses import Defense, GaussianNoise, SecureAggregation, chain
 from leakbound.inspection import inspect
 from leakbound.pairing import pair, squared_distances
 from leakbound.protocol import play
-from leakbound.random import normal, stream
-from leakbound.types import Batch, Reconstruction, Server, Task, ThreatModel
+from leakbound.randomness import normal, stream
 
 CLIENTS, EACH, ROUNDS, MODELS = 4, 64, 12, 30
 SHORT = inverting_gradients(steps=1000, restarts=1)

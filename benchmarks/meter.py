@@ -20,12 +20,12 @@ import torch
 from figures.rounds import turns
 
 from leakbound import client, data, models
+from leakbound.core import Batch, Task, Update
 from leakbound.defenses import Chain, GaussianNoise, NoDefense, chain
 from leakbound.inspection import inspect
 from leakbound.meter import Policy, measure
 from leakbound.protocol import send
-from leakbound.random import stream
-from leakbound.types import Batch, Task, Update
+from leakbound.randomness import stream
 
 SIZES = (1, 16, 32)
 EVERY = 10

@@ -24,7 +24,7 @@ import leakbound as lb
 from leakbound.assess.criterion import Criterion
 from leakbound.audit import diagnose
 from leakbound.domains import of_shape
-from leakbound.random import stream
+from leakbound.randomness import stream
 
 ATTACKS = ("inverting_gradients", "strong_matching", "gauss_newton")
 SETTINGS = {

@@ -23,6 +23,7 @@ from leakbound.bounds import (
     trace_bound_from_samples,
 )
 from leakbound.channel.fisher import Channel, fisher_matrix
+from leakbound.core import Batch
 from leakbound.defenses import (
     Defense,
     DpSgd,
@@ -35,8 +36,7 @@ from leakbound.defenses import (
     WhitenedDpSgd,
 )
 from leakbound.protocol import resolve, send, step
-from leakbound.random import stream
-from leakbound.types import Batch
+from leakbound.randomness import stream
 
 CLIENTS, SIZE, ROUNDS = 4, 16, 7
 REFRESH = (1, 10, 50)

@@ -25,11 +25,11 @@ from torch import nn
 from leakbound import data, models, registry
 from leakbound.assess.measure import guesses
 from leakbound.audit.context import SPLITS
+from leakbound.core import Batch, NotApplicable, Reconstruction, Task
 from leakbound.data.splits import split, without_copies
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import permutation, stream, uniform
-from leakbound.types import Batch, NotApplicable, Reconstruction, Task
+from leakbound.randomness import permutation, stream, uniform
 
 FIRST, SEEDS = 200, 12
 """Seeds of the reported batches: none was seen while the attack was made."""

@@ -18,9 +18,9 @@ import torch
 from figures.rounds import turns
 
 from leakbound import models
+from leakbound.core import Batch, Task
 from leakbound.defenses import Defense, NoDefense, PriPrune, Withhold
-from leakbound.random import stream
-from leakbound.types import Batch, Task
+from leakbound.randomness import stream
 from leakbound_reproductions.federation import FederatedPlan, train
 
 ROUNDS, CONTROL = 15, "GEMM 512, four times"

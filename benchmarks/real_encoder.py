@@ -20,12 +20,12 @@ import torch
 from scipy import stats
 
 from leakbound.attacks import TokenRows, TokenSpan
+from leakbound.core import Batch, Task, ThreatModel
 from leakbound.defenses import NoDefense
 from leakbound.domains import TokenDomain
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import permutation, stream
-from leakbound.types import Batch, Task, ThreatModel
+from leakbound.randomness import permutation, stream
 
 SETTINGS = ((1, 16), (2, 16), (4, 16), (1, 32))
 CONFIDENCE = 0.99

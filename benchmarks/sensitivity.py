@@ -30,10 +30,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from leakbound import client, models
+from leakbound.core import Batch, Task
 from leakbound.data import load
 from leakbound.engines.sensitivity import Sensitivity, sensitivity
-from leakbound.random import stream
-from leakbound.types import Batch, Task
+from leakbound.randomness import stream
 
 SEEDS = range(3)
 Case = tuple[str, int, int]

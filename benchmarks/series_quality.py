@@ -19,6 +19,7 @@ from leakbound import models
 from leakbound.assess.measure import guesses
 from leakbound.attacks import Attack, GradientMatching, idlg, inverting_gradients
 from leakbound.attacks.base import BestOf
+from leakbound.core import Batch, Reconstruction, Task, ThreatModel
 from leakbound.data.masks import photo_masks
 from leakbound.data.raw import Options, fit
 from leakbound.data.series import ecg
@@ -26,9 +27,8 @@ from leakbound.defenses import NoDefense
 from leakbound.domains import Domain, SeriesDomain, of_shape
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import permutation, stream
+from leakbound.randomness import permutation, stream
 from leakbound.report.tables import middle
-from leakbound.types import Batch, Reconstruction, Task, ThreatModel
 
 SEEDS, PUBLIC, SIDE = 8, 300, 32
 HEADING = "## Series and segmentation"

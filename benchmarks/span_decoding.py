@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from leakbound import data, models
 from leakbound.attacks import LinearInversion, SpanDecoding, TouchedRows
 from leakbound.attacks.base import Attack
+from leakbound.core import Batch, LocalPlan, Observation, Reconstruction, Task
 from leakbound.defenses import Clip, GaussianNoise, NoDefense, Quantization
 from leakbound.domains import TableDomain
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import permutation, stream
-from leakbound.types import Batch, LocalPlan, Observation, Reconstruction, Task
+from leakbound.randomness import permutation, stream
 
 SEEDS = 6
 TABLE = data.load("german")

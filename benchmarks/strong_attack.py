@@ -38,12 +38,12 @@ from leakbound.attacks import (
     inverting_gradients,
     strong_matching,
 )
+from leakbound.core import NotApplicable, Task
 from leakbound.defenses import Clip, Defense, GaussianNoise, MagnitudePruning, NoDefense
 from leakbound.metrics import mse
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import permutation, stream
-from leakbound.types import NotApplicable, Task
+from leakbound.randomness import permutation, stream
 
 STEPS, TUNING, TESTS, FEW = 300, range(100, 103), range(8), range(5)
 DEFENSES: dict[str, Defense] = {

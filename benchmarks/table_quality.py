@@ -21,12 +21,12 @@ from leakbound import data, models
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import guesses
 from leakbound.attacks import Attack, LinearInversion, SpanDecoding, TabLeak, TouchedRows
+from leakbound.core import Batch, LocalPlan, NotApplicable, Reconstruction, Task
 from leakbound.defenses import NoDefense
 from leakbound.domains import Column, TableDomain
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import permutation, stream
-from leakbound.types import Batch, LocalPlan, NotApplicable, Reconstruction, Task
+from leakbound.randomness import permutation, stream
 
 SEEDS, LOOSE = 6, 0.319
 SIZES = (1, 8, 32)

@@ -20,11 +20,11 @@ from scipy import stats
 from torch import Tensor, nn
 
 from leakbound.attacks import SpanDecoding, TabLeak
+from leakbound.core import Batch, Task
 from leakbound.defenses import NoDefense
 from leakbound.domains import Column, TableDomain
 from leakbound.protocol import play
-from leakbound.random import permutation, stream
-from leakbound.types import Batch, Task
+from leakbound.randomness import permutation, stream
 
 SIZES = (1, 8, 32)
 

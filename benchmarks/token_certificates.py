@@ -19,12 +19,12 @@ from torch import Tensor
 
 from leakbound import models
 from leakbound.attacks import AdapterPursuit, TokenRows, TokenSpan
+from leakbound.core import Batch, NotApplicable, Observation, Task
 from leakbound.defenses import GaussianNoise, NoDefense
 from leakbound.domains import TokenDomain
 from leakbound.losses import next_labels
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, NotApplicable, Observation, Task
+from leakbound.randomness import stream
 
 KINDS = ("exact", "noise", "float16", "bfloat16")
 

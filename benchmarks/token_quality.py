@@ -20,11 +20,11 @@ from torch import Tensor
 
 from leakbound.attacks.tokens.rows import TokenRows
 from leakbound.attacks.tokens.span import TokenSpan
+from leakbound.core import Batch, NotApplicable, Observation, Task
 from leakbound.defenses import NoDefense
 from leakbound.domains import TokenDomain
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, NotApplicable, Observation, Task
+from leakbound.randomness import stream
 
 VOCABULARY, WIDTH, LAYERS, HEADS = 30_522, 384, 6, 12
 SIZES, LENGTHS = (1, 4, 8), (16, 32)

@@ -19,7 +19,7 @@ from scipy import stats
 from sklearn.datasets import load_breast_cancer
 
 from leakbound import trees
-from leakbound.random import permutation, stream
+from leakbound.randomness import permutation, stream
 
 DRAWS, ROWS = 20, 200
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import leakbound as lb
-from leakbound.random import stream, uniform
+from leakbound.randomness import stream, uniform
 
 SINGLE = ((32, 4, 192), (224, 16, 384), (224, 16, 768))
 SEVERAL = ((16, 8, 64, 2), (16, 8, 64, 4), (16, 4, 64, 2))

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leakbound.core import Batch
 from leakbound.metrics import Metric, Values
 from leakbound.pairing import Paired
-from leakbound.random import normal, permutation, stream, uniform
+from leakbound.randomness import normal, permutation, stream, uniform
 from leakbound.testing.common import CLASSES, ContractError, check_settings, require, same_bits
-from leakbound.types import Batch
 
 LEVELS = (0.0, 0.1, 0.3, 1.0, 1000.0)
 """Standard deviations of the noise; the last hides every image and is only compared to none."""

@@ -137,7 +137,7 @@ def test_several_images_and_told_labels(place, capsys):
 
 def test_a_built_in_model_and_a_declared_defense(place, capsys):
     from leakbound import models
-    from leakbound.random import stream
+    from leakbound.randomness import stream
 
     model = models.mlp(input_shape=(1, 28, 28), classes=10, generator=stream(0, "model", "mlp"))
     rows = {k: 0.01 * torch.ones_like(v) for k, v in model.state_dict().items()}

@@ -18,6 +18,7 @@ from leakbound.client import (
     rows,
     simulate,
 )
+from leakbound.core import Batch, LocalPlan, Task, Unit
 from leakbound.defenses import (
     Clip,
     DpSgd,
@@ -29,8 +30,7 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, LocalPlan, Task, Unit
+from leakbound.randomness import stream
 
 SHAPE, CLASSES = (1, 6, 6), 4
 

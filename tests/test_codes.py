@@ -14,10 +14,10 @@ from leakbound.audit.plan import Spec
 from leakbound.captured import attack_update, load
 from leakbound.captured.observe import task_of
 from leakbound.cli import main
+from leakbound.core import Batch, NotApplicable, Task
 from leakbound.defenses import NoDefense
 from leakbound.domains import Column, TableDomain, of_shape
-from leakbound.random import stream
-from leakbound.types import Batch, NotApplicable, Task
+from leakbound.randomness import stream
 
 CODES = "integer codes cannot be searched as continuous inputs"
 

@@ -11,6 +11,7 @@ from leakbound import attacks, defenses, metrics, registry
 from leakbound.attacks import Attack, BestOf, GradientMatching, LinearInversion
 from leakbound.attacks.base import boxed, expected_rows, seen_task
 from leakbound.attacks.labels import infer_labels
+from leakbound.core import Batch, Exact, Gaussian, Guarantee, Reconstruction, Unit, Update
 from leakbound.defenses import (
     Clip,
     ClipCoordinates,
@@ -47,10 +48,9 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.metrics import METRICS, Metric
-from leakbound.random import normal
+from leakbound.randomness import normal
 from leakbound.testing import ContractError, check_attack, check_defense
 from leakbound.testing.common import small_batch, small_task
-from leakbound.types import Batch, Exact, Gaussian, Guarantee, Reconstruction, Unit, Update
 
 from .metric_contract import check_metric
 

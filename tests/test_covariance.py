@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from leakbound.covariance import Kronecker, LowRank, Structured
-from leakbound.random import normal, stream
+from leakbound.randomness import normal, stream
 
 close = torch.testing.assert_close
 DRAWS = 40_000

@@ -17,10 +17,10 @@ UTIL = "_util"
 """What any part may import, and what imports none."""
 LAYERS = (
     {UTIL},
-    {"random", "check", "covariance"},
+    {"randomness", "check", "covariance"},
     {"losses", "domains", "correlation"},
     {"release", "task"},
-    {"types", "tensors"},
+    {"core", "tensors"},
     {"client"},
     {"engines"},
     {
@@ -146,14 +146,14 @@ def test_imports_point_one_way():
 
 def test_a_planted_violation_is_caught():
     for source, text in (
-        ("types", "from leakbound import client"),
-        ("types", "import leakbound.client"),
+        ("core", "from leakbound import client"),
+        ("core", "import leakbound.client"),
         ("attacks", "from leakbound.defenses.base import Chain"),
         ("attacks", "from ..defenses import Chain"),
         ("attacks", "def late():\n    from leakbound import data"),
         ("pairing", "from leakbound.metrics import evaluate"),
         ("metrics", "from leakbound import models"),
-        ("random", "from leakbound import check"),
+        ("randomness", "from leakbound import check"),
         ("_util", "from leakbound import check"),
         ("registry", "from leakbound.protocol import play"),
         ("meter", "from leakbound.report import tables"),
@@ -171,7 +171,7 @@ def test_a_planted_violation_is_caught():
 
 def test_what_is_in_order_passes():
     for source, text in (
-        ("types", "from leakbound.release import Unit\nimport torch\nfrom math import pi"),
+        ("core", "from leakbound.release import Unit\nimport torch\nfrom math import pi"),
         ("attacks", "from . import base\nfrom leakbound.attacks import labels"),
         ("metrics", "from leakbound.pairing import pair"),
         ("report", "from leakbound._util import files"),

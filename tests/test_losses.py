@@ -10,11 +10,11 @@ from leakbound import audit, client, losses
 from leakbound.attacks import GradientMatching, infer_labels, label_totals
 from leakbound.audit.context import PlanContext, check_plan
 from leakbound.cli import main
+from leakbound.core import LocalPlan, NotApplicable, Task
 from leakbound.engines import loss as heads
 from leakbound.engines.choose import choose
 from leakbound.engines.sensitivity import example_gradients
 from leakbound.losses import LOSSES, named
-from leakbound.types import LocalPlan, NotApplicable, Task
 
 WRITTEN = {
     "cross_entropy": lambda o, y: -(o.log_softmax(1) * y).sum(1).mean(),

@@ -15,10 +15,10 @@ from leakbound import audit, cli, evaluate, metrics
 from leakbound.assess import record
 from leakbound.audit.context import check_plan
 from leakbound.audit.plan import plain
+from leakbound.core import Batch
 from leakbound.lpips import Lpips
 from leakbound.pairing import Paired
 from leakbound.report import write
-from leakbound.types import Batch
 
 from .metric_contract import check_metric
 

@@ -11,6 +11,7 @@ from leakbound import data, models
 from leakbound._util.files import encode
 from leakbound.assess.record import EXPOSED, FACTS, PROTECTED, UNDECIDED, UNDER_MODEL
 from leakbound.attacks import GradientMatching, LinearTrap, MeanImage, RobbingTheFed, TrapWeights
+from leakbound.core import Batch, Exact, Gaussian, ThreatModel, Unit, Update
 from leakbound.defenses import (
     ClipExamples,
     DpSgd,
@@ -23,8 +24,7 @@ from leakbound.defenses import (
 from leakbound.inspection import NOT_SAFE, LayerFinding, inspect
 from leakbound.meter import Decision, Policy, measure
 from leakbound.protocol import resolve, send
-from leakbound.random import normal, permutation, stream, uniform
-from leakbound.types import Batch, Exact, Gaussian, ThreatModel, Unit, Update
+from leakbound.randomness import normal, permutation, stream, uniform
 
 ACCEPTED = Policy(psnr=25.0, probability=0.05)
 PRIVATE = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
@@ -39,7 +39,7 @@ def task_of(own, build="mlp", seed=0, **settings):
     net = getattr(models, build)(
         input_shape=(1, 8, 8), classes=10, generator=stream(seed, "model"), **settings
     )
-    from leakbound.types import Task
+    from leakbound.core import Task
 
     public = Batch(own.inputs[1000:1200], own.labels[1000:1200])
     return Task.of(net, classes=10, public=public)
@@ -415,7 +415,7 @@ def test_a_planted_layer_of_any_size_is_read(scale, spread, digits):
 @pytest.fixture(scope="module")
 def german():
     """A task on 700 public rows, and the rows that are left."""
-    from leakbound.types import Task
+    from leakbound.core import Task
 
     own = data.load("german")
     order = permutation(len(own.labels), stream(0, "rows"))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from leakbound import metrics
+from leakbound.core import Batch
 from leakbound.metrics import evaluate
 from leakbound.pairing import Paired
-from leakbound.types import Batch
 
 
 def _paired(truth, guess, labels=None, true_labels=None):

@@ -9,9 +9,9 @@ from torch import nn
 
 from leakbound import Batch
 from leakbound.attacks import Attack, LinearInversion
+from leakbound.core import NotApplicable, Reconstruction, Task
 from leakbound.defenses import GaussianNoise
 from leakbound.testing import ContractError, check_attack, check_defense
-from leakbound.types import NotApplicable, Reconstruction, Task
 
 
 def middle(observation):

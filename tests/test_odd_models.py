@@ -15,8 +15,8 @@ from leakbound import Batch, attack_update, simulate
 from leakbound._util import copies
 from leakbound.cli import main
 from leakbound.client import example_gradients, gradient
+from leakbound.core import NotApplicable, Task
 from leakbound.domains import TokenDomain
-from leakbound.types import NotApplicable, Task
 
 SHAPE = (1, 4, 4)
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leakbound.core import Batch, Reconstruction
 from leakbound.pairing import pair, squared_distances
-from leakbound.types import Batch, Reconstruction
 
 
 def _images(count, seed):

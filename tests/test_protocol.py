@@ -8,6 +8,7 @@ from torch import nn
 
 from leakbound.attacks import Attack
 from leakbound.client import gradient, respond
+from leakbound.core import Batch, Gaussian, Server, Task, ThreatModel, Unit
 from leakbound.defenses import (
     Clip,
     ClipExamples,
@@ -19,8 +20,7 @@ from leakbound.defenses import (
 )
 from leakbound.engines.sensitivity import example_gradients
 from leakbound.protocol import play, send
-from leakbound.random import normal, secure, stream
-from leakbound.types import Batch, Gaussian, Server, Task, ThreatModel, Unit
+from leakbound.randomness import normal, secure, stream
 
 
 def _task(classes=3):

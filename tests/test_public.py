@@ -85,7 +85,7 @@ PACKAGES = (
     "leakbound.opacus",
     "leakbound.pairing",
     "leakbound.protocol",
-    "leakbound.random",
+    "leakbound.randomness",
     "leakbound.registry",
     "leakbound.report",
     "leakbound.report.best_attack",
@@ -94,7 +94,7 @@ PACKAGES = (
     "leakbound.tensors",
     "leakbound.testing",
     "leakbound.trees",
-    "leakbound.types",
+    "leakbound.core",
 )
 SCHEMAS = {
     ROOT / "docs" / "reference" / "records.schema.json": assess.schema,

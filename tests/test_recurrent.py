@@ -10,9 +10,9 @@ from torch.nn.utils.rnn import pack_sequence
 
 from leakbound import client
 from leakbound._util.recurrent import step_by_step
-from leakbound.random import stream
+from leakbound.core import Task
+from leakbound.randomness import stream
 from leakbound.task import drops
-from leakbound.types import Task
 
 LAYERS = {
     "lstm": lambda: nn.LSTM(2, 5),

@@ -7,7 +7,7 @@ import pytest
 
 from leakbound import registry
 from leakbound.attacks import LinearInversion
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.registry import Entry, build, entries, find, settle, snake, takes_list
 
 

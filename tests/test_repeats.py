@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 import leakbound as lb
 from leakbound import captured, client
-from leakbound.types import Task
+from leakbound.core import Task
 
 SHAPE = (1, 6, 6)
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from scipy import stats
 
-import leakbound.random
+import leakbound.randomness
+from leakbound.core import Gaussian, Laplace, Unit, Update
 from leakbound.covariance import Structured
-from leakbound.random import on_grid, secure, stream
-from leakbound.types import Gaussian, Laplace, Unit, Update
+from leakbound.randomness import on_grid, secure, stream
 
 STD, COUNT = 1.3, 4000
 
@@ -30,7 +30,7 @@ def impossible(released, std):
 def test_without_the_grid_nine_of_ten_numbers_give_the_sum_away(monkeypatch):
     sent = noised(0.3, Gaussian(STD**2))
     assert torch.equal(sent * 2**24, (sent * 2**24).round())
-    monkeypatch.setattr(leakbound.random, "GRID", -300)
+    monkeypatch.setattr(leakbound.randomness, "GRID", -300)
     assert float(impossible(noised(0.3, Gaussian(STD**2)), STD).double().mean()) > 0.8
     assert not bool(impossible(noised(0.0, Gaussian(STD**2)), STD).any())
 

@@ -12,13 +12,13 @@ from leakbound import data, models
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure
 from leakbound.client import example_gradients, forward, gradient
+from leakbound.core import Batch, NotApplicable, Reconstruction, Task, ThreatModel
 from leakbound.defenses import NoDefense
 from leakbound.domains import TokenDomain
 from leakbound.losses import LOSSES, UNSCORED, named
 from leakbound.protocol import play
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.risk.kappa import distance_of
-from leakbound.types import Batch, NotApplicable, Reconstruction, Task, ThreatModel
 
 V, N = 40, 6
 

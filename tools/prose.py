@@ -142,7 +142,8 @@ def spelling_findings(proses: dict[str, str], allowed: tuple[str, ...]) -> list[
 def check_words(root: Path, only: list[Path]) -> int:
     """Print what the glossary and the spelling check find; return how many findings."""
     glossary = read_glossary()
-    proses, findings = {}, []
+    proses = {}
+    findings = []
     for path in files(root, only):
         name = path.relative_to(root).as_posix()
         raw = path.read_text(encoding="utf-8")
@@ -161,7 +162,8 @@ def check_words(root: Path, only: list[Path]) -> int:
 def check_readability(root: Path, only: list[Path]) -> int:
     """Print each page's reading ease and longest sentence; return how many limits are missed."""
     pages = [path for path in files(root, only) if path.suffix == ".md"]
-    scores, failures = [], []
+    scores = []
+    failures = []
     print("Flesch  words  longest  page")
     for path in pages:
         name = path.relative_to(root).as_posix()

@@ -45,7 +45,8 @@ def without(text: str, pattern: re.Pattern[str]) -> str:
 
 def keep(text: str, spans: Iterable[Span]) -> str:
     """Blank all but ``spans``, which are in order."""
-    parts, end = [], 0
+    parts = []
+    end = 0
     for start, stop in spans:
         parts += [blank(text[end:start]), text[start:stop]]
         end = stop
@@ -76,7 +77,8 @@ def template(raw: str) -> str:
 
 def notebook(raw: str) -> str:
     """Keep the Markdown cells of a notebook, whose lines are strings of the file."""
-    spans, end = [], 0
+    spans = []
+    end = 0
     for cell in json.loads(raw)["cells"]:
         source = cell["source"]
         for line in [source] if isinstance(source, str) else source:

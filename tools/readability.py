@@ -79,7 +79,8 @@ def measure(markdown: str) -> Page:
 def blocks(markdown: str) -> list[tuple[int, str]]:
     """Split a page into paragraphs and list items, each with its first line; drop what is none."""
     found: list[tuple[int, str]] = []
-    fence, open_block = "", False
+    fence = ""
+    open_block = False
     text = re.sub(r"<!--.*?-->", lambda m: "\n" * m.group().count("\n"), markdown, flags=re.S)
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip().removeprefix(">").strip()

@@ -17,8 +17,8 @@ from figures.rounds import Spread, Times, interleave
 from figures.setting import Setting, attack_stream, setting
 from figures.table import Figure
 from leakbound import metrics
+from leakbound.core import Reconstruction
 from leakbound.pairing import pair
-from leakbound.types import Reconstruction
 
 SIZE = 4
 TARGET = 0.5

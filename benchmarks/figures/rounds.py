@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from figures.counting import Product
-from leakbound.random import normal, stream
+from leakbound.randomness import normal, stream
 
 Job = Callable[[], object]
 SIDE = 512

@@ -17,7 +17,7 @@ from figures.setting import Setting, setting
 from figures.table import Figure
 from leakbound import client
 from leakbound.engines.sensitivity import Sensitivity, sensitivity
-from leakbound.random import stream
+from leakbound.randomness import stream
 
 QUALITY = 0.975
 Way = tuple[str, int, int | None]

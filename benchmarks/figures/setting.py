@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import data, models
+from leakbound.core import Batch, Observation, Task
 from leakbound.defenses import NoDefense
 from leakbound.protocol import play
-from leakbound.random import normal, stream
-from leakbound.types import Batch, Observation, Task
+from leakbound.randomness import normal, stream
 
 CLASSES = 10
 SOURCES = {1: "mnist5k", 3: "photos"}

@@ -15,8 +15,8 @@ from docstring_parts import Parts, inline, markdown, parts
 
 from leakbound import registry
 from leakbound.cli.describe import LINKS, command, is_malicious, made, meanings, required, written
+from leakbound.core import Guarantee, Unit
 from leakbound.registry import Entry
-from leakbound.types import Guarantee, Unit
 
 KINDS = ("attack", "defense")
 PROMISES: Mapping[Guarantee, tuple[str, str, str]] = {

@@ -10,8 +10,8 @@ from leakbound.cli.options import VERBS
 
 MODULES: Mapping[str, str] = {
     "leakbound": "The names that most programs need",
-    "leakbound.types": "Tasks, updates, observations, noise distributions",
-    "leakbound.random": "Named streams of randomness, and a secure source",
+    "leakbound.core": "Tasks, updates, observations, noise distributions",
+    "leakbound.randomness": "Named streams of randomness, and a secure source",
     "leakbound.client": "What a client computes, also for attackers who simulate it",
     "leakbound.protocol": "One round: clients, defense, server",
     "leakbound.pairing": "Pairs of truth and reconstruction",

@@ -10,8 +10,8 @@ from adapters.task import NOTES, PLACES, build, notes, texts
 
 from leakbound import captured
 from leakbound.attacks import AdapterPursuit
+from leakbound.core import Task
 from leakbound.domains import TokenDomain
-from leakbound.types import Task
 
 RATE, STEPS = 0.1, 4
 

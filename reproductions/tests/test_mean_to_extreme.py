@@ -10,8 +10,8 @@ from scipy import stats
 
 from leakbound import data
 from leakbound.attacks.trap_estimators import unbiased
-from leakbound.random import normal, stream
-from leakbound.types import Batch, Reconstruction
+from leakbound.core import Batch, Reconstruction
+from leakbound.randomness import normal, stream
 from leakbound_reproductions.claim import Verdict
 from leakbound_reproductions.mean_to_extreme import (
     batch_mates,

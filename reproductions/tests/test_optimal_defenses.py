@@ -414,7 +414,7 @@ def test_a_descent_is_five_steps_of_adam_on_the_mean_gradient():
     import torch
 
     from leakbound.models import mlp
-    from leakbound.random import stream
+    from leakbound.randomness import stream
 
     bench = audit.PlanContext(DataSpec("digits"))
     spec = ModelSpec("mlp", (("hidden", (8,)),))

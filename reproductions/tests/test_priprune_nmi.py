@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakbound import metrics
+from leakbound.core import Batch
 from leakbound.pairing import Paired
-from leakbound.random import stream
-from leakbound.types import Batch
+from leakbound.randomness import stream
 from leakbound_reproductions.priprune.nmi import (
     INFORMATION,
     NORMALIZERS,

@@ -27,7 +27,7 @@ from leakbound.audit.plan import (
     defense_parameters,
     plain,
 )
-from leakbound.types import Server
+from leakbound.core import Server
 from leakbound_reproductions.claim import Claim, Verdict
 from leakbound_reproductions.outcome import SCALES
 from leakbound_reproductions.systematic_evaluation import (

@@ -42,12 +42,7 @@ if TYPE_CHECKING:
     from leakbound.audit.folder import run_audit
     from leakbound.audit.simulate import error_bound, simulate
     from leakbound.captured.run import attack_update
-    from leakbound.metrics import evaluate
-    from leakbound.pairing import pair
-    from leakbound.protocol import play, send
-    from leakbound.random import secure, stream
-    from leakbound.risk.calibrate import calibrate
-    from leakbound.types import (
+    from leakbound.core import (
         Batch,
         LocalPlan,
         NotApplicable,
@@ -57,6 +52,11 @@ if TYPE_CHECKING:
         ThreatModel,
         Update,
     )
+    from leakbound.metrics import evaluate
+    from leakbound.pairing import pair
+    from leakbound.protocol import play, send
+    from leakbound.randomness import secure, stream
+    from leakbound.risk.calibrate import calibrate
 
 __all__ = [
     "simulate",
@@ -107,8 +107,8 @@ _WHERE = {
     "evaluate": "metrics",
     "pair": "pairing",
     **dict.fromkeys(("play", "send"), "protocol"),
-    **dict.fromkeys(("secure", "stream"), "random"),
-    **dict.fromkeys((name for name in __all__ if name[0].isupper()), "types"),
+    **dict.fromkeys(("secure", "stream"), "randomness"),
+    **dict.fromkeys((name for name in __all__ if name[0].isupper()), "core"),
 }
 _PACKAGES = tuple(name for name in __all__ if name not in _WHERE)
 

@@ -22,7 +22,8 @@ __all__ = [
 if TYPE_CHECKING:
     from torch import Tensor
 
-_NEAREST, _SHORT = 3, 8
+_NEAREST = 3
+_SHORT = 8
 """How many near words an error names, and how many words are still a short list."""
 
 
@@ -127,7 +128,8 @@ def within(name: str, value: Tensor, bounds: tuple[float, float]) -> None:
     """Every entry lies in the closed range, up to rounding."""
     low, high = bounds
     slack = 1e-6 * (high - low)
-    least, most = float(value.min()), float(value.max())
+    least = float(value.min())
+    most = float(value.max())
     if least < low - slack or most > high + slack:
         raise ValueError(
             f"{name} runs from {least:.6g} to {most:.6g}, but the task's input_range is "
@@ -147,7 +149,8 @@ def labels(values: Tensor, classes: int | None) -> None:
             f"labels has shape {tuple(values.shape)} and type {values.dtype}; "
             "give one class number per example, (B,) of torch.int64"
         )
-    low, high = int(values.min()), int(values.max())
+    low = int(values.min())
+    high = int(values.max())
     if low < 0 or high >= classes:
         raise ValueError(
             f"labels run from {low} to {high}, but the model has {classes} classes; "

@@ -23,8 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from leakbound import check
 from leakbound._util import copies
 from leakbound._util.plain_calls import as_written
-from leakbound.random import Source
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     ClientContext,
     DefenseProtocol,
@@ -37,6 +36,7 @@ from leakbound.types import (
     Unit,
     Update,
 )
+from leakbound.randomness import Source
 
 __all__ = [
     "Each",
@@ -159,7 +159,8 @@ def refuse_codes(task: Task, input_shape: Sequence[int]) -> None:
     Example:
         >>> refuse_codes(Task.of(nn.Linear(4, 2)), (4,))
     """
-    known, shape = _CODED.setdefault(task.model, {}), tuple(input_shape)
+    known = _CODED.setdefault(task.model, {})
+    shape = tuple(input_shape)
     if shape not in known:
         known[shape] = _coded(task, shape)
     if known[shape]:
@@ -311,7 +312,9 @@ def _logits(output: Any) -> Tensor:
     )
 
 
-_KERNELS, _LAYERS = torch.backends.cuda, torch.backends.mha  # on a CPU, too
+# on a CPU, too
+_KERNELS = torch.backends.cuda
+_LAYERS = torch.backends.mha
 _SWITCHES: tuple[tuple[Callable[[], bool], Callable[[bool], None], bool], ...] = (
     (_KERNELS.math_sdp_enabled, _KERNELS.enable_math_sdp, True),
     (_KERNELS.flash_sdp_enabled, _KERNELS.enable_flash_sdp, False),
@@ -505,10 +508,8 @@ def _change(
     if plan.optimizer == "adam":
         beta, gamma = _ADAM
         mean, square = state or (torch.zeros_like(slope), torch.zeros_like(slope))
-        mean, square = (
-            beta * mean + (1 - beta) * slope,
-            gamma * square + (1 - gamma) * slope.square(),
-        )
+        mean = beta * mean + (1 - beta) * slope
+        square = gamma * square + (1 - gamma) * slope.square()
         # the root's slope is finite at 0; the addend is far below epsilon's default
         root = (square / (1 - gamma**step) + 1e-30).sqrt()
         return mean / (1 - beta**step) / (root + plan.epsilon), (mean, square)
@@ -571,7 +572,8 @@ def shown(observation: Observation, plain: Tensor) -> Tensor:
     It has one row per example if the known defense starts from examples, or if examples were seen
     and no defense is known. Otherwise it has one row per client.
     """
-    defense, cohort = observation.defense, observation.cohort
+    defense = observation.defense
+    cohort = observation.cohort
     if defense is None and observation.update.unit is Unit.EXAMPLE:
         return plain
     each = defense is not None and defense.starts is Unit.EXAMPLE

@@ -24,11 +24,15 @@ Array = NDArray[Any]  # of float64
 Pattern = Sequence[int]
 """Rounds in which a unit takes part, from 0 on."""
 
-MOST_ROUNDS, MOST_BYTES = 2048, 2**28
+MOST_ROUNDS = 2048
+MOST_BYTES = 2**28
 """Largest number of rounds of a factor, and largest size of a file with one."""
-FEW, DEEP = 2000, 256
+FEW = 2000
+DEEP = 256
 """`sensitivity` tries all patterns of a scheme if there are at most FEW, in at most DEEP rounds."""
-SWEEPS, STILL, WORK = 2000, 1e-13, 10**9
+SWEEPS = 2000
+STILL = 1e-13
+WORK = 10**9
 TINY = 1e-12
 """Smaller diagonal entries, relative to the largest entry, count as none."""
 WORDS = "none, root, tree, tree_prefixes, band:4, bisr:4, blt:0.9,0.5/0.1,0.2 or FILE.npy"
@@ -68,7 +72,8 @@ class Scheme:
 
     def patterns(self, rounds: int) -> Iterator[Pattern]:
         """Every pattern to which no round can be added."""
-        most, apart = self.most_of(rounds), self.separation
+        most = self.most_of(rounds)
+        apart = self.separation
 
         def grow(pattern: tuple[int, ...], wide: bool) -> Iterator[Pattern]:
             start = pattern[-1] + apart if pattern else 0
@@ -279,7 +284,8 @@ class Factor:
 
     def _rows_bound(self, scheme: Scheme) -> float:
         """An upper bound on sum |Gamma_ij| over a scheme's patterns: each row at its worst."""
-        size, places = np.abs(self.gram), np.arange(self.rounds)
+        size = np.abs(self.gram)
+        places = np.arange(self.rounds)
         near = np.abs(np.subtract.outer(places, places)) < scheme.separation
         rows = np.diag(size).copy()
         if scheme.most != 1:
@@ -289,7 +295,8 @@ class Factor:
 
     def _largest(self, weights: Array, scheme: Scheme) -> Array:
         """(m,) the largest sum of nonnegative weights (m, T) over a scheme's patterns."""
-        most, apart = scheme.most_of(self.rounds), scheme.separation
+        most = scheme.most_of(self.rounds)
+        apart = scheme.separation
         counted = most < -(-self.rounds // apart)
         before = [np.zeros((len(weights), most + 1 if counted else 1))]
         for at in range(self.rounds):
@@ -336,7 +343,8 @@ def squared_sensitivity(gram: ArrayLike) -> float:
             pull = part[i] @ own - part[i, i] * own[i]
             length = float(np.linalg.norm(pull))
             own[i] = pull / length if length > 0 else own[i]
-        before, value = value, float((own * (part @ own)).sum())
+        before = value
+        value = float((own * (part @ own)).sum())
         if value - before <= STILL * loose:
             break
     dual = (own * (part @ own)).sum(1)
@@ -375,7 +383,8 @@ def _tree(rounds: int) -> Array:
 
 def _tree_prefixes(rounds: int) -> Array:
     """Row t is the node of the tree that ends in round t."""
-    ends, places = np.arange(1, rounds + 1)[:, None], np.arange(rounds)
+    ends = np.arange(1, rounds + 1)[:, None]
+    places = np.arange(rounds)
     return ((places < ends) & (places >= ends - (ends & -ends))) * 1.0
 
 

@@ -56,7 +56,8 @@ class Kronecker:
         return self._apply(rows, self.left_inverse, self.right_inverse)
 
     def _apply(self, rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        left, right = left.to(rows), right.to(rows)
+        left = left.to(rows)
+        right = right.to(rows)
         matrices = rows.reshape(len(rows), len(left), len(right))
         matrices = left[:, None] * matrices if left.ndim == 1 else left @ matrices
         matrices = matrices * right if right.ndim == 1 else matrices @ right
@@ -126,7 +127,8 @@ class Structured:
         return self._mix(rows / self.scale.to(rows), whiten=True)
 
     def _mix(self, rows: Tensor, *, whiten: bool) -> Tensor:
-        parts, at = [], 0
+        parts = []
+        at = 0
         for block in self.blocks:
             part = rows[:, block.start : block.stop]
             mixed = block.whiten(part) if whiten else block.color(part)

@@ -113,11 +113,14 @@ class NamedLoss:
         if self.targets == "any":
             return self
         elements = self.targets in ("binary", "real", "count")
-        what, fitting = "numbers", "mse, l1, poisson"
+        what = "numbers"
+        fitting = "mse, l1, poisson"
         if labels.ndim > 1:
-            what, fitting = "class maps", "dense_cross_entropy, dice, bce"
+            what = "class maps"
+            fitting = "dense_cross_entropy, dice, bce"
             if labels.ndim == 2:
-                what, fitting = "tokens", "next_token, token_cross_entropy"
+                what = "tokens"
+                fitting = "next_token, token_cross_entropy"
                 fits = self.targets == "tokens"
                 if self.name == "cross_entropy":
                     return LOSSES["next_token"]
@@ -128,7 +131,8 @@ class NamedLoss:
         elif labels.is_floating_point():
             fits = elements
         else:
-            what, fitting = "class numbers", "cross_entropy, bce, mse, l1, poisson"
+            what = "class numbers"
+            fitting = "cross_entropy, bce, mse, l1, poisson"
             fits = self.by_class or elements
         if not fits:
             raise ValueError(
@@ -224,7 +228,8 @@ class NamedLoss:
         """
         if self.targets == "tokens":
             if self.name == "next_token":
-                output, labels = output[:, :-1], labels[:, 1:]
+                output = output[:, :-1]
+                labels = labels[:, 1:]
             scored = labels != UNSCORED
             return output.argmax(-1)[scored], labels[scored]
         one = output[0].numel() == labels[0].numel()
@@ -264,7 +269,8 @@ def dice(output: Tensor, mask: Tensor) -> Tensor:
         >>> dice(torch.full((1, 2, 2), 40.0), torch.ones(1, 2, 2))
         tensor(0.)
     """
-    p, y = output.sigmoid().flatten(1), mask.flatten(1)
+    p = output.sigmoid().flatten(1)
+    y = mask.flatten(1)
     return (1 - (2 * (p * y).sum(1) + 1) / (p.sum(1) + y.sum(1) + 1)).mean()
 
 

@@ -157,7 +157,8 @@ class Lpips:
         for part in _NETWORKS[self.name]:
             for layer in part:
                 x = max_pool2d(x, layer.pool, 2) if layer.pool else x
-                weight, bias = self.state[f"{layer.name}.weight"], self.state[f"{layer.name}.bias"]
+                weight = self.state[f"{layer.name}.weight"]
+                bias = self.state[f"{layer.name}.bias"]
                 x = conv2d(x, weight, bias, layer.stride, layer.padding).relu()
             found.append(x[0] / (x[0].norm(dim=0) + _EPSILON))
         return found

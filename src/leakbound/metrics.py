@@ -40,7 +40,8 @@ __all__ = [
 
 Values = list[float | None]
 
-_WINDOW, _SIGMA = 11, 1.5
+_WINDOW = 11
+_SIGMA = 1.5
 _SAME = 1e-3
 _SCALES = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 _MS_SSIM_SMALLEST = 176
@@ -126,7 +127,8 @@ def _similarity(
     smooth = torch.nn.functional.conv2d(maps, weights[None, None, :, None])
     smooth = torch.nn.functional.conv2d(smooth, weights[None, None, None])
     a, b, aa, bb, ab = smooth.view(5, len(guess), -1)
-    small, large = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
+    small = (0.01 * data_range) ** 2
+    large = (0.03 * data_range) ** 2
     contrast = (2 * (ab - a * b) + large) / (aa - a**2 + bb - b**2 + large)
     whole = contrast * (2 * a * b + small) / (a**2 + b**2 + small)
     return whole.mean(1), contrast.mean(1)
@@ -212,7 +214,8 @@ def _errors(paired: Paired, data_range: float) -> list[float]:
 
 
 def _images(paired: Paired) -> tuple[Tensor, Tensor]:
-    guess, truth = paired.inputs, paired.truth.inputs
+    guess = paired.inputs
+    truth = paired.truth.inputs
     return guess.detach().cpu().double(), truth.detach().cpu().double()
 
 

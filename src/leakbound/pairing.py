@@ -15,8 +15,8 @@ from torch import Tensor
 from leakbound import check
 from leakbound._util import pictures
 from leakbound._util.formats import format_number
+from leakbound.core import Batch, Reconstruction
 from leakbound.domains.base import squared_distances
-from leakbound.types import Batch, Reconstruction
 
 __all__ = ["Paired", "assigned", "pair", "squared_distances"]
 
@@ -80,7 +80,8 @@ def pair(
         >>> pair(truth, Reconstruction(torch.cat([white, black]))).order
         (1, 0)
     """
-    guesses, labels = reconstruction.inputs, reconstruction.labels
+    guesses = reconstruction.inputs
+    labels = reconstruction.labels
     if guesses.shape[1:] != truth.inputs.shape[1:]:
         raise ValueError(
             f"reconstruction holds images {tuple(guesses.shape[1:])} and the truth "

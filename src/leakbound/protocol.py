@@ -13,11 +13,7 @@ from leakbound import check
 from leakbound._util import pictures
 from leakbound.attacks.base import Attack
 from leakbound.client import batch_statistics, respond
-from leakbound.defenses.base import Chain, Defense, State, chain
-from leakbound.engines.sensitivity import example_gradients
-from leakbound.losses import named
-from leakbound.random import Source
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     NotApplicable,
     Observation,
@@ -27,6 +23,10 @@ from leakbound.types import (
     ThreatModel,
     Update,
 )
+from leakbound.defenses.base import Chain, Defense, State, chain
+from leakbound.engines.sensitivity import example_gradients
+from leakbound.losses import named
+from leakbound.randomness import Source
 
 __all__ = ["Round", "observed", "play", "resolve", "send", "step"]
 
@@ -109,7 +109,7 @@ def play(
 
     Example:
         >>> from leakbound.defenses import SecureAggregation
-        >>> from leakbound.random import stream
+        >>> from leakbound.randomness import stream
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
         >>> batches = [Batch(torch.rand(2, 1, 2, 2), torch.tensor([0, 1])) for _ in range(3)]
         >>> streams = [stream(0, "defense", i) for i in range(4)]
@@ -118,7 +118,8 @@ def play(
         (torch.Size([1, 10]), (2, 2, 2))
     """
     hidden = named(task.loss).of_inputs
-    defense, threat = _as_chain(defense), threat or ThreatModel(labels_known=not hidden)
+    defense = _as_chain(defense)
+    threat = threat or ThreatModel(labels_known=not hidden)
     if hidden and threat.labels_known:
         raise ValueError(
             f"labels_known is True, but labels of the loss {named(task.loss).name!r} are the "
@@ -192,7 +193,8 @@ def observed(
     `update` has its true noise distribution and mask. `clients` are the batches behind it.
     `defense` is resolved. `more` are other fields of the observation.
     """
-    inputs, labels = [b.inputs for b in clients], [b.labels for b in clients]
+    inputs = [b.inputs for b in clients]
+    labels = [b.labels for b in clients]
     truth = Batch(torch.cat(inputs), torch.cat(labels))
     observation = Observation(
         update=update.seen(defense_known=threat.defense_known),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leakbound.covariance import Structured
-from leakbound.random import SecureSource, Source, laplace, normal, on_grid
+from leakbound.randomness import SecureSource, Source, laplace, normal, on_grid
 
 Covariance = float | Tensor | Structured
 
@@ -126,7 +126,7 @@ class Update:
         Noise covers the zeros of a mask, so the mask is no longer visible: it is dropped. With
         `keep_mask` withheld coordinates stay withheld, and noise is added only to the rest. Noise
         from the system's entropy is added in float64, and the sum is put on a grid
-        (`random.on_grid`).
+        (`randomness.on_grid`).
         """
         _check_representable(noise, self.rows)
         public = not noise.private and (isinstance(self.law, Exact) or self.spread_public)
@@ -175,7 +175,8 @@ class Update:
         elif by_value and not isinstance(law, Unknown):
             law = Unknown("coordinates were chosen by their noisy values")
         joint = mask if self.mask is None else mask & self.mask
-        rows, drawn = self.rows * mask, drawn or self.drawn
+        rows = self.rows * mask
+        drawn = drawn or self.drawn
         bound = None if by_value else self.bound  # one example can change which ones are sent
         sent = replace(self, rows=rows, law=law, mask=joint, bound=bound, drawn=drawn)
         return replace(sent, mask_private=private)
@@ -194,9 +195,12 @@ class Update:
         if self.drawn and len(self.rows) > 1:
             law = Unknown("the sum covers which coordinates each row sent")
         mask = None if self.mask is None else self.mask.any(0, keepdim=True)
-        private, public = self.mask_private, self.spread_public
+        private = self.mask_private
+        public = self.spread_public
         if private and len(self.rows) > 1:
-            law, private, public = replace(law, private=True), False, False
+            law = replace(law, private=True)
+            private = False
+            public = False
         total = replace(self, rows=self.rows.sum(0, keepdim=True), examples=(sum(self.examples),))
         total = replace(total, unit=unit, law=law, mask=mask)
         return replace(total, mask_private=private, spread_public=public)
@@ -329,7 +333,8 @@ def _spread(law: Law) -> Any:
 def _same_law(a: Law, b: Law) -> bool:
     if type(a) is not type(b) or a.private != b.private:
         return False
-    one, other = _spread(a), _spread(b)
+    one = _spread(a)
+    other = _spread(b)
     if isinstance(one, Structured) and isinstance(other, Structured):
         return one.equals(other)
     if one is None or isinstance(one, Structured) or isinstance(other, Structured):

@@ -206,7 +206,8 @@ class Task:
         adapt(step_by_step(shell), domain)
         input_range = input_range if domain is None else domain.input_range
         buffers = {name: value.detach().clone() for name, value in shell.named_buffers()}
-        plan, loss = plan or LocalPlan(), losses.named(loss)
+        plan = plan or LocalPlan()
+        loss = losses.named(loss)
         classes = classes if loss.has_classes else None
         return Task(
             *(shell, parameters, loss, plan, input_range, classes, buffers, public),
@@ -216,7 +217,8 @@ class Task:
     @cached_property
     def layout(self) -> tuple[tuple[str, torch.Size, int, int], ...]:
         """(name, shape, start, stop) of every tensor within the flat parameter vector."""
-        rows, start = [], 0
+        rows = []
+        start = 0
         for name, parameter in self.model.named_parameters():
             rows.append((name, parameter.shape, start, start + parameter.numel()))
             start += parameter.numel()

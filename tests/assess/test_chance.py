@@ -15,8 +15,8 @@ from leakbound.assess.criterion import Criterion
 from leakbound.assess.measure import measure
 from leakbound.assess.record import Chance
 from leakbound.assess.verdict import by_chance, of_configuration
+from leakbound.core import Reconstruction
 from leakbound.domains import Column, TableDomain
-from leakbound.types import Reconstruction
 
 LEVELS = ("a", "b", "c")
 DOMAIN = TableDomain(tuple(Column(f"c{k}", "categorical", levels=LEVELS) for k in range(4)))

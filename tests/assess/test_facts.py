@@ -12,8 +12,8 @@ from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import decide, verdict
 from leakbound.attacks import ConstantImage
 from leakbound.attacks.adaptive import SHARE, equal_sizes, not_sgd
-from leakbound.random import normal, stream
-from leakbound.types import Task
+from leakbound.core import Task
+from leakbound.randomness import normal, stream
 
 BLIND = ConstantImage(0.5)
 OFF = {"error_bound": "none", "probability": None}

@@ -22,8 +22,8 @@ from leakbound.assess.record import (
     Bound,
 )
 from leakbound.assess.verdict import together, verdict
+from leakbound.core import Batch
 from leakbound.domains import of_shape
-from leakbound.types import Batch
 
 
 def bound(**changes):

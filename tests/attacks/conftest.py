@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from leakbound import data, models
+from leakbound.core import Batch, Task, ThreatModel
 from leakbound.defenses import NoDefense, SecureAggregation, chain
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, Task, ThreatModel
+from leakbound.randomness import stream
 
 
 class Scene:

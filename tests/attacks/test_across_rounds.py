@@ -11,10 +11,10 @@ from leakbound.attacks.across_rounds import over_rounds
 from leakbound.attacks.matching.loop import begin, solve
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.sparse_inversion import SparseInversion, evidence
+from leakbound.core import Batch, LocalPlan, NotApplicable, Observation, Task, Unit, Update
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
-from leakbound.random import stream, uniform
-from leakbound.types import Batch, LocalPlan, NotApplicable, Observation, Task, Unit, Update
+from leakbound.randomness import stream, uniform
 
 ROUNDS = 4
 

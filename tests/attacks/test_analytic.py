@@ -9,6 +9,7 @@ from torch import nn
 
 from leakbound.attacks import LinearInversion
 from leakbound.attacks.analytic import input_layer
+from leakbound.core import Gaussian, NotApplicable, Reconstruction, Task, Update
 from leakbound.defenses import (
     Clip,
     DpSgd,
@@ -19,8 +20,7 @@ from leakbound.defenses import (
     SecureAggregation,
     chain,
 )
-from leakbound.random import stream
-from leakbound.types import Gaussian, NotApplicable, Reconstruction, Task, Update
+from leakbound.randomness import stream
 
 ATTACK = LinearInversion()
 

@@ -15,13 +15,13 @@ from torch import nn
 from leakbound import models
 from leakbound.attacks import LinearInversion
 from leakbound.attacks.features.cocktail_party import CocktailPartyImages
+from leakbound.core import Batch, NotApplicable, Task, ThreatModel
 from leakbound.defenses import Clip, GaussianNoise, MagnitudePruning, chain
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import normal, stream
+from leakbound.randomness import normal, stream
 from leakbound.testing.common import small_task
-from leakbound.types import Batch, NotApplicable, Task, ThreatModel
 
 COLOR = (3, 32, 32)
 

@@ -10,6 +10,7 @@ import torch
 from leakbound import data
 from leakbound.attacks import Codebook
 from leakbound.client import example_gradients
+from leakbound.core import Batch, NotApplicable, Server, Task, ThreatModel
 from leakbound.defenses import (
     ClipExamples,
     DpSgd,
@@ -24,8 +25,7 @@ from leakbound.defenses import (
 from leakbound.inspection import inspect
 from leakbound.models import mlp
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, NotApplicable, Server, Task, ThreatModel
+from leakbound.randomness import stream
 
 from ..red_team import codebooks as law
 

@@ -9,10 +9,10 @@ import torch
 from leakbound.attacks import CorrelatedTrap, LinearTrap
 from leakbound.bounds import from_scratch
 from leakbound.bounds.correlated import Factor
+from leakbound.core import Batch, NotApplicable, Server, Task, ThreatModel
 from leakbound.defenses import ClipExamples, CorrelatedNoise, DpSgd, GaussianNoise, Mean, chain
 from leakbound.protocol import observed, resolve, step
-from leakbound.random import normal, stream
-from leakbound.types import Batch, NotApplicable, Server, Task, ThreatModel
+from leakbound.randomness import normal, stream
 from leakbound_reproductions.federation import FederatedPlan, observe, train
 
 MALICIOUS = ThreatModel(server=Server.MALICIOUS)

@@ -15,6 +15,7 @@ from leakbound.attacks.data_dependent_law import (
     replay,
     score,
 )
+from leakbound.core import Batch, Gaussian, NotApplicable, Task, ThreatModel
 from leakbound.defenses import (
     Clip,
     GaussianNoise,
@@ -29,9 +30,8 @@ from leakbound.defenses import (
 )
 from leakbound.models import mlp
 from leakbound.protocol import play
-from leakbound.random import normal, stream, uniform
+from leakbound.randomness import normal, stream, uniform
 from leakbound.testing.common import same_bits, small_task
-from leakbound.types import Batch, Gaussian, NotApplicable, Task, ThreatModel
 
 LOUD, GALLERY, TRIALS = 1e4, 20, 24
 

@@ -11,6 +11,7 @@ from leakbound import data, models, simulate
 from leakbound.attacks import GradientMatching
 from leakbound.attacks.fedavg import FedAvgMatching, LocalSearch, _Guess
 from leakbound.client import gradient
+from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import (
     DpSgd,
     GradientDropout,
@@ -21,8 +22,7 @@ from leakbound.defenses import (
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, LocalPlan, NotApplicable, Task
+from leakbound.randomness import stream
 
 DIGITS = data.load("digits")
 SHORT = {"steps": 120, "total_variation": 1e-4}

@@ -8,11 +8,11 @@ from leakbound import data, models
 from leakbound.attacks import Fishing, GaussNewton, LinearInversion
 from leakbound.attacks.fishing import _label
 from leakbound.client import forward
+from leakbound.core import Batch, LocalPlan, NotApplicable, Server, Task, ThreatModel
 from leakbound.defenses import DpSgd, GaussianNoise, NoDefense, SecureAggregation, chain
 from leakbound.pairing import squared_distances
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, LocalPlan, NotApplicable, Server, Task, ThreatModel
+from leakbound.randomness import stream
 
 MALICIOUS = ThreatModel(server=Server.MALICIOUS)
 SUM, UNITS = SecureAggregation(3), 256

@@ -7,8 +7,8 @@ from leakbound.attacks import GradInversion
 from leakbound.attacks.grad_inversion import _correlations
 from leakbound.attacks.matching.engine import Search
 from leakbound.attacks.matching.loop import run
-from leakbound.random import stream, uniform
-from leakbound.types import NotApplicable
+from leakbound.core import NotApplicable
+from leakbound.randomness import stream, uniform
 
 
 def test_a_shift_is_found_and_undone():

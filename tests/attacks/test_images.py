@@ -7,8 +7,8 @@ from torch import nn
 from leakbound.attacks import Gias, GradientMatching
 from leakbound.attacks.gias import Generated, build
 from leakbound.attacks.matching.images import DeepPrior, Pixels
-from leakbound.random import normal, stream
-from leakbound.types import NotApplicable, Task
+from leakbound.core import NotApplicable, Task
+from leakbound.randomness import normal, stream
 
 LIKE = torch.zeros(())
 TASK = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), input_range=(-1.0, 2.0))

@@ -14,6 +14,7 @@ from leakbound import data, models
 from leakbound.attacks.imprint import RobbingTheFed, _steps
 from leakbound.attacks.planted import in_front
 from leakbound.client import example_gradients, forward
+from leakbound.core import Batch, NotApplicable, Server, Task, ThreatModel
 from leakbound.defenses import (
     Clip,
     ClipExamples,
@@ -28,9 +29,8 @@ from leakbound.defenses import (
 )
 from leakbound.pairing import pair, squared_distances
 from leakbound.protocol import play
-from leakbound.random import normal, stream
+from leakbound.randomness import normal, stream
 from leakbound.testing import check_attack
-from leakbound.types import Batch, NotApplicable, Server, Task, ThreatModel
 
 MALICIOUS = ThreatModel(server=Server.MALICIOUS)
 EXACT = 60

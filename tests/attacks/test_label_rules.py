@@ -10,9 +10,9 @@ from torch import nn
 
 from leakbound.attacks.labels import LABEL_RULES, fill, infer, label_accuracy, last_layer, stand_ins
 from leakbound.client import gradient
+from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import GaussianNoise, GradientDropout, LocalAggregation, SecureAggregation
-from leakbound.random import stream, uniform
-from leakbound.types import Batch, LocalPlan, NotApplicable, Task
+from leakbound.randomness import stream, uniform
 
 HIDDEN = {"labels_known": False}
 

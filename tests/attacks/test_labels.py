@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from leakbound.attacks import infer_labels
+from leakbound.core import Batch, NotApplicable, Task
 from leakbound.defenses import Clip, GradientDropout, LocalAggregation, SecureAggregation
-from leakbound.random import stream
-from leakbound.types import Batch, NotApplicable, Task
+from leakbound.randomness import stream
 
 HIDDEN = {"labels_known": False}
 

@@ -14,10 +14,10 @@ from leakbound.attacks import LearnedPrior, inverting_gradients, load_prior, sav
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.prior import attack as module
 from leakbound.attacks.prior import files
+from leakbound.core import Batch, NotApplicable, Task
 from leakbound.defenses import GaussianNoise, GradientDropout, NoDefense, chain
 from leakbound.protocol import play
-from leakbound.random import normal, stream
-from leakbound.types import Batch, NotApplicable, Task
+from leakbound.randomness import normal, stream
 
 
 def flat_public(count=400, size=6, seed=0):

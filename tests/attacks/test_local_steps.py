@@ -13,6 +13,7 @@ from leakbound.attacks.fedavg import LocalSearch, _guess
 from leakbound.attacks.matching import engine
 from leakbound.attacks.matching.engine import Evaluator
 from leakbound.attacks.matching.loop import solve
+from leakbound.core import Batch, LocalPlan, Task
 from leakbound.defenses import (
     Clip,
     GaussianNoise,
@@ -27,8 +28,7 @@ from leakbound.engines.single import LocalSteps
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, LocalPlan, Task
+from leakbound.randomness import stream
 
 DIGITS = data.load("digits")
 SHAPE = (1, 8, 8)

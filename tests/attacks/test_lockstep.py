@@ -24,6 +24,7 @@ from leakbound.attacks import (
 from leakbound.attacks.matching import engine
 from leakbound.attacks.matching.engine import Evaluator
 from leakbound.attacks.matching.loop import TRACE_POINTS, WIDTH, Loop, solve
+from leakbound.core import Batch, LocalPlan, NotApplicable, Task, ThreatModel
 from leakbound.defenses import (
     Clip,
     ClipExamples,
@@ -44,8 +45,7 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, LocalPlan, NotApplicable, Task, ThreatModel
+from leakbound.randomness import stream
 
 DIGITS = data.load("digits")
 SHAPE = (1, 8, 8)

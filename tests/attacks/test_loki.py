@@ -6,9 +6,9 @@ import torch
 
 from leakbound.attacks import BestOf, ByNoise, Loki, RobbingTheFed
 from leakbound.client import forward, gradient
+from leakbound.core import NotApplicable, Task, ThreatModel
 from leakbound.defenses import GradientDropout, NoDefense, SecureAggregation, chain
-from leakbound.random import stream
-from leakbound.types import NotApplicable, Task, ThreatModel
+from leakbound.randomness import stream
 
 from .test_imprint import EXACT, bins_of, digits, drawn, nearest, played, task_of
 

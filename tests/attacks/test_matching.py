@@ -8,6 +8,7 @@ from torch import nn
 
 from leakbound.attacks import Attack, BestOf, GradientMatching, dlg, idlg, inverting_gradients
 from leakbound.attacks.base import boxed
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.defenses import (
     ClipExamples,
     GaussianNoise,
@@ -16,8 +17,7 @@ from leakbound.defenses import (
     LaplaceNoise,
     MagnitudePruning,
 )
-from leakbound.random import stream, uniform
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+from leakbound.randomness import stream, uniform
 
 SHORT = {
     "adam": inverting_gradients(8),
@@ -164,7 +164,7 @@ def test_total_variation_wants_images_or_series():
 
 
 def _observation_of(task, rows):
-    from leakbound.types import Unit, Update
+    from leakbound.core import Unit, Update
 
     return Observation(Update(rows, Unit.CLIENT, (1,)), task, (1,), (5,), labels=torch.tensor([0]))
 

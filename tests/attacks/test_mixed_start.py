@@ -12,10 +12,10 @@ from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.mixed_start import Starts, last_sent
 from leakbound.attacks.sparse_inversion import SparseInversion, evidence
+from leakbound.core import Batch, LocalPlan, NotApplicable, Observation, Task, Unit, Update
 from leakbound.metrics import psnr
 from leakbound.pairing import pair
-from leakbound.random import stream, uniform
-from leakbound.types import Batch, LocalPlan, NotApplicable, Observation, Task, Unit, Update
+from leakbound.randomness import stream, uniform
 
 
 def digits(seed, size=1):

@@ -8,10 +8,10 @@ from leakbound import audit
 from leakbound.attacks import dlg, idlg
 from leakbound.attacks.base import outputs_of
 from leakbound.attacks.labels import LABEL_RULES, infer, infer_labels, label_accuracy
+from leakbound.core import Batch, NotApplicable, Server, Task, ThreatModel
 from leakbound.defenses import NoDefense
 from leakbound.models import mlp
-from leakbound.random import stream, uniform
-from leakbound.types import Batch, NotApplicable, Server, Task, ThreatModel
+from leakbound.randomness import stream, uniform
 
 from ..test_contracts import FEW
 

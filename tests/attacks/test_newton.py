@@ -8,7 +8,7 @@ import torch
 import leakbound as lb
 from leakbound.attacks import GaussNewton, inverting_gradients
 from leakbound.attacks.matching.newton import Linearized, PublicGaussian, _LeastSquares
-from leakbound.random import normal, stream
+from leakbound.randomness import normal, stream
 
 
 def test_linearized_equals_the_whole_jacobian():

@@ -10,7 +10,7 @@ from leakbound.attacks.matching.distances import (
     total_variation,
     variation_gradients,
 )
-from leakbound.random import bernoulli, normal, stream
+from leakbound.randomness import bernoulli, normal, stream
 
 SPANS = [(0, 4), (4, 10)]
 WIDE = torch.zeros((), dtype=torch.float64)

@@ -8,9 +8,9 @@ import leakbound as lb
 from leakbound import data, models
 from leakbound.attacks import PatchSpan
 from leakbound.attacks.patch_span import _space
-from leakbound.random import stream
+from leakbound.core import Batch, LocalPlan, NotApplicable, Task
+from leakbound.randomness import stream
 from leakbound.testing import check_attack
-from leakbound.types import Batch, LocalPlan, NotApplicable, Task
 
 SIDE, SHAPE = 16, (3, 16, 16)
 

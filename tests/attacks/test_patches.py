@@ -7,10 +7,10 @@ from torch import nn
 import leakbound as lb
 from leakbound import data, models
 from leakbound.attacks import PatchInversion
+from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import NoDefense
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, LocalPlan, NotApplicable, Task
+from leakbound.randomness import stream
 
 
 def vit(seed=0, shape=(3, 16, 16), **more):

@@ -23,14 +23,14 @@ from leakbound.attacks.across_rounds import AcrossRounds
 from leakbound.attacks.matching.images import NEAR, images_for
 from leakbound.attacks.mixed_start import MixedStart
 from leakbound.client import example_gradients
+from leakbound.core import Batch, NotApplicable, Task, ThreatModel
 from leakbound.data.masks import photo_masks
 from leakbound.data.raw import Options, fit
 from leakbound.data.series import ecg
 from leakbound.defenses import DpSgd, GaussianNoise, NoDefense
 from leakbound.domains import SeriesDomain, of_shape
 from leakbound.pairing import pair
-from leakbound.random import permutation, stream
-from leakbound.types import Batch, NotApplicable, Task, ThreatModel
+from leakbound.randomness import permutation, stream
 
 
 class OwnConvolutions(nn.Module):

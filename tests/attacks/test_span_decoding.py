@@ -16,12 +16,12 @@ from leakbound.attacks.table.decoding import Survivors, layer_plane
 from leakbound.attacks.table.span import decode, plane
 from leakbound.attacks.table.view import joint, view
 from leakbound.client import gradient
+from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import Clip, GaussianNoise, NoDefense, Quantization, SecureAggregation
 from leakbound.domains import Column, TableDomain
 from leakbound.protocol import play
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.testing import check_attack
-from leakbound.types import Batch, LocalPlan, NotApplicable, Task
 
 LEVELS = (4, 3, 3, 2)
 

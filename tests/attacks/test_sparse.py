@@ -12,6 +12,7 @@ from leakbound import data, models
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.sparse import SparseRecovery, _descended, _Layer, _sparsest
 from leakbound.client import example_gradients
+from leakbound.core import Batch, NotApplicable, Task
 from leakbound.defenses import (
     Clip,
     GaussianNoise,
@@ -24,10 +25,9 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.pairing import pair, squared_distances
-from leakbound.random import normal, stream
+from leakbound.randomness import normal, stream
 from leakbound.testing import check_attack
 from leakbound.testing.common import small_batch
-from leakbound.types import Batch, NotApplicable, Task
 
 EXACT = 60
 

@@ -17,11 +17,7 @@ from leakbound.attacks import (
 from leakbound.attacks.matching.distances import disorder
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.sparse_inversion import SparseInversion, evidence, recovered_mask
-from leakbound.metrics import psnr
-from leakbound.pairing import pair
-from leakbound.random import stream, uniform
-from leakbound.testing import check_attack
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     LocalPlan,
     NotApplicable,
@@ -31,6 +27,10 @@ from leakbound.types import (
     Unit,
     Update,
 )
+from leakbound.metrics import psnr
+from leakbound.pairing import pair
+from leakbound.randomness import stream, uniform
+from leakbound.testing import check_attack
 
 RATE = 0.1
 

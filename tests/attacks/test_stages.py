@@ -12,7 +12,7 @@ from leakbound.attacks.matching.loop import Loop, run, solve
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.terms import Smooth
 from leakbound.defenses import GaussianNoise, LocalOptimalPruning, MagnitudePruning
-from leakbound.random import stream
+from leakbound.randomness import stream
 
 OLD = GradientMatching(total_variation=1e-4, noise_variation=0.04, schedule="step")
 

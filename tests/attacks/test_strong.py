@@ -7,9 +7,9 @@ from leakbound.attacks import ByNoise, ConstantImage, GradientMatching, strong_m
 from leakbound.attacks.features.errors import feature_errors, subspace_error
 from leakbound.audit import parse, run
 from leakbound.client import layer_inputs
+from leakbound.core import NotApplicable
 from leakbound.defenses import GaussianNoise, MagnitudePruning
-from leakbound.random import stream
-from leakbound.types import NotApplicable
+from leakbound.randomness import stream
 
 HEADED = {"backbone": "convnet", "features": 16, "width": 512}
 

@@ -20,8 +20,8 @@ from leakbound.attacks.matching.terms import (
     terms_for,
 )
 from leakbound.client import batch_norms, batch_statistics, layer_inputs
-from leakbound.random import normal, stream, uniform
-from leakbound.types import NotApplicable, Task
+from leakbound.core import NotApplicable, Task
+from leakbound.randomness import normal, stream, uniform
 
 IMAGES = uniform((3, 1, 8, 8), stream(0, "terms"))
 

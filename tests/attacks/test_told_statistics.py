@@ -10,6 +10,7 @@ from leakbound.attacks import Gias, GradientMatching
 from leakbound.attacks.matching.terms import SameStatistics
 from leakbound.audit import parse, run
 from leakbound.client import clients_layer_inputs
+from leakbound.core import Batch, NotApplicable, Task
 from leakbound.defenses import (
     Clip,
     Mixup,
@@ -18,8 +19,7 @@ from leakbound.defenses import (
     SecureAggregation,
     chain,
 )
-from leakbound.random import stream
-from leakbound.types import Batch, NotApplicable, Task
+from leakbound.randomness import stream
 
 
 def _normed():

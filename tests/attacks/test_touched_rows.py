@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from leakbound.attacks import LinearInversion, SpanDecoding, TouchedRows
+from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import GaussianNoise, NoDefense
 from leakbound.domains import Column, TableDomain
 from leakbound.protocol import play
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.testing import check_attack
-from leakbound.types import Batch, LocalPlan, NotApplicable, Task
 
 LEVELS = (9, 7, 5, 4, 3, 2, 8, 6)
 

@@ -11,6 +11,7 @@ from leakbound import data, models
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.trap_weights import TrapWeights
 from leakbound.client import example_gradients, forward
+from leakbound.core import Batch, NotApplicable, Server, Task, ThreatModel
 from leakbound.defenses import (
     Clip,
     GaussianNoise,
@@ -20,9 +21,8 @@ from leakbound.defenses import (
 )
 from leakbound.pairing import pair, squared_distances
 from leakbound.protocol import play
-from leakbound.random import permutation, stream, uniform
+from leakbound.randomness import permutation, stream, uniform
 from leakbound.testing import check_attack
-from leakbound.types import Batch, NotApplicable, Server, Task, ThreatModel
 
 MALICIOUS = ThreatModel(server=Server.MALICIOUS)
 EXACT = 60

@@ -12,6 +12,7 @@ from leakbound.attacks.data_dependent_law import negative_log_likelihood
 from leakbound.attacks.matching.loop import unexplained
 from leakbound.attacks.variance import Curve, _log_power
 from leakbound.client import local_update, simulate
+from leakbound.core import Batch, NotApplicable, Task
 from leakbound.covariance import Structured
 from leakbound.defenses import (
     GaussianNoise,
@@ -24,9 +25,8 @@ from leakbound.defenses import (
 )
 from leakbound.models import lenet, mlp
 from leakbound.protocol import play
-from leakbound.random import stream, uniform
+from leakbound.randomness import stream, uniform
 from leakbound.testing.common import same_bits, small_batch, small_task
-from leakbound.types import Batch, NotApplicable, Task
 
 LOUD = 1e6
 

@@ -11,7 +11,7 @@ import torch
 import leakbound as lb
 from leakbound import audit, registry
 from leakbound.audit.plan import Spec, build_attack, build_defense
-from leakbound.types import NotApplicable
+from leakbound.core import NotApplicable
 
 STD = (("noise_std", 0.01),)
 DEFENSES = ((), (Spec("gaussian_noise", STD),), (Spec("local_optimal_noise", STD),))

@@ -11,12 +11,12 @@ from leakbound import audit, report
 from leakbound.audit.attacked_round import attacked_round
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import play_round
+from leakbound.core import Batch, Refused, Server, Task, ThreatModel
 from leakbound.defenses import GaussianNoise, NoDefense, PriPrune, chain
 from leakbound.defenses.base import Defense
 from leakbound.protocol import play
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.report.rerun import reruns, toml_of
-from leakbound.types import Batch, Refused, Server, Task, ThreatModel
 
 ACTS = 15
 """Logits start at logit(0.2) = -1.39 and rise by at most 0.1 a round: 13.9 rounds to 0, and a

@@ -13,7 +13,7 @@ from leakbound.audit import engine
 from leakbound.audit import experiment as experiments
 from leakbound.audit.engine import bundles, run_experiments
 from leakbound.audit.plan import Experiment
-from leakbound.types import NotApplicable
+from leakbound.core import NotApplicable
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
 from leakbound.audit import diagnosis
 from leakbound.domains import Column, TableDomain, of_shape
-from leakbound.random import normal, stream
+from leakbound.randomness import normal, stream
 
 
 def simulated(model, batch, shape, **more):

@@ -12,7 +12,7 @@ from leakbound.assess.record import ReleaseInfo, encode
 from leakbound.audit import context as contexts
 from leakbound.audit import engine
 from leakbound.audit import experiment as experiments
-from leakbound.types import Unit, Update
+from leakbound.core import Unit, Update
 
 
 def test_a_cell_alone_and_in_the_grid_gives_the_same_record(table):

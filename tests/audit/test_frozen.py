@@ -6,7 +6,7 @@ import torch
 from leakbound import audit
 from leakbound.assess.record import Assessment, Training
 from leakbound.audit.context import PlanContext, check_plan
-from leakbound.types import Task
+from leakbound.core import Task
 
 MODEL = """
     import torch

@@ -11,7 +11,7 @@ from leakbound import run_audit
 from leakbound.assess.record import Training, read
 from leakbound.audit.utility import quality
 from leakbound.data.schema import Schema
-from leakbound.random import normal, stream, uniform
+from leakbound.randomness import normal, stream, uniform
 from leakbound.report import tables, write
 
 

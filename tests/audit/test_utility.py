@@ -4,8 +4,8 @@ import torch
 
 from leakbound import client, models
 from leakbound.audit import utility
-from leakbound.random import stream
-from leakbound.types import Batch, Task
+from leakbound.core import Batch, Task
+from leakbound.randomness import stream
 
 
 def test_outputs_are_the_models_own_to_the_bit():

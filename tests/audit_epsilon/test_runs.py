@@ -19,10 +19,10 @@ from leakbound.audit_epsilon import (
     runs,
 )
 from leakbound.bounds import conversions
+from leakbound.core import Batch, Task
 from leakbound.domains import TokenDomain
 from leakbound.models import decoder
-from leakbound.random import normal, stream, uniform
-from leakbound.types import Batch, Task
+from leakbound.randomness import normal, stream, uniform
 
 from .dp_client import BUGS, DpClient
 

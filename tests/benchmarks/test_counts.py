@@ -15,10 +15,10 @@ from leakbound import client, data, models
 from leakbound.attacks import GradientMatching
 from leakbound.attacks.matching.engine import Evaluator
 from leakbound.attacks.matching.loop import TRACE_POINTS, WIDTH, Loop
+from leakbound.core import Batch, Task
 from leakbound.defenses import NoDefense
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, Task
+from leakbound.randomness import stream
 
 FOLDER = Path(leakbound.__file__).parents[2] / "benchmarks"
 if not FOLDER.is_dir():

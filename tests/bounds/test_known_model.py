@@ -17,7 +17,7 @@ from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.known_model import KnownModel
 from leakbound.channel import clipped_gram
 from leakbound.client import example_gradients
-from leakbound.types import Batch, Task
+from leakbound.core import Batch, Task
 
 PSNR = (20.0, 22.0, 25.5)
 NOISES = (0.2, 0.3, 0.5, 1.0)

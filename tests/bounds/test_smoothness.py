@@ -8,8 +8,8 @@ from torch import nn
 
 from leakbound import defenses, models
 from leakbound.bounds.smoothness import not_smooth
-from leakbound.random import stream
-from leakbound.types import LocalPlan, Task
+from leakbound.core import LocalPlan, Task
+from leakbound.randomness import stream
 
 IMAGE, LABEL = torch.rand(2, 1, 8, 8, generator=stream(0, "images")), torch.tensor([0, 3])
 of = nn.functional

@@ -18,11 +18,11 @@ from leakbound.captured.adapters import (
     read_config,
     sent_tensors,
 )
+from leakbound.core import Batch, LocalPlan, Observation, Task, Unit, Update
 from leakbound.defenses import NoDefense
 from leakbound.domains import TokenDomain
 from leakbound.protocol import play
-from leakbound.random import normal, stream
-from leakbound.types import Batch, LocalPlan, Observation, Task, Unit, Update
+from leakbound.randomness import normal, stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 

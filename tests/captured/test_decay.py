@@ -6,8 +6,8 @@ from torch import nn
 
 from leakbound import captured, tensors
 from leakbound.captured import decay, proofs
-from leakbound.random import normal, stream, uniform
-from leakbound.types import Task
+from leakbound.core import Task
+from leakbound.randomness import normal, stream, uniform
 
 SHAPE, RATE = (1, 10, 10), 0.1
 
@@ -60,7 +60,7 @@ def test_a_decay_hides_no_example(weight_decay, act):
     assert "weight decay" in record.certificate
     assert (got.best.inputs - images()).abs().max() < 1e-4
     share = RATE * weight_decay
-    assert float(got.understood[0].decay.split()[0]) == pytest.approx(share, rel=2e-3)
+    assert float(got.inferred[0].decay.split()[0]) == pytest.approx(share, rel=2e-3)
 
 
 def test_a_change_of_the_weights_shows_it():
@@ -81,10 +81,10 @@ def test_a_gradient_with_the_decays_part_shows_it():
 def test_a_given_decay_is_subtracted_at_its_rate_and_steps():
     before, after = trained(mlp(), 1e-2, steps=3)
     got = attacked(after, before, weight_decay=1e-2, learning_rate=RATE, steps=3, examples=1)
-    assert got.understood[0].decay == "0.01"
+    assert got.inferred[0].decay == "0.01"
     assert (got.best.inputs - images()).abs().max() < 1e-4
     without = attacked(after, before, weight_decay=0, learning_rate=RATE, steps=3, examples=1)
-    assert without.understood[0].decay is None
+    assert without.inferred[0].decay is None
     assert without.records[0].certificate is None
 
 
@@ -154,7 +154,7 @@ def test_what_no_input_touched_does_not_look_touched():
     nn.functional.cross_entropy(own(image), torch.tensor([3])).backward()
     optimizer.step()
     got = attacked({k: v.clone() for k, v in own.state_dict().items()}, before, examples=1)
-    seen = got.understood[0].observation
+    seen = got.inferred[0].observation
     columns = (seen.task.unflatten(seen.update.rows[0])["1.weight"] != 0).any(0)
     assert torch.equal(columns, image.flatten() != 0)
     assert "zero values" not in {fact.kind for fact in got.records[0].facts}

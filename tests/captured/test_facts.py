@@ -9,7 +9,7 @@ from leakbound import data, models
 from leakbound.attacks import AdapterPursuit
 from leakbound.attacks.tokens.adapters import FoundTokens, _filled
 from leakbound.captured import findings, load
-from leakbound.random import permutation, stream
+from leakbound.randomness import permutation, stream
 
 OPTIMIZERS = {
     "sgd": lambda own: torch.optim.SGD(own, lr=0.05),
@@ -100,7 +100,7 @@ def test_impossible_sums_of_labels_are_not_printed():
         own.zero_grad()
         nn.functional.binary_cross_entropy_with_logits(model(inputs), labels).backward()
         own.step()
-    understood = lb.attack_update(
+    inferred = lb.attack_update(
         load(state(model), before, kind="weights"),
         model,
         input_shape=(1, 6, 6),
@@ -109,8 +109,8 @@ def test_impossible_sums_of_labels_are_not_printed():
         steps=8,
         loss="bce",
         attacks="linear_inversion",
-    ).understood[0]
-    [finding] = [one for one in understood.findings if one.name == "labels"]
+    ).inferred[0]
+    [finding] = [one for one in inferred.findings if one.name == "labels"]
     assert "no possible sums of 64 labels" in finding.how
     assert "-" not in finding.how.split("sums")[-1]
 
@@ -124,7 +124,7 @@ def test_possible_sums_are_within_their_range():
     own = torch.optim.SGD(model.parameters(), lr=0.1)
     nn.functional.binary_cross_entropy_with_logits(model(inputs), labels).backward()
     own.step()
-    understood = lb.attack_update(
+    inferred = lb.attack_update(
         load(state(model), before, kind="weights"),
         model,
         input_shape=(1, 6, 6),
@@ -133,8 +133,8 @@ def test_possible_sums_are_within_their_range():
         steps=1,
         loss="bce",
         attacks="linear_inversion",
-    ).understood[0]
-    [finding] = [one for one in understood.findings if one.name == "labels"]
+    ).inferred[0]
+    [finding] = [one for one in inferred.findings if one.name == "labels"]
     sums = finding.how.partition("about ")[2].partition(", if")[0].split(", ")
     assert [float(v) for v in sums] == pytest.approx([3, 0, 0, 64], abs=3)
     assert all(0 <= float(v) <= 64 for v in sums)

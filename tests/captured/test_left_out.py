@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from leakbound import captured
-from leakbound.random import stream, uniform
+from leakbound.randomness import stream, uniform
 
 SHAPE, RATE = (1, 6, 6), 0.1
 NAN, INF = float("nan"), float("inf")
@@ -55,7 +55,7 @@ def test_weights_with_a_spoiled_tensor_are_still_recognized_as_weights():
     before, after, image = sent(model())
     after["3.bias"][0] = NAN
     found = attacked(after, before)
-    assert found.understood[0].observation.sent is not None
+    assert found.inferred[0].observation.sent is not None
     assert torch.allclose(found.best.inputs, image, atol=1e-4)
 
 
@@ -138,4 +138,4 @@ def test_statistics_that_are_not_finite_are_no_fact():
     found = captured.attack_update(
         after, own, before=before, input_shape=SHAPE, attacks="linear_inversion"
     )
-    assert "batch statistics" not in {fact.kind for fact in found.understood[0].facts}
+    assert "batch statistics" not in {fact.kind for fact in found.inferred[0].facts}

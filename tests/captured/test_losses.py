@@ -71,8 +71,8 @@ def attacked(change, before, model, name, **told):
         pictures=False,
         **told,
     )
-    (record,), (understood,), (answer,) = found.records, found.understood, found.answers
-    return record, understood, answer
+    (record,), (inferred,), (answer,) = found.records, found.inferred, found.answers
+    return record, inferred, answer
 
 
 @pytest.mark.parametrize("trials", [4, 100])
@@ -95,12 +95,12 @@ def test_one_record_is_exact_and_certified(name, steps, trials):
         )
         model.float()
         before, change = ({k: v.float() for k, v in d.items()} for d in (before, change))
-        record, understood, answer = attacked(
+        record, inferred, answer = attacked(
             change, before, model, name, examples=1, learning_rate=rate, steps=steps
         )
         exact += bool((answer.inputs - x).abs().max() < 1e-5)
         certified += record.verdict == "exposed (certified)"
-        found = understood.labels
+        found = inferred.labels
         told += (
             found is not None and found.shape == y.shape and bool((found - y).abs().max() < 1e-3)
         )
@@ -240,21 +240,19 @@ def test_labels_of_another_loss_are_not_called_certain():
     torch.manual_seed(0)
     model, x, y = mlp(1), torch.rand(1, SIZE), torch.ones(1)
     before, change = trained(model, x, y, LOSSES["bce one"][0])
-    record, understood, _ = attacked(change, before, model, "bce one", examples=1)
-    found = {f.name: f for f in understood.findings}["labels"]
+    record, inferred, _ = attacked(change, before, model, "bce one", examples=1)
+    found = {f.name: f for f in inferred.findings}["labels"]
     assert (found.value, found.sure) == ("1", True)
     assert "rules agree" not in found.how
-    assert not [note for note in understood.notes if "cross-entropy" in note]
+    assert not [note for note in inferred.notes if "cross-entropy" in note]
     assert record.model.loss == "bce"
     model, y = mlp(3), torch.randn(4, 3)
     before, change = trained(model, torch.rand(4, SIZE), y, LOSSES["mse"][0])
-    _, understood, _ = attacked(
-        change, before, model, "mse", examples=4, steps=1, learning_rate=RATE
-    )
-    found = {f.name: f for f in understood.findings}["labels"]
+    _, inferred, _ = attacked(change, before, model, "mse", examples=4, steps=1, learning_rate=RATE)
+    found = {f.name: f for f in inferred.findings}["labels"]
     assert found.value == "unknown"
     assert "only the sums of their labels are known (label_totals); give labels" in found.how
-    assert understood.labels is None
+    assert inferred.labels is None
 
 
 def test_given_labels_and_the_truth_may_be_numbers():
@@ -262,10 +260,10 @@ def test_given_labels_and_the_truth_may_be_numbers():
     model, x, y = mlp(3), torch.rand(2, SIZE), torch.randn(2, 3)
     before, change = trained(model, x, y, LOSSES["mse"][0])
     truth = captured.run.Batch(x, y)
-    record, understood, _ = attacked(
+    record, inferred, _ = attacked(
         change, before, model, "mse", labels=y, steps=1, learning_rate=RATE, truth=truth
     )
-    assert torch.equal(understood.labels, y)
+    assert torch.equal(inferred.labels, y)
     assert record.batch_size == 2
     with pytest.raises(ValueError, match="labels run from -1 to 1, but the loss 'bce' takes"):
         attacked(change, before, model, "bce", labels=torch.tensor([[-1.0, 1, 0]]))

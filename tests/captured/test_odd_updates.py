@@ -1,4 +1,4 @@
-"""Odd tensors, labels and settings of captured updates: understood, or refused by name."""
+"""Odd tensors, labels and settings of captured updates: inferred, or refused by name."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from torch import nn
 
 from leakbound import Batch, attack_update, captured, simulate
 from leakbound.client import example_gradients, gradient
-from leakbound.types import Task
+from leakbound.core import Task
 
 SHAPE = (1, 4, 4)
 INPUTS, LABELS = torch.rand((1, *SHAPE), generator=torch.Generator().manual_seed(1)), [1]

@@ -132,10 +132,10 @@ def test_the_steps_stay_assumed_where_no_label_is_known(build, name):
     dense = name == "dense_cross_entropy"
     labels, outputs = (MAP.squeeze(1), 3) if dense else (MASK, 1)
     found = attacked(build(outputs), LOSSES[name], labels, name=name)
-    steps = {one.name: one for one in found.understood[0].findings}["local steps"]
+    steps = {one.name: one for one in found.inferred[0].findings}["local steps"]
     assert not steps.sure
     assert steps.how.startswith("assumed: the first of 1, ")
-    label = {one.name: one for one in found.understood[0].findings}["labels"]
+    label = {one.name: one for one in found.inferred[0].findings}["labels"]
     assert label.value == "unknown"
 
 

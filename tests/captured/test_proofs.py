@@ -10,9 +10,9 @@ from leakbound import captured, data, defenses, models
 from leakbound._util.formats import format_explained
 from leakbound.audit.plan import Spec
 from leakbound.captured import load, proofs
+from leakbound.core import Batch, Gaussian, Laplace, Observation, Task, Unit, Update
 from leakbound.covariance import Structured
-from leakbound.random import stream
-from leakbound.types import Batch, Gaussian, Laplace, Observation, Task, Unit, Update
+from leakbound.randomness import stream
 
 SHAPE, RATE, LINEAR = (1, 28, 28), 0.1, ["linear_inversion"]
 

@@ -12,9 +12,9 @@ from leakbound.assess.record import Assessment, Explained, decode
 from leakbound.audit import run_file
 from leakbound.captured import TrainingInfo, load
 from leakbound.captured.assess import explained
+from leakbound.core import Batch, Gaussian, Reconstruction
 from leakbound.defenses import Clip, ClipExamples, GaussianMechanism, Mean, SecureAggregation, chain
-from leakbound.random import stream
-from leakbound.types import Batch, Gaussian, Reconstruction
+from leakbound.randomness import stream
 
 SHAPE = (1, 28, 28)
 RATE = 0.1
@@ -53,7 +53,7 @@ def some(digits, count, first=0):
 
 
 def named(outcome, at=0):
-    return {f.name: f for f in outcome.understood[at].findings}
+    return {f.name: f for f in outcome.inferred[at].findings}
 
 
 def test_one_step_on_one_image_gives_the_image_away_with_a_certificate(digits):
@@ -79,7 +79,7 @@ def test_every_kind_is_the_same_observation(kind, digits):
     gradient = {k: -v / RATE for k, v in delta.items()}
     update = {"gradient": gradient, "delta": delta, "weights": after}[kind]
     from leakbound.client import gradient as of
-    from leakbound.types import Task
+    from leakbound.core import Task
 
     model = mlp()
     model.load_state_dict(before)
@@ -175,8 +175,8 @@ def test_told_labels_go_to_the_attacker(digits):
     found = captured.attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, labels=batch.labels
     )
-    assert found.understood[0].observation.threat.labels_known
-    assert torch.equal(found.understood[0].observation.labels, batch.labels)
+    assert found.inferred[0].observation.threat.labels_known
+    assert torch.equal(found.inferred[0].observation.labels, batch.labels)
 
 
 def test_what_a_guess_explains_is_the_energy_that_its_own_update_gives_again(digits):
@@ -185,7 +185,7 @@ def test_what_a_guess_explains_is_the_energy_that_its_own_update_gives_again(dig
     found = captured.attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, learning_rate=RATE
     )
-    known = found.understood[0]
+    known = found.inferred[0]
     right = explained(known, Reconstruction(batch.inputs, batch.labels))
     wrong = explained(known, Reconstruction(1 - batch.inputs, batch.labels))
     assert isinstance(right, Explained)
@@ -227,7 +227,7 @@ def test_declared_noise_gives_law_bounds_and_an_honest_share(noise, known, digit
         attacks=LINEAR,
     )
     (record,) = found.records
-    seen = found.understood[0].observation
+    seen = found.inferred[0].observation
     assert isinstance(seen.update.law, Gaussian)
     assert seen.update.law.covariance == pytest.approx(noise**2)
     names = [bound.name for bound in record.bounds]
@@ -288,7 +288,7 @@ def test_batch_norm_stays_in_its_mode_at_the_captured_statistics(training, digit
     )  # fmt: skip
     notes = " ".join(found.records[0].capture.notes)
     assert ("examples of a batch affect each other" in notes) == training
-    right = explained(found.understood[0], Reconstruction(batch.inputs, batch.labels))
+    right = explained(found.inferred[0], Reconstruction(batch.inputs, batch.labels))
     assert right.share > 1 - 1e-5
 
 

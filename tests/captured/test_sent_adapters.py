@@ -17,9 +17,9 @@ from leakbound.captured.adapters import CONFIG, WEIGHTS
 from leakbound.cli import main
 from leakbound.cli.captured import EXPOSED_CODE
 from leakbound.client import local_update
+from leakbound.core import LocalPlan, Task
 from leakbound.domains import TokenDomain
-from leakbound.random import normal, stream
-from leakbound.types import LocalPlan, Task
+from leakbound.randomness import normal, stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 V, N, WIDTH, RANK, RATE = 60, 8, 32, 4, 0.1

@@ -9,7 +9,7 @@ from torch import nn
 
 from leakbound import captured
 from leakbound.cli import main
-from leakbound.random import normal, stream, uniform
+from leakbound.randomness import normal, stream, uniform
 
 SHAPE, RATE = (1, 6, 6), 0.1
 CODE = """

@@ -15,9 +15,9 @@ from leakbound.captured.observe import COPIES, task_of
 from leakbound.cli import main
 from leakbound.cli.captured import EXPOSED_CODE
 from leakbound.client import local_update
+from leakbound.core import LocalPlan, Task
 from leakbound.domains import TokenDomain, of_shape
-from leakbound.random import stream
-from leakbound.types import LocalPlan, Task
+from leakbound.randomness import stream
 
 V, N, RATE = 60, 8, 0.1
 

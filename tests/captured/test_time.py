@@ -50,7 +50,7 @@ def run(clients, *, known=None, **settings):
         Settings(SHAPE, **settings),
         known=known or TrainingInfo(examples=16, learning_rate=RATE),
         watch=lambda done, total, what, left: events.append((what, left)),
-        understood=lambda case: events.append(("understood", None)),
+        inferred=lambda case: events.append(("inferred", None)),
     )
     return outcome, events
 
@@ -64,9 +64,9 @@ def test_everything_is_read_before_an_attack_and_no_search_comes_before_the_firs
     outcome, events = run(clients, seconds=4.0, search=0.0)
     words = [what for what, _ in events]
     first_attack = next(i for i, what in enumerate(words) if "linear_inversion" in what)
-    assert words[:first_attack].count("understood") == 3
+    assert words[:first_attack].count("inferred") == 3
     assert "finding the number of local steps" not in told_first(events)
-    steps = [next(f for f in u.findings if f.name == "local steps") for u in outcome.understood]
+    steps = [next(f for f in u.findings if f.name == "local steps") for u in outcome.inferred]
     assert all(not found.sure and found.how.startswith("assumed") for found in steps)
 
 
@@ -76,7 +76,7 @@ def test_the_search_for_local_steps_comes_after_the_first_attacks_and_ends(clien
     outcome, events = run((model, captures[:1]), attacks=quick, search=60.0)
     order = told_first(events)
     assert order.index("linear_inversion") < order.index("finding the number of local steps")
-    steps = [next(f for f in u.findings if f.name == "local steps") for u in outcome.understood]
+    steps = [next(f for f in u.findings if f.name == "local steps") for u in outcome.inferred]
     assert all("search" in found.how for found in steps)
 
 
@@ -84,7 +84,7 @@ def test_what_is_told_is_not_searched_for(clients, monkeypatch):
     monkeypatch.setattr(findings, "searched_steps", None)
     told = TrainingInfo(examples=16, learning_rate=RATE, steps=4, batch_size=8)
     outcome, _ = run(clients, known=told, seconds=2.0)
-    assert all(u.observation.task.plan.steps == 4 for u in outcome.understood)
+    assert all(u.observation.task.plan.steps == 4 for u in outcome.inferred)
 
 
 def test_time_ends_searches_where_they_are_and_the_rest_has_no_record(clients):
@@ -103,10 +103,10 @@ def test_time_ends_searches_where_they_are_and_the_rest_has_no_record(clients):
 def test_a_cut_search_tells_nothing(clients):
     model, captures = clients
     outcome, _ = run((model, captures[:1]), seconds=1.0)
-    understood = outcome.understood[0]
-    assert understood.untried
-    found = found_steps(understood, 0.2)
-    assert found.value == str(understood.untried[0])
+    inferred = outcome.inferred[0]
+    assert inferred.untried
+    found = found_steps(inferred, 0.2)
+    assert found.value == str(inferred.untried[0])
     assert "stopped early" in found.how
     assert not found.sure
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from leakbound import captured
-from leakbound.types import Batch
+from leakbound.core import Batch
 
 SHAPE = (1, 6, 6)
 

@@ -8,6 +8,7 @@ from leakbound.bounds import GaussianPrior, full_bound, tight_trace_bound, trace
 from leakbound.channel import fisher
 from leakbound.channel.fisher import Channel, fisher_matrix, fisher_trace
 from leakbound.client import gradient, pure_simulate, simulate
+from leakbound.core import Batch, Gaussian, NotApplicable, Task
 from leakbound.defenses import (
     Clip,
     DpSgd,
@@ -23,9 +24,8 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.protocol import resolve, send
-from leakbound.random import normal, stream
+from leakbound.randomness import normal, stream
 from leakbound.testing.common import small_batch, small_task
-from leakbound.types import Batch, Gaussian, NotApplicable, Task
 
 STEP = 1e-6
 

@@ -7,10 +7,10 @@ from torch import nn
 
 from leakbound import models
 from leakbound.channel import clipped_gram, gram, most_examples
+from leakbound.core import Batch, LocalPlan, Task, Unit, Update
 from leakbound.defenses import ClipExamples
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.testing.common import small_task
-from leakbound.types import Batch, LocalPlan, Task, Unit, Update
 
 
 @pytest.fixture(scope="module")

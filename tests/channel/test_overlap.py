@@ -9,12 +9,12 @@ from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weis
 from leakbound.channel import fisher as module
 from leakbound.channel.fisher import Channel, fisher_matrix, overlaps
 from leakbound.client import simulate
+from leakbound.core import Batch, NotApplicable, Task
 from leakbound.defenses import GaussianNoise, LocalOptimalNoise, OptimalNoise, OptimalPruning, chain
 from leakbound.models import mlp
 from leakbound.protocol import resolve, send
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.testing.common import small_batch, small_task
-from leakbound.types import Batch, NotApplicable, Task
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from leakbound import audit as audits
 from leakbound import models
 from leakbound import report as reports
 from leakbound.attacks import ConstantImage, GradientMatching, LinearInversion, dlg
+from leakbound.core import NotApplicable, Task
 from leakbound.data import Dataset, Schema, load
 from leakbound.data import raw as raw_module
 from leakbound.data import table as table_module
@@ -28,9 +29,8 @@ from leakbound.defenses import ClipExamples, GaussianNoise, NoDefense, chain
 from leakbound.domains import Column, TableDomain
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.risk.examples import Examples
-from leakbound.types import NotApplicable, Task
 
 SCHEMA = Schema(
     (

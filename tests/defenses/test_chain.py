@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from leakbound.client import rows
+from leakbound.core import Batch, Gaussian, Guarantee, Laplace, Unit, Unknown
 from leakbound.defenses import (
     Chain,
     Clip,
@@ -29,8 +30,7 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, Gaussian, Guarantee, Laplace, Unit, Unknown
+from leakbound.randomness import stream
 
 DP, LAW, NONE = Guarantee.DIFFERENTIAL_PRIVACY, Guarantee.KNOWN_NOISE, Guarantee.NONE
 NOISE, LAPLACE = GaussianNoise(0.1), LaplaceNoise(0.1)

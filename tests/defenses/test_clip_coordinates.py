@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from leakbound import simulate
+from leakbound.core import Batch, Gaussian, Guarantee, Unit, Update
 from leakbound.defenses import (
     Clip,
     ClipCoordinates,
@@ -15,9 +16,8 @@ from leakbound.defenses import (
     OptimalDpSgd,
     chain,
 )
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.registry import build
-from leakbound.types import Batch, Gaussian, Guarantee, Unit, Update
 
 close = torch.testing.assert_close
 

@@ -7,6 +7,7 @@ import torch
 from leakbound.audit import parse
 from leakbound.audit.plan import build_defense
 from leakbound.bounds.correlated import Factor, Scheme
+from leakbound.core import Batch, Gaussian, Guarantee, Task, Unit, Update
 from leakbound.defenses import (
     ClipExamples,
     CorrelatedNoise,
@@ -16,9 +17,8 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.protocol import step
-from leakbound.random import secure, stream
+from leakbound.randomness import secure, stream
 from leakbound.risk.success import _multiplier
-from leakbound.types import Batch, Gaussian, Guarantee, Task, Unit, Update
 from leakbound_reproductions.federation import FederatedPlan, train
 
 WIDTH = 20_000

@@ -9,10 +9,10 @@ from scipy import stats
 from torch import nn
 
 from leakbound.client import example_gradients
+from leakbound.core import Batch, Gaussian, Guarantee, Unit, Update
 from leakbound.defenses import ClipExamples, DpSgd, Mean, SecureAggregation, chain
 from leakbound.protocol import play, send
-from leakbound.random import stream
-from leakbound.types import Batch, Gaussian, Guarantee, Unit, Update
+from leakbound.randomness import stream
 
 opacus = pytest.importorskip("opacus")
 CLIP = 2.0

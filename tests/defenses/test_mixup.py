@@ -12,6 +12,7 @@ from torch import nn
 
 from leakbound import data
 from leakbound.client import gradient, pure_gradient, simulate
+from leakbound.core import Batch, Guarantee, LocalPlan, Task, Unknown
 from leakbound.defenses import (
     DpSgd,
     GaussianNoise,
@@ -22,9 +23,8 @@ from leakbound.defenses import (
 )
 from leakbound.defenses.mixup import Mixup, mixed
 from leakbound.protocol import play, resolve, send
-from leakbound.random import normal, stream, uniform
+from leakbound.randomness import normal, stream, uniform
 from leakbound.testing import check_defense
-from leakbound.types import Batch, Guarantee, LocalPlan, Task, Unknown
 
 
 def _by_hand(model, batch, share, order):

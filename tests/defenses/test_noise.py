@@ -4,9 +4,9 @@ import pytest
 import torch
 from scipy import stats
 
+from leakbound.core import Gaussian, Laplace, Unit, Update
 from leakbound.defenses import GaussianMechanism, GaussianNoise, LaplaceNoise
-from leakbound.random import secure, stream
-from leakbound.types import Gaussian, Laplace, Unit, Update
+from leakbound.randomness import secure, stream
 
 COUNT, STD = 100_000, 0.3
 ACCEPT, REJECT = 1e-3, 1e-9

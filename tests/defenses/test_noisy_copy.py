@@ -12,6 +12,19 @@ from torch import nn
 from leakbound.attacks import LinearInversion, LinearTrap, dlg
 from leakbound.bounds import from_scratch
 from leakbound.client import gradient
+from leakbound.core import (
+    Batch,
+    ClientContext,
+    Gaussian,
+    Guarantee,
+    Observation,
+    Server,
+    Task,
+    ThreatModel,
+    Unit,
+    Unknown,
+    Update,
+)
 from leakbound.defenses import (
     Clip,
     ClipExamples,
@@ -30,20 +43,7 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.protocol import play, resolve, send, step
-from leakbound.random import normal, secure, stream
-from leakbound.types import (
-    Batch,
-    ClientContext,
-    Gaussian,
-    Guarantee,
-    Observation,
-    Server,
-    Task,
-    ThreatModel,
-    Unit,
-    Unknown,
-    Update,
-)
+from leakbound.randomness import normal, secure, stream
 
 WIDE = (-1000.0, 1000.0)
 

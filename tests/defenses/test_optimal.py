@@ -10,19 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad, jacrev
 
 from leakbound.bounds import GaussianPrior, tight_trace_bound
-from leakbound.defenses import (
-    GaussianNoise,
-    LocalOptimalNoise,
-    OptimalDpSgd,
-    OptimalNoise,
-    OptimalPruning,
-    chain,
-)
-from leakbound.defenses.optimal import rounded_to
-from leakbound.defenses.public import expected
-from leakbound.protocol import play, resolve, send, step
-from leakbound.random import stream, uniform
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     ClientContext,
     Exact,
@@ -34,6 +22,18 @@ from leakbound.types import (
     Unknown,
     Update,
 )
+from leakbound.defenses import (
+    GaussianNoise,
+    LocalOptimalNoise,
+    OptimalDpSgd,
+    OptimalNoise,
+    OptimalPruning,
+    chain,
+)
+from leakbound.defenses.optimal import rounded_to
+from leakbound.defenses.public import expected
+from leakbound.protocol import play, resolve, send, step
+from leakbound.randomness import stream, uniform
 
 close = torch.testing.assert_close
 RULES = ("utility", "energy", "algorithm_1")

@@ -9,11 +9,11 @@ from scipy import stats
 from torch import nn
 from torch.func import functional_call, grad, jacrev
 
+from leakbound.core import Batch, Exact, Guarantee, NotApplicable, Task, Unit, Unknown, Update
 from leakbound.defenses import GaussianNoise, LocalOptimalPruning, OptimalPruning, chain
 from leakbound.defenses.public import expected
 from leakbound.protocol import play, resolve, send, step
-from leakbound.random import stream, uniform
-from leakbound.types import Batch, Exact, Guarantee, NotApplicable, Task, Unit, Unknown, Update
+from leakbound.randomness import stream, uniform
 
 close = torch.testing.assert_close
 P = 149

@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 from leakbound.client import gradient
+from leakbound.core import Guarantee, LocalPlan, Task, Unit, Unknown, Update
 from leakbound.defenses import (
     DpSgd,
     GaussianNoise,
@@ -21,8 +22,7 @@ from leakbound.defenses import (
 )
 from leakbound.defenses.priprune import TYPICAL, Belief, layer_shares
 from leakbound.protocol import play, resolve, step
-from leakbound.random import normal, secure, stream, uniform
-from leakbound.types import Guarantee, LocalPlan, Task, Unit, Unknown, Update
+from leakbound.randomness import normal, secure, stream, uniform
 
 close = torch.testing.assert_close
 

@@ -8,10 +8,10 @@ import torch
 from scipy import stats
 from torch import nn
 
+from leakbound.core import Exact, Task, Unit, Update
 from leakbound.defenses import GradientDropout, MagnitudePruning
 from leakbound.defenses.sparsification import smallest
-from leakbound.random import normal, stream
-from leakbound.types import Exact, Task, Unit, Update
+from leakbound.randomness import normal, stream
 
 
 def _task():

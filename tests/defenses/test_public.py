@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 from torch.func import functional_call, grad, jacrev
 
+from leakbound.core import Batch, NotApplicable, Task
 from leakbound.defenses import (
     Chain,
     GaussianNoise,
@@ -21,8 +22,7 @@ from leakbound.defenses import public as module
 from leakbound.defenses.optimal import FixedNoise
 from leakbound.defenses.public import PublicShape, expected, public_shape
 from leakbound.protocol import play, resolve
-from leakbound.random import normal, stream, uniform
-from leakbound.types import Batch, NotApplicable, Task
+from leakbound.randomness import normal, stream, uniform
 
 close = torch.testing.assert_close
 

@@ -6,12 +6,12 @@ import torch
 from scipy import stats
 
 from leakbound.client import gradient, pure_simulate, simulate
+from leakbound.core import Exact, Guarantee, Unit, Unknown, Update
 from leakbound.defenses import GaussianNoise, MagnitudePruning, SecureAggregation, chain
 from leakbound.defenses.quantization import Quantization
 from leakbound.protocol import play, resolve, send
-from leakbound.random import normal, stream
+from leakbound.randomness import normal, stream
 from leakbound.testing import check_defense
-from leakbound.types import Exact, Guarantee, Unit, Unknown, Update
 
 
 def _rows(task, count=2, seed=0):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from leakbound.core import Unit, Update
 from leakbound.defenses import Clip, ClipExamples, Mean, SecureAggregation, Sign
-from leakbound.random import stream
-from leakbound.types import Unit, Update
+from leakbound.randomness import stream
 
 
 def _rows(count=5, width=40):

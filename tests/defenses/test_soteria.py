@@ -9,13 +9,13 @@ from torch import nn
 
 from leakbound.attacks.matching.distances import cosine
 from leakbound.client import gradient
+from leakbound.core import Batch, Exact, Guarantee, Task, ThreatModel
 from leakbound.defenses import GaussianNoise, NoDefense, SecureAggregation, chain
 from leakbound.defenses.soteria import Soteria, defended_layer, distances, representation
 from leakbound.models import simple_convnet
 from leakbound.protocol import play, send
-from leakbound.random import normal, stream, uniform
+from leakbound.randomness import normal, stream, uniform
 from leakbound.testing import check_defense
-from leakbound.types import Batch, Exact, Guarantee, Task, ThreatModel
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import torch
 
 from leakbound import data
 from leakbound.client import gradient
+from leakbound.core import Batch, Exact, Guarantee, Task, Unit, Unknown, Update
 from leakbound.defenses import (
     DpSgd,
     GaussianNoise,
@@ -16,9 +17,8 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.protocol import resolve, step
-from leakbound.random import bernoulli, normal, stream
+from leakbound.randomness import bernoulli, normal, stream
 from leakbound.testing import check_defense
-from leakbound.types import Batch, Exact, Guarantee, Task, Unit, Unknown, Update
 
 
 def _rounds(defense, gradients):

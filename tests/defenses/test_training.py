@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from leakbound.client import gradient, simulate
+from leakbound.core import LocalPlan, Task, Unit, Unknown, Update
 from leakbound.defenses import GaussianNoise, HiddenDropout, LocalAggregation, chain
 from leakbound.protocol import send
-from leakbound.random import stream
-from leakbound.types import LocalPlan, Task, Unit, Unknown, Update
+from leakbound.randomness import stream
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])

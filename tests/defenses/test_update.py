@@ -7,6 +7,17 @@ import pytest
 import torch
 from scipy import stats
 
+from leakbound.core import (
+    Batch,
+    Exact,
+    Gaussian,
+    Guarantee,
+    Laplace,
+    Task,
+    Unit,
+    Unknown,
+    Update,
+)
 from leakbound.covariance import Structured
 from leakbound.defenses import (
     ClipExamples,
@@ -19,18 +30,7 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import (
-    Batch,
-    Exact,
-    Gaussian,
-    Guarantee,
-    Laplace,
-    Task,
-    Unit,
-    Unknown,
-    Update,
-)
+from leakbound.randomness import stream
 
 WIDTH = 60_000  # every coordinate of a row is one draw
 

@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 
 from leakbound.client import example_gradients
+from leakbound.core import Batch, Gaussian, Guarantee, NotApplicable, Unit, Unknown, Update
 from leakbound.defenses import (
     Clip,
     ClipExamples,
@@ -26,8 +27,7 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.protocol import play, resolve, send
-from leakbound.random import normal, stream, uniform
-from leakbound.types import Batch, Gaussian, Guarantee, NotApplicable, Unit, Unknown, Update
+from leakbound.randomness import normal, stream, uniform
 
 close = torch.testing.assert_close
 CLIP, SIGMA = 1.3, 0.9

@@ -10,6 +10,7 @@ from scipy import stats
 from torch import nn
 
 from leakbound.client import respond
+from leakbound.core import Exact, Guarantee, LocalPlan, Task, Unit, Unknown, Update
 from leakbound.defenses import (
     ClipExamples,
     DpSgd,
@@ -25,8 +26,7 @@ from leakbound.defenses import (
 )
 from leakbound.defenses.withhold import choose, mask_of_largest
 from leakbound.protocol import resolve, step
-from leakbound.random import secure, stream
-from leakbound.types import Exact, Guarantee, LocalPlan, Task, Unit, Unknown, Update
+from leakbound.randomness import secure, stream
 
 WEIGHTS = ("1.weight", "3.weight", "5.weight")
 

@@ -11,13 +11,13 @@ import leakbound as lb
 from leakbound import client
 from leakbound.attacks import GradientMatching, LinearInversion
 from leakbound.audit import parse, run
+from leakbound.core import Batch, NotApplicable, Task
 from leakbound.data import Schema
 from leakbound.domains import Column, TableDomain
 from leakbound.domains.arguments import CLOSE, arguments
 from leakbound.engines import taps
 from leakbound.models import adapted
-from leakbound.random import stream
-from leakbound.types import Batch, NotApplicable, Task
+from leakbound.randomness import stream
 
 LEVELS = (3, 2, 5)
 cross_entropy = nn.functional.cross_entropy

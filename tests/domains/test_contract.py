@@ -11,7 +11,7 @@ from leakbound.domains import (
     TableDomain,
     TokenDomain,
 )
-from leakbound.random import stream
+from leakbound.randomness import stream
 
 COLUMNS = (
     Column("age", "integer", 18, 90, typical=40, spread=15),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakbound.domains import Column, TableDomain
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.report.template import environment_of
 
 COLUMNS = (

@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import nn
 
+from leakbound.core import Task
 from leakbound.engines import activations, calls
-from leakbound.types import Task
 from leakbound_reproductions.systematic_evaluation.activations import ACTIVATIONS
 
 MODULES = {

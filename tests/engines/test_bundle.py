@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from leakbound import client, models
+from leakbound.core import Task
 from leakbound.engines import bundle, choose
 from leakbound.engines.base import aligned
-from leakbound.types import Task
 
 CLASSES = 7
 ACTIVATIONS = {

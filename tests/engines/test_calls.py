@@ -10,10 +10,10 @@ from torch.nn import functional
 from leakbound import Batch, client, defenses, models, play
 from leakbound.attacks import inverting_gradients
 from leakbound.attacks.matching.engine import engine_for
+from leakbound.core import LocalPlan, Task
 from leakbound.engines import calls, single
 from leakbound.engines.choose import choose
 from leakbound.engines.reader import Kind
-from leakbound.types import LocalPlan, Task
 
 CLASSES = 5
 IMAGE = (3, 8, 8)

@@ -6,12 +6,12 @@ import torch
 from leakbound import models
 from leakbound.attacks import inverting_gradients
 from leakbound.audit import run_file
+from leakbound.core import LocalPlan, Task
 from leakbound.engines import choose as choosing
 from leakbound.engines import convolutions, single
 from leakbound.engines.base import ENGINES, kernels
 from leakbound.engines.choose import choose
-from leakbound.random import stream
-from leakbound.types import LocalPlan, Task
+from leakbound.randomness import stream
 
 SHAPE = (2, 3, 16, 16)
 

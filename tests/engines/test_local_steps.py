@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from leakbound import client, models
+from leakbound.core import LocalPlan, Task
 from leakbound.engines import norms, rules, single
 from leakbound.engines.choose import choose
-from leakbound.types import LocalPlan, Task
 
 pytestmark = pytest.mark.usefixtures("kernels")
 CLASSES = 5

@@ -4,9 +4,9 @@ from torch import nn
 from torch.nn import functional
 
 from leakbound import client
+from leakbound.core import Task
 from leakbound.engines import bundle, calls, plain_chain, single
 from leakbound.engines.reader import Kind, Unreadable
-from leakbound.types import Task
 
 
 class Tied(nn.Module):

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 from leakbound import client, models
+from leakbound.core import Task
 from leakbound.engines import single
-from leakbound.types import Task
 
 pytestmark = pytest.mark.usefixtures("kernels")
 CLASSES = 5

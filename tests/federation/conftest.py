@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound.random import normal, stream
-from leakbound.types import Batch, Task
+from leakbound.core import Batch, Task
+from leakbound.randomness import normal, stream
 
 SIZES = (6, 3, 9)
 

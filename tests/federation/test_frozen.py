@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from leakbound.core import Task
 from leakbound.defenses import NoDefense, Withhold
-from leakbound.types import Task
 from leakbound_reproductions import pruning
 from leakbound_reproductions.federation import FederatedPlan, observe, train
 

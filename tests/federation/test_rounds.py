@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from leakbound.core import Batch
 from leakbound.defenses import (
     ClipExamples,
     DpSgd,
@@ -18,8 +19,7 @@ from leakbound.defenses import (
     Withhold,
     chain,
 )
-from leakbound.random import stream
-from leakbound.types import Batch
+from leakbound.randomness import stream
 from leakbound_reproductions import pruning
 from leakbound_reproductions.federation import AGGREGATIONS, FederatedPlan, train
 from leakbound_reproductions.pruning import FedDST, PruneFL, density, layer_counts, prunable

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from leakbound.client import gradient
+from leakbound.core import ThreatModel, Unknown
 from leakbound.defenses import NoDefense, PriPrune, SecureAggregation, Withhold, chain
-from leakbound.types import ThreatModel, Unknown
 from leakbound_reproductions import pruning
 from leakbound_reproductions.federation import FederatedPlan, observe, train
 

@@ -19,10 +19,10 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
+from leakbound.core import Batch
 from leakbound.data import load
 from leakbound.flower import InProcessGrid, Setup, tap
-from leakbound.random import stream
-from leakbound.types import Batch
+from leakbound.randomness import stream
 
 RATE, SIZE = 0.5, 4
 

@@ -132,7 +132,7 @@ def test_local_noise_is_known_without_typing(captured):
     (update, _), said = captured(LOCAL_DP)
     assert any(line.startswith("declared defense: ") for line in said)
     outcome = attacked(update)
-    (seen,) = outcome.understood
+    (seen,) = outcome.inferred
     clip, noise = seen.defense.links
     assert (clip.clip_norm, noise.noise_std) == pytest.approx((0.5 / RATE, STD / RATE))
     assert not seen.refuted, "the update has the declared noise's energy"
@@ -151,15 +151,15 @@ def change(update):
 
 def test_an_explicit_defense_wins(captured):
     (update, _), _ = captured(LOCAL_DP)
-    assert attacked(update, defense=NoDefense()).understood[0].defense.links == ()
-    own = attacked(update, defense=LaplaceNoise(1.0)).understood[0]
+    assert attacked(update, defense=NoDefense()).inferred[0].defense.links == ()
+    own = attacked(update, defense=LaplaceNoise(1.0)).inferred[0]
     assert own.defense == chain(LaplaceNoise(1.0))
     assert all(one.name != "defense" for one in own.findings)
 
 
 def test_another_learning_rate_keeps_the_levels_in_weights(captured):
     (update, _), _ = captured(LOCAL_DP)
-    clip, noise = attacked(update, learning_rate=0.5).understood[0].defense.links
+    clip, noise = attacked(update, learning_rate=0.5).inferred[0].defense.links
     assert (clip.clip_norm, noise.noise_std) == pytest.approx((1.0, 2 * STD))
 
 
@@ -187,7 +187,7 @@ CLIENT_SIDE = {
 def test_a_clients_clip_is_declared_and_the_servers_noise_is_not(captured, mods, strategy, links):
     updates, said = captured(mods, strategy)
     for update in updates:
-        seen = attacked(update).understood[0]
+        seen = attacked(update).inferred[0]
         assert repr(list(seen.defense.links)) == links
         assert any("adds noise after it has the updates" in note for note in seen.notes)
     own = change(updates[0]).norm()
@@ -202,7 +202,7 @@ def test_a_server_that_clips_sees_every_update(captured, kind):
     settings = "1.0, 0.5, 2" if kind == "Fixed" else "0.1, 2"
     rule = f"DifferentialPrivacyServerSide{kind}Clipping(FedAvg(), {settings})"
     (update, _), _ = captured("", rule)
-    seen = attacked(update).understood[0]
+    seen = attacked(update).inferred[0]
     assert seen.defense.links == ()
     assert any("the server sees each update without this" in note for note in seen.notes)
 
@@ -242,7 +242,7 @@ def test_a_scalar_without_noise_is_not_called_noisy(captured):
 def test_defense_mods_alone(captured):
     mods = "DefenseMod(GaussianNoise(0.4), setup), DefenseMod(Clip(2.0), setup)"
     (update, _), _ = captured(mods)
-    assert attacked(update).understood[0].defense == chain(Clip(2.0), GaussianNoise(0.4))
+    assert attacked(update).inferred[0].defense == chain(Clip(2.0), GaussianNoise(0.4))
 
 
 def test_nothing_is_declared_without_mods(captured):

@@ -11,10 +11,10 @@ from torch import nn
 
 from leakbound.captured.observe import observe
 from leakbound.client import gradient
+from leakbound.core import Task
 from leakbound.defenses import Clip, DpSgd, GaussianNoise, TopK, chain
 from leakbound.flower import DefenseMod, LeakMeter, Setup, tap
 from leakbound.meter import Policy
-from leakbound.types import Task
 
 from . import test_secagg as secagg
 

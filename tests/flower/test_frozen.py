@@ -6,7 +6,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from leakbound import client
-from leakbound.captured.observe import TrainingInfo, task_of, understand
+from leakbound.captured.observe import TrainingInfo, infer_context, task_of
 from leakbound.client import example_gradients
 from leakbound.defenses import Clip, ClipExamples, DpSgd, GaussianNoise, Mean, chain
 from leakbound.domains import of_shape
@@ -89,7 +89,9 @@ def test_messages_of_the_trained_parameters_alone(flower, digits, batches):
         seen_task, notes = task_of(model(), capture, of_shape((1, 8, 8)), classes=10)
         assert "2 of 2 frozen tensors" in notes[0]
         told = TrainingInfo(examples=4, steps=1)
-        row = understand(capture, seen_task, told, input_shape=(1, 8, 8)).observation.update.rows[0]
+        row = infer_context(
+            capture, seen_task, told, input_shape=(1, 8, 8)
+        ).observation.update.rows[0]
         plain = client.gradient(task, *batches(0, 1)[0])
         cosine = float(torch.nn.functional.cosine_similarity(row, plain, 0))
         assert (cosine > 0.999) == (not mods)

@@ -13,14 +13,14 @@ from flwr.clientapp.mod import fixedclipping_mod
 from torch import nn
 
 from leakbound.attacks import MeanImage
+from leakbound.core import Batch
 from leakbound.defenses import ClipExamples, GaussianMechanism, GaussianNoise, Mean, chain
 from leakbound.domains import Column, TableDomain
 from leakbound.flower import DefenseMod, InProcessGrid, Setup, check_mods, run, tap
 from leakbound.flower.compat import delivered
 from leakbound.flower.meter import BROKEN, REFUSED, LeakMeter
 from leakbound.meter import Policy
-from leakbound.random import normal, stream
-from leakbound.types import Batch
+from leakbound.randomness import normal, stream
 
 PRIVATE = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))
 STRICT = Policy(on_leak="refuse")

@@ -10,6 +10,7 @@ from scipy import stats
 
 from leakbound import registry
 from leakbound.client import local_update
+from leakbound.core import Batch, ClientContext, Unit, Update
 from leakbound.defenses import (
     Clip,
     ClipCoordinates,
@@ -28,8 +29,7 @@ from leakbound.defenses import (
 from leakbound.flower import DefenseMod, InProcessGrid, Setup, run
 from leakbound.flower.mods import computes_anew
 from leakbound.protocol import resolve, step
-from leakbound.random import stream
-from leakbound.types import Batch, ClientContext, Unit, Update
+from leakbound.randomness import stream
 
 GIVEN = {
     "clip": Clip(0.1),

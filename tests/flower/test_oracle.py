@@ -6,10 +6,10 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from leakbound.core import Batch, Unit, Update
 from leakbound.defenses import ClipExamples, DpSgd, WhitenedDpSgd
 from leakbound.flower import DefenseMod, InProcessGrid, Setup, tap
-from leakbound.random import stream
-from leakbound.types import Batch, Unit, Update
+from leakbound.randomness import stream
 
 SIZE, HUGE = 4, 1e14
 

@@ -5,6 +5,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import nn
 
+from leakbound.core import Batch, ClientContext, Unit, Update
 from leakbound.defenses import (
     ClipExamples,
     CorrelatedNoise,
@@ -24,8 +25,7 @@ from leakbound.flower import DefenseMod, run
 from leakbound.flower.messages import load, save
 from leakbound.flower.mods import computes_anew
 from leakbound.protocol import resolve, step
-from leakbound.random import stream
-from leakbound.types import Batch, ClientContext, Unit, Update
+from leakbound.randomness import stream
 
 KEEPING = {
     "withhold": Withhold("mix", 0.5),

@@ -16,9 +16,9 @@ from torch import nn
 from leakbound.captured.capture import load_all
 from leakbound.captured.observe import observe
 from leakbound.client import gradient
+from leakbound.core import Task
 from leakbound.defenses import GaussianNoise, NoisyCopy
 from leakbound.flower import DefenseMod, Setup, WatchedSum, protected, run, tap
-from leakbound.types import Task
 
 CLIENTS, RATE = 3, 0.5
 STEP = 2 * 16 / 2**22

@@ -11,11 +11,11 @@ from leakbound.attacks.features.head import find_head, head_layers, special_head
 from leakbound.attacks.features.tensor import TensorMethod
 from leakbound.attacks.labels import LABEL_RULES, infer, infer_labels
 from leakbound.client import example_gradients
+from leakbound.core import Batch, NotApplicable, Server, Task, ThreatModel
 from leakbound.defenses import DpSgd, GaussianNoise, HiddenDropout, NoDefense, Soteria, TopK, chain
 from leakbound.inspection import inspect
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.testing import check_attack, check_defense
-from leakbound.types import Batch, NotApplicable, Server, Task, ThreatModel
 from leakbound_reproductions.pruning import Magnitude, Synflow
 
 NO_FIRST = ("frozen backbone", "LoRA", "frozen first layer", "trained biases")

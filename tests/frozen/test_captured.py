@@ -8,9 +8,9 @@ import torch
 
 from leakbound import client, tensors
 from leakbound.captured import attack_update, load
-from leakbound.captured.observe import TrainingInfo, task_of, understand
+from leakbound.captured.observe import TrainingInfo, infer_context, task_of
+from leakbound.core import LocalPlan, Task
 from leakbound.domains import of_shape
-from leakbound.types import LocalPlan, Task
 
 SHAPE, RATE = (1, 6, 6), 0.1
 
@@ -33,8 +33,8 @@ def own(model, state):
 def read(capture, model, examples=4):
     task, notes = task_of(model, capture, of_shape(SHAPE), classes=3)
     told = TrainingInfo(examples=examples, learning_rate=RATE, steps=1)
-    understood = understand(capture, task, told, input_shape=SHAPE)
-    return understood.observation, (*notes, *understood.notes)
+    inferred = infer_context(capture, task, told, input_shape=SHAPE)
+    return inferred.observation, (*notes, *inferred.notes)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_several_steps_of_an_adapter(make_model, batch):
     )
     task, _ = task_of(model, capture, of_shape(SHAPE), classes=3)
     told = TrainingInfo(examples=4, learning_rate=RATE, steps=3)
-    seen = understand(capture, task, told, input_shape=SHAPE).observation
+    seen = infer_context(capture, task, told, input_shape=SHAPE).observation
     task = replace(Task.of(model), plan=LocalPlan(3, RATE))
     wanted = client.local_update(task, batch.inputs, batch.labels)
     torch.testing.assert_close(seen.update.rows[0], wanted, rtol=1e-3, atol=1e-4)

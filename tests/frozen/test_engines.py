@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from leakbound import client
+from leakbound.core import LocalPlan, Task
 from leakbound.engines import single
 from leakbound.engines.choose import choose
 from leakbound.engines.sensitivity import along, example_gradients, moved, sensitivity
-from leakbound.random import normal, stream
-from leakbound.types import LocalPlan, Task
+from leakbound.randomness import normal, stream
 
 
 def by_hand(model, inputs, labels):

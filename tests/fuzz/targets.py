@@ -33,6 +33,7 @@ from leakbound.audit import plan_file
 from leakbound.audit.engine import run
 from leakbound.audit_epsilon import finding
 from leakbound.captured import adapters, capture
+from leakbound.core import Batch, NotApplicable
 from leakbound.correlation import Factor
 from leakbound.data.schema import Schema
 from leakbound.gate import policy
@@ -43,7 +44,6 @@ from leakbound.risk.deployment import file as deployment_file
 from leakbound.risk.deployment import flower_app, nvflare
 from leakbound.risk.target import Target
 from leakbound.trees import model as trees
-from leakbound.types import Batch, NotApplicable
 
 DICOM = importlib.util.find_spec("pydicom") is not None
 SECONDS = 20

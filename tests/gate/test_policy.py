@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from leakbound import models
 from leakbound.assess.record import Training
 from leakbound.gate import policy, rules
-from leakbound.random import stream
+from leakbound.randomness import stream
 
 SPEC = importlib.util.spec_from_file_location(
     "made_up_for_gates", Path(__file__).parent.parent / "report" / "conftest.py"

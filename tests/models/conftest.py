@@ -5,7 +5,7 @@ import torch
 from torch.func import vjp
 
 from leakbound.client import example_gradients, gradient, input_jvp, pure_gradient
-from leakbound.types import Task
+from leakbound.core import Task
 
 
 @pytest.fixture

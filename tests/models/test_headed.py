@@ -7,9 +7,9 @@ from torch.func import functional_call, jvp, vmap
 
 from leakbound import data
 from leakbound.client import example_gradients, gradient
+from leakbound.core import Task
 from leakbound.models import headed
 from leakbound.models.networks import BACKBONES
-from leakbound.types import Task
 
 
 def _model(shape=(1, 12, 12), classes=4, seed=0, width=64, features=6, **kwargs):

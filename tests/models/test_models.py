@@ -11,8 +11,8 @@ from torch.func import functional_call, grad, jvp, vjp, vmap
 
 from leakbound import models
 from leakbound.client import example_gradients, gradient, input_jvp, pure_gradient
+from leakbound.core import Task
 from leakbound.models.custom import load_user_model, load_weights
-from leakbound.types import Task
 
 CASES = [
     ("mlp", {"hidden": [12, 6]}),

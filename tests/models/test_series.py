@@ -7,9 +7,9 @@ from torch.func import vjp
 
 from leakbound import models
 from leakbound.client import example_gradients, gradient, input_jvp, pure_gradient
+from leakbound.core import Task
 from leakbound.losses import LOSSES
-from leakbound.random import stream
-from leakbound.types import Task
+from leakbound.randomness import stream
 
 CASES = [
     ("conv1d", {}),

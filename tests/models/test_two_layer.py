@@ -5,8 +5,8 @@ import torch
 from scipy import stats
 
 from leakbound.client import example_gradients, gradient
+from leakbound.core import Task
 from leakbound.models import two_layer
-from leakbound.types import Task
 from leakbound_reproductions.systematic_evaluation import two_layer as theory
 
 SHAPE = (1, 4, 5)

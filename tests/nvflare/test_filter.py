@@ -18,7 +18,7 @@ from torch import nn
 from leakbound.defenses import Clip, GaussianNoise, SecureAggregation, chain
 from leakbound.nvflare import LeakboundFilter, ServerWatch, tap
 from leakbound.nvflare.filter import MISSED, WHY
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.risk.deployment.nvflare import read
 from nvflare import FedJob, FilterType
 

@@ -13,9 +13,9 @@ from torch import nn
 from leakbound.captured import attack_update
 from leakbound.captured.capture import load_all
 from leakbound.cli import main
+from leakbound.core import Batch
 from leakbound.nvflare import ServerWatch, capture_job
 from leakbound.nvflare.capture import _defenses
-from leakbound.types import Batch
 
 from .conftest import NET
 

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from leakbound.bounds import composition
 from leakbound.opacus import RiskEngine, describe
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.risk.deployment import laws_of
 
 

@@ -12,9 +12,9 @@ from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from leakbound.core import NotApplicable
 from leakbound.opacus import RiskEngine, SecureDPOptimizer, risk
-from leakbound.random import stream
-from leakbound.types import NotApplicable
+from leakbound.randomness import stream
 
 ENGINES = {"ours": RiskEngine, "opacus": PrivacyEngine}
 MODES = ("hooks", "functorch", "ew", "ghost")

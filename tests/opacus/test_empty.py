@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from leakbound.opacus import RiskEngine, SecureDPOptimizer
-from leakbound.random import normal, stream
+from leakbound.randomness import normal, stream
 
 from .conftest import net
 

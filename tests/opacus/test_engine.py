@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from leakbound import data
 from leakbound.bounds import composition, conversions, identification
+from leakbound.core import NotApplicable
 from leakbound.opacus import (
     RiskEngine,
     SecureDPOptimizer,
@@ -25,9 +26,8 @@ from leakbound.opacus import (
 )
 from leakbound.opacus.batches import SecureSampler
 from leakbound.opacus.engine import refuse_misfit
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.risk import Target, TrainingSetting, calibrate_setting
-from leakbound.types import NotApplicable
 
 from ..bounds.prior_attacks import KnownNorm
 from .conftest import net

@@ -18,9 +18,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from leakbound.core import NotApplicable
 from leakbound.opacus import RiskEngine, describe
-from leakbound.random import stream
-from leakbound.types import NotApplicable
+from leakbound.randomness import stream
 
 from .conftest import net
 

@@ -8,14 +8,14 @@ from opacus.optimizers import optimizer as theirs
 from scipy import stats
 from torch import nn
 
-import leakbound.random
+import leakbound.randomness
 from leakbound.client import example_gradients
+from leakbound.core import Batch, NotApplicable
 from leakbound.defenses import DpSgd
 from leakbound.opacus import SecureDPOptimizer, SecureGhostOptimizer
 from leakbound.opacus import optimizer as ours
 from leakbound.protocol import resolve, step
-from leakbound.random import normal, stream
-from leakbound.types import Batch, NotApplicable
+from leakbound.randomness import normal, stream
 
 from .conftest import net
 
@@ -314,7 +314,7 @@ def test_the_grid_is_what_hides_a_float64_sum(monkeypatch):
 
     sent = release(0.3)
     assert torch.equal(sent * 2**24, (sent * 2**24).round())
-    monkeypatch.setattr(leakbound.random, "GRID", -300)  # finer than any number: no grid
+    monkeypatch.setattr(leakbound.randomness, "GRID", -300)  # finer than any number: no grid
     assert float(impossible(release(0.3), 1.3).double().mean()) > 0.8
     assert not bool(impossible(release(0.0), 1.3).any())
 

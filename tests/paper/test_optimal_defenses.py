@@ -13,6 +13,7 @@ from scipy import integrate, stats
 from torch import nn
 
 from leakbound.bounds import FlatPrior, trace_bound
+from leakbound.core import Task
 from leakbound.defenses.allocation import (
     keep_by_utility,
     prune_order,
@@ -21,8 +22,7 @@ from leakbound.defenses.allocation import (
     with_utility,
 )
 from leakbound.engines.sensitivity import sensitivity
-from leakbound.random import stream
-from leakbound.types import Task
+from leakbound.randomness import stream
 
 COORDINATES = 60_000
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from leakbound.core import Batch
 from leakbound.pairing import Paired
-from leakbound.types import Batch
 from leakbound_reproductions.priprune.information import (
     binary_entropy,
     corrected,

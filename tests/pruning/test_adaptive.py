@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound.random import normal, stream, uniform
-from leakbound.types import Batch, Task
+from leakbound.core import Batch, Task
+from leakbound.randomness import normal, stream, uniform
 from leakbound_reproductions.pruning import FedDST, PruneFL, layer_counts, prunable
 from leakbound_reproductions.pruning.adaptive import erk, worth_their_time
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from leakbound.random import secure, stream
-from leakbound.types import Batch, Task
+from leakbound.core import Batch, Task
+from leakbound.randomness import secure, stream
 from leakbound_reproductions import pruning
 from leakbound_reproductions.pruning import (
     FedDST,

@@ -10,8 +10,8 @@ import torch
 from scipy import stats
 from torch import nn
 
-from leakbound.random import normal, stream, uniform
-from leakbound.types import Batch, Task
+from leakbound.core import Batch, Task
+from leakbound.randomness import normal, stream, uniform
 from leakbound_reproductions.pruning import (
     Grasp,
     Magnitude,

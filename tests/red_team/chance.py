@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from leakbound import Batch, data, models, simulate
 from leakbound.attacks import Attack
+from leakbound.core import NotApplicable, Server, ThreatModel
 from leakbound.domains import Domain
-from leakbound.random import normal, permutation, stream
-from leakbound.types import NotApplicable, Server, ThreatModel
+from leakbound.randomness import normal, permutation, stream
 
 NOTHING = "dp_sgd,noise_multiplier=1000,clip_norm=1"
 SIZES = (1, 8, 64)

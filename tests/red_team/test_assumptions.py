@@ -17,12 +17,7 @@ from leakbound.bounds.counting import PublicSample, TheseExamples, same_law
 from leakbound.bounds.known_model import KnownModel
 from leakbound.captured.assess import public_examples
 from leakbound.channel import clipped_gram
-from leakbound.defenses import DpSgd
-from leakbound.domains import of_shape
-from leakbound.meter import Policy, measure
-from leakbound.risk import TrainingSetting, corridor
-from leakbound.risk.success import known_model
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     Gaussian,
     LocalPlan,
@@ -32,6 +27,11 @@ from leakbound.types import (
     Unit,
     Update,
 )
+from leakbound.defenses import DpSgd
+from leakbound.domains import of_shape
+from leakbound.meter import Policy, measure
+from leakbound.risk import TrainingSetting, corridor
+from leakbound.risk.success import known_model
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from leakbound import attacks, simulate
-from leakbound.random import stream
-from leakbound.types import ThreatModel
+from leakbound.core import ThreatModel
+from leakbound.randomness import stream
 
 from ..test_contracts import FEW
 from .chance import KINDS, SIZES, Tally, kind, tally

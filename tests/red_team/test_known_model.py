@@ -14,8 +14,8 @@ from scipy import stats
 from leakbound import data, models, stream
 from leakbound.bounds.known_model import KnownModel
 from leakbound.client import example_gradients
+from leakbound.core import Task
 from leakbound.defenses.dp_sgd import clip_rows
-from leakbound.types import Task
 
 from .matrix import LEAST, eta_of
 

@@ -9,11 +9,11 @@ import torch
 
 from leakbound import models
 from leakbound.attacks import Fishing, Loki, RobbingTheFed
+from leakbound.core import Batch, Server, Task, ThreatModel
 from leakbound.defenses import DpSgd, SecureAggregation, chain
 from leakbound.pairing import squared_distances
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, Server, Task, ThreatModel
+from leakbound.randomness import stream
 
 from . import domains, matrix
 

@@ -19,11 +19,11 @@ from leakbound.attacks import (
 )
 from leakbound.captured import load
 from leakbound.cli.captured import _certificate as proved
+from leakbound.core import Batch, Task
 from leakbound.domains import Column, TableDomain, TokenDomain
 from leakbound.engines.path import LAYER, NoPath, path_to
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.risk.statement import of_attack
-from leakbound.types import Batch, Task
 
 SHAPE, UNITS, CLASSES = (1, 28, 28), 16, 10
 BLIND = ConstantImage(0.5)

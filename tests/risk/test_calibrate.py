@@ -12,12 +12,12 @@ from scipy import stats
 
 from leakbound.bounds import composition
 from leakbound.bounds.record_priors import GaussianImages
+from leakbound.core import NotApplicable
 from leakbound.defenses import DpSgd
 from leakbound.risk import calibrate_setting as module
 from leakbound.risk.calibrate import Calibration
 from leakbound.risk.corridor import TrainingSetting
 from leakbound.risk.kappa import BaselineMatches
-from leakbound.types import NotApplicable
 
 from ..bounds.prior_attacks import KnownNorm
 

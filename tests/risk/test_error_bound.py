@@ -12,9 +12,9 @@ from leakbound import audit, data, error_bound, registry
 from leakbound.assess.criterion import Criterion
 from leakbound.attacks import Attack
 from leakbound.audit import experiment
+from leakbound.core import Reconstruction
 from leakbound.risk import limits
 from leakbound.risk.statement import of_bound
-from leakbound.types import Reconstruction
 
 
 def records(table, **floor):

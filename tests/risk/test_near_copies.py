@@ -14,12 +14,12 @@ from leakbound import data, models, stream
 from leakbound.audit.simulate import simulate
 from leakbound.captured.run import Settings
 from leakbound.cli import main
+from leakbound.core import Batch
 from leakbound.meter import Policy
 from leakbound.risk.calibrate import calibrate_setting
 from leakbound.risk.corridor import TrainingSetting, epsilon, success_bound
 from leakbound.risk.deployment import laws_of, parse
 from leakbound.risk.near_copies import crowding_of
-from leakbound.types import Batch
 
 SHAPE = (1, 28, 28)
 

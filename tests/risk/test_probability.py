@@ -13,9 +13,9 @@ from leakbound import audit
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import run_experiment
 from leakbound.bounds import conversions, counting, record_priors
+from leakbound.core import NotApplicable
 from leakbound.risk import kappa
 from leakbound.risk.limits import RiskSpec
-from leakbound.types import NotApplicable
 
 PLAN = {
     "seeds": [0],

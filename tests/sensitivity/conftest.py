@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, jacrev
 
+from leakbound.core import Task
 from leakbound.engines.sensitivity import sensitivity
-from leakbound.random import stream, uniform
-from leakbound.types import Task
+from leakbound.randomness import stream, uniform
 
 SHAPE, CLASSES = (1, 6, 6), 3
 

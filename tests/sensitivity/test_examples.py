@@ -9,11 +9,11 @@ from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 
 from leakbound import client, models
+from leakbound.core import Task
 from leakbound.engines import plain_chain
 from leakbound.engines import sensitivity as estimate
 from leakbound.engines.sensitivity import along, example_changes, example_gradients, moved
-from leakbound.random import normal, stream
-from leakbound.types import Task
+from leakbound.randomness import normal, stream
 
 close = torch.testing.assert_close
 BUILDS = {

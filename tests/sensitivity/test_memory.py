@@ -7,9 +7,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from leakbound import models
+from leakbound.core import Task
 from leakbound.engines.sensitivity import sensitivity
-from leakbound.random import stream
-from leakbound.types import Task
+from leakbound.randomness import stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # PyTorch 2.11
 

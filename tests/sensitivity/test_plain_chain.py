@@ -6,11 +6,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from leakbound import client, models
+from leakbound.core import Task
 from leakbound.engines import directions, plain_chain, weight_changes
 from leakbound.engines.plain_chain import ChainPasses
 from leakbound.engines.sensitivity import AnyPasses, sensitivity
-from leakbound.random import normal, stream
-from leakbound.types import Task
+from leakbound.randomness import normal, stream
 
 close = torch.testing.assert_close
 CHAINS = {

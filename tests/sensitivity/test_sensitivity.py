@@ -8,11 +8,11 @@ from scipy import stats
 from torch import nn
 
 from leakbound import client, models
+from leakbound.core import Task
 from leakbound.data import load
 from leakbound.engines import taps
 from leakbound.engines.sensitivity import along, pair_changes, sensitivity
-from leakbound.random import normal, secure, stream
-from leakbound.types import Task
+from leakbound.randomness import normal, secure, stream
 
 close = torch.testing.assert_close
 ESTIMATORS = ("exact", "batch", "per_sample")

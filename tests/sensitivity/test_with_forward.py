@@ -5,13 +5,13 @@ import torch
 from torch.func import jacrev
 
 from leakbound import client, models
+from leakbound.core import Task
 from leakbound.data import load
 from leakbound.engines import weight_changes
 from leakbound.engines.plain_chain import ChainPasses
 from leakbound.engines.sensitivity import sensitivity
 from leakbound.engines.weight_changes import Forward
-from leakbound.random import normal, stream
-from leakbound.types import Task
+from leakbound.randomness import normal, stream
 
 close = torch.testing.assert_close
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from leakbound.core import Task
 from leakbound.tensors import flat
-from leakbound.types import Task
 
 
 def model():

@@ -8,7 +8,7 @@ from torch import nn
 from leakbound import data
 from leakbound.bounds.record_priors import from_images
 from leakbound.data.federated import dirichlet
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.risk import Calibration, TrainingSetting, calibrate_setting
 
 ROUNDS = 10

@@ -88,7 +88,8 @@ def repeated(first: Sequence[Part], second: Sequence[Part]) -> Repeated:
         first: all comparisons of the claim.
         second: some of them, on seeds that the first did not have; may be empty.
     """
-    whole, fresh = _judged(first), {part.statement: part for part in second}
+    whole = _judged(first)
+    fresh = {part.statement: part for part in second}
     if not (whole.findings and fresh):
         return Repeated(list(first))
     earlier = [in_words(one) for one in whole.findings if one.statement in fresh]

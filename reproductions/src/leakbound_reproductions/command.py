@@ -31,14 +31,17 @@ from leakbound_reproductions.results import Results
 if TYPE_CHECKING:
     from leakbound_reproductions import options
 
-PAGE, TEXT = "results.html", "results.md"
+PAGE = "results.html"
+TEXT = "results.md"
 STYLES = {"holds": "green", "does not hold": "red", "undecided": "yellow"}
 
 
 def reproduce(command: options.Reproduce) -> int:
     """Run one paper's reproduction, or all, each in its own folder."""
     report.check_installed()
-    workers, chosen, missing = workers_of(command.workers), named(command.name), 0
+    workers = workers_of(command.workers)
+    chosen = named(command.name)
+    missing = 0
     base = command.out or Path("runs") / "reproduce"
     for about in chosen:
         folder = base if command.out is not None and len(chosen) == 1 else base / about.name
@@ -54,7 +57,8 @@ def reproduce(command: options.Reproduce) -> int:
             continue
         _announce(about, command.scale, folder)
         with _claimed(about, command, folder):
-            began, bar = time.monotonic(), _Bar()
+            began = time.monotonic()
+            bar = _Bar()
             with bar.progress:
                 outcome = run(command.scale, folder, workers=workers, color=command.color, tell=bar)
             found = Results(about, command.scale, outcome, _data(folder), **_here())
@@ -136,7 +140,8 @@ class _Bar:
             console=console,
             disable=not console.is_terminal,
         )
-        self.task, self.told = self.progress.add_task("starting", total=None), ("", -1)
+        self.task = self.progress.add_task("starting", total=None)
+        self.told = ("", -1)
 
     def __call__(self, part: str, done: int, total: int) -> None:
         """Show where the run is."""

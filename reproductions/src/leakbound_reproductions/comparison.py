@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+HOLDS = "holds"
+FAILS = "does not hold"
+UNDECIDED = "undecided"
 AGAINST = "against it in this small run"
 """What a small run says instead of FAILS: it refutes nothing."""
 

@@ -89,7 +89,8 @@ def jackknife(seeds: Sequence[int], value: Callable[[Sequence[int]], float]) -> 
         >>> jackknife([1, 2, 6], lambda seeds: sum(seeds) / len(seeds))
         [1.0, 2.0, 6.0]
     """
-    n, whole = len(seeds), value(seeds)
+    n = len(seeds)
+    whole = value(seeds)
     return [n * whole - (n - 1) * value([s for s in seeds if s != out]) for out in seeds]
 
 

@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.defenses import Chain, Defense, LocalAggregation, NoDefense, chain
-from leakbound.defenses.withhold import ClientState
-from leakbound.protocol import observed, resolve, step
-from leakbound.random import Source, permutation, secure, stream
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     Guarantee,
     LocalPlan,
@@ -24,6 +20,10 @@ from leakbound.types import (
     Unit,
     Update,
 )
+from leakbound.defenses import Chain, Defense, LocalAggregation, NoDefense, chain
+from leakbound.defenses.withhold import ClientState
+from leakbound.protocol import observed, resolve, step
+from leakbound.randomness import Source, permutation, secure, stream
 from leakbound_reproductions.pruning import Pruning, prunable
 
 __all__ = ["AGGREGATIONS", "ClientTurn", "FederatedPlan", "FederatedRound", "observe", "train"]
@@ -247,7 +247,8 @@ def _rounds(
             turns.append(turn)
         total = None
         if plan.sums:
-            together, stacked = ready.sides[1], Update.stack([turn.update for turn in turns])
+            together = ready.sides[1]
+            stacked = Update.stack([turn.update for turn in turns])
             total, _ = together.transform(stacked, together.init(task), None, draws.model)
             mean = task.parameters - plan.learning_rate * total.rows[0] / len(turns)
         else:
@@ -298,7 +299,8 @@ def _turn(
     state: Any,
 ) -> tuple[ClientTurn, Any]:
     """The part of a client in a round, and what it keeps."""
-    own, batch = task, _batch(held, plan, draws.batches[client])
+    own = task
+    batch = _batch(held, plan, draws.batches[client])
     scheme = plan.pruning if plan.pruning is not None and plan.pruning.adjusts(number) else None
     mask = None if scheme is None else scheme.client_mask(task, batch, number)
     if mask is not None:
@@ -317,7 +319,8 @@ def _turn(
 
 def _mean(task: Task, turns: Sequence[ClientTurn], aggregation: str) -> Tensor:
     """(P,) the mean of the weights that the clients sent, by their sizes."""
-    weights, shown = torch.zeros_like(task.parameters), torch.zeros_like(task.parameters)
+    weights = torch.zeros_like(task.parameters)
+    shown = torch.zeros_like(task.parameters)
     for turn in turns:
         assert turn.sent is not None  # only sums have none
         weights += turn.size * turn.sent[0]
@@ -388,7 +391,8 @@ def observe(
     """
     if not rounds:
         raise ValueError("rounds is empty; give at least the round to attack")
-    threat, last = threat or ThreatModel(), rounds[-1]
+    threat = threat or ThreatModel()
+    last = rounds[-1]
     seen = [r for r in rounds if any(turn.client == client for turn in r.turns)]
     last.turn(client)
     past: tuple[Observation, ...] = ()

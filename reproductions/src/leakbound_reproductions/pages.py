@@ -24,7 +24,8 @@ RULE = (
 
 def markdown(results: Results) -> str:
     """The page `results.md`."""
-    about, paper = results.about, results.about.paper
+    about = results.about
+    paper = results.about.paper
     lines = [
         f"# {paper.title}, reproduced",
         "",

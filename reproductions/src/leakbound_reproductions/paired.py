@@ -43,7 +43,8 @@ def gain(differences: Sequence[float]) -> Gain:
     n = len(differences)
     if n < 2:
         raise ValueError(f"there are {n} seeds to compare; give at least 2")
-    mean, spread = float(np.mean(differences)), float(np.std(differences, ddof=1))
+    mean = float(np.mean(differences))
+    spread = float(np.std(differences, ddof=1))
     half = float(stats.t.ppf(0.975, n - 1)) * spread / math.sqrt(n)
     return Gain(mean, mean - half, mean + half, n)
 

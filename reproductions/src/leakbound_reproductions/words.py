@@ -41,7 +41,8 @@ def region(ends: Interval) -> str:
         ('above 1', '0 to below 0.1')
     """
     low, high = ends
-    least, most = _end(low, "above", low > _round(low)), _end(high, "below", high < _round(high))
+    least = _end(low, "above", low > _round(low))
+    most = _end(high, "below", high < _round(high))
     if math.isinf(high):
         return "any" if math.isinf(low) else (least if "above" in least else f"at least {least}")
     if math.isinf(low):

@@ -23,7 +23,8 @@ class RecentCache(Generic[T]):
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most, self._lock = most_bytes, Lock()
+        self._most = most_bytes
+        self._lock = Lock()
         self._held: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:

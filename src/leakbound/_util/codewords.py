@@ -65,7 +65,8 @@ def covering(covers: Array, most: int) -> tuple[list[int], Array]:
         >>> chosen, shares.round(2).tolist()
         ([1, 0], [0.67, 0.33])
     """
-    reached, gain = np.ascontiguousarray(covers.T), covers.sum(1)
+    reached = np.ascontiguousarray(covers.T)
+    gain = covers.sum(1)
     left = covers.any(0)
     chosen: list[int] = []
     first: list[int] = []

@@ -43,11 +43,13 @@ def parts(documentation: str) -> Parts:
     """
     summary, _, rest = documentation.strip().partition("\n")
     lines: dict[str, list[str]] = {"": []}
-    heading, blank = "", False
+    heading = ""
+    blank = False
     for line in rest.split("\n"):
         found = _HEADING.match(line)
         if found:
-            heading, line = found[1], found[2]
+            heading = found[1]
+            line = found[2]
         elif blank and line and not line.startswith(" "):
             heading = ""  # text without indent after a blank line is body again
         blank = not line.strip()

@@ -171,14 +171,16 @@ def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = Non
     none); `folder` removes what else it leaves. `content`: a document without its seal, or, with a
     `key`, a journal's lines, whole or one by one.
     """
-    path, named = Path(path), False
+    path = Path(path)
+    named = False
     if isinstance(content, bytes):
         digest = hashlib.sha256(content).hexdigest()
         named = _CONTENT.fullmatch(path.stem) is not None and digest.startswith(path.stem)
         content = content if named or key is not None else _sealed(path, content)
         if _holds(path, content):
             return
-        before, content = _known(path, key, named=named), (content,)
+        before = _known(path, key, named=named)
+        content = (content,)
     else:
         before = _known(path, key)
     part, descriptor = _new_part(path)
@@ -424,7 +426,8 @@ def _sealed(path: Path, content: bytes) -> bytes:
         return content
     seal = _SEAL.search(content, 0, _HEAD)
     assert seal is not None
-    head, rest = content[: seal.start(1)], content[seal.end(1) :]
+    head = content[: seal.start(1)]
+    rest = content[seal.end(1) :]
     head += _digest(io.BytesIO(content)).encode()
     if content.startswith(_PNG):
         rest = struct.pack(">I", zlib.crc32(head[_PNG_HEADER + 4 :])) + rest[4:]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 
-FAINT, BELOW = 1e-9, "<1e-9"
+FAINT = 1e-9
+BELOW = "<1e-9"
 """The smallest number that is shown with digits, and the text for smaller ones."""
 UNKNOWN = "–"
 """The text for a number that is not known."""

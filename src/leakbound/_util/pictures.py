@@ -128,7 +128,8 @@ def _limits(
     if low >= 0 and high <= 1:
         return (0.0, 1.0), ""
     if low == high:
-        low, high = low - 0.5, high + 0.5
+        low = low - 0.5
+        high = high + 0.5
     return (low, high), f"black is {format_number(low)}, white is {format_number(high)}"
 
 

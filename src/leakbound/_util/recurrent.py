@@ -19,7 +19,8 @@ State = tuple[Tensor, ...]
 def _step(kind: str, x: Tensor, hidden: Tensor, state: State) -> State:
     """The next state from both linear maps (B, G): of the input and of the hidden state."""
     if kind == "GRU":
-        (reset, update, new), (r, u, n) = x.chunk(3, -1), hidden.chunk(3, -1)
+        (reset, update, new) = x.chunk(3, -1)
+        (r, u, n) = hidden.chunk(3, -1)
         kept = (update + u).sigmoid()
         return ((1 - kept) * (new + (reset + r).sigmoid() * n).tanh() + kept * state[0],)
     if kind == "LSTM":
@@ -38,11 +39,13 @@ class _StepByStep(nn.RNNBase):
             raise ValueError(
                 f"{self.mode} takes a PackedSequence; give series of one length as a tensor"
             )
-        alone, swap = input.dim() == 2, self.batch_first
+        alone = input.dim() == 2
+        swap = self.batch_first
         x = input.unsqueeze(1) if alone else input.transpose(0, 1) if swap else input
         given = () if hx is None else hx if isinstance(hx, tuple) else (hx,)
         starts = [own.unsqueeze(1) if alone else own for own in given]
-        ends, sides = list[State](), 2 if self.bidirectional else 1
+        ends = list[State]()
+        sides = 2 if self.bidirectional else 1
         for layer in range(self.num_layers):
             parts = []
             for side in range(sides):
@@ -62,7 +65,8 @@ class _StepByStep(nn.RNNBase):
         def weight(part: str) -> Tensor | None:
             return cast(Tensor | None, getattr(self, part + name, None))
 
-        inner, short = weight("weight_hh"), weight("weight_hr")
+        inner = weight("weight_hh")
+        short = weight("weight_hr")
         assert inner is not None  # every recurrent layer has it
         entering = linear(x, getattr(self, "weight_ih" + name), weight("bias_ih"))
         if not state:

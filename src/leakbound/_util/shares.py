@@ -27,7 +27,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
         >>> holm([0.01, 0.04, 0.03])
         [0.03, 0.06, 0.06]
     """
-    found, largest = [1.0] * len(p_values), 0.0
+    found = [1.0] * len(p_values)
+    largest = 0.0
     for place, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         largest = max(largest, min(1.0, (len(p_values) - place) * p_values[at]))
         found[at] = largest

@@ -14,15 +14,16 @@ from leakbound.attacks import LinearInversion
 from leakbound.attacks.analytic import first_layer
 from leakbound.attacks.base import Attack
 from leakbound.client import forward
+from leakbound.core import Exact, NotApplicable, Observation, Reconstruction
 from leakbound.engines.path import LAYER, NoPath, Path, path_to, steady
-from leakbound.random import permutation, stream, uniform
-from leakbound.types import Exact, NotApplicable, Observation, Reconstruction
+from leakbound.randomness import permutation, stream, uniform
 
 CERTAIN = 1e-4
 """The unexplained share of a layer's gradient below which an outer product counts as exact."""
 AGREES = 0.9999
 """The share of the update that training on a certified input must reproduce."""
-EXACT, FLOOR = 1e-3, 1e-6
+EXACT = 1e-3
+FLOOR = 1e-6
 """The share of each tensor that a certified input may leave, and of all of them together."""
 ENTRIES = 2 * 10**7
 """Most derivatives, of outputs by weights, that a certificate without a replay computes."""
@@ -32,7 +33,8 @@ EQUAL = 1e-3
 """Bias gradients that differ by less, relative to the largest, may be signs times a number."""
 DIRECTIONS = 4
 """From this many active units on, two gradients are not multiples of each other by chance."""
-PROBES, APART = 32, 0.05
+PROBES = 32
+APART = 0.05
 """Inputs of each kind that are compared with a certified one, and the least sine of the angle
 between their gradients if the number of examples is not known."""
 MAGNIFIED = 1e3
@@ -94,7 +96,8 @@ def certificate(
     signs = bool(((size < SIGNS) | (size > 1 - SIGNS)).all())
     if len(sizes) < 2 or (equal and signs) or _unknown(seen, name, weight, image):
         return Proof()
-    counted, several = "batch size" in sure, "local steps" in sure and seen.task.plan.steps > 1
+    counted = "batch size" in sure
+    several = "local steps" in sure and seen.task.plan.steps > 1
     replayed = "learning rate" in sure and agreement is not None
     share, slope = _of_outputs(seen, image)
     apart = len(sizes) >= DIRECTIONS and _apart(seen, name, image, slope)
@@ -157,7 +160,8 @@ def _of_outputs(seen: Observation, image: Tensor) -> tuple[float | None, Tensor 
         each = [torch.autograd.grad(o, flat, retain_graph=True)[0] for o in outputs.unbind()]
     slopes = torch.stack(each)
     found = torch.linalg.pinv(slopes @ slopes.T, hermitian=True) @ (slopes @ row)
-    off, most = row - found @ slopes, FLOOR * float(row.norm())
+    off = row - found @ slopes
+    most = FLOOR * float(row.norm())
     pairs = zip(task.unflatten(off).values(), task.unflatten(row).values(), strict=True)
     if any(float(a.norm()) > EXACT * float(b.norm()) + most for a, b in pairs):
         return None, found
@@ -170,7 +174,8 @@ def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) ->
     """
     if slope is None or seen.task.coupled:
         return False
-    source, (low, high) = stream(0, "captured", "probes"), seen.task.input_range
+    source = stream(0, "captured", "probes")
+    (low, high) = seen.task.input_range
     drawn = low + (high - low) * uniform((PROBES, *seen.input_shape), source, like=image)
     if seen.task.domain is not None:
         drawn = seen.task.domain.start(PROBES, source).to(image)
@@ -217,7 +222,8 @@ def outside(seen: Observation) -> str | None:
         return None
     image = _example(image, path)
     low, high = seen.task.input_range
-    least, most = float(image.min()), float(image.max())
+    least = float(image.min())
+    most = float(image.max())
     slack = OUTSIDE * (high - low)
     if least >= low - slack and most <= high + slack:
         return None

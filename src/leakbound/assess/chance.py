@@ -11,10 +11,10 @@ from torch import Tensor
 
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import Chance
+from leakbound.core import Batch
 from leakbound.domains import Domain, smooth_axes
 from leakbound.pairing import assigned
-from leakbound.random import permutation, stream, uniform
-from leakbound.types import Batch
+from leakbound.randomness import permutation, stream, uniform
 
 LEVEL = 0.01
 """The largest p-value at which matches count."""
@@ -22,11 +22,13 @@ FEWEST = 99
 """Fewer decoys cannot show a p-value of LEVEL for one example."""
 MOST = 2000
 """Decoys beyond this many are left out: they would only make the p-value finer."""
-BLOCKS, ENOUGH = (99, 900, *[1000] * 9), 25
+BLOCKS = (99, 900, *[1000] * 9)
+ENOUGH = 25
 """Random subsets drawn at a time, 9,999 in all, and number of at least as good ones after which
 drawing stops.
 """
-STRATA, DISTINCT = 3, 20
+STRATA = 3
+DISTINCT = 20
 """Numbers as labels, if more than DISTINCT occur, count as equal within one of STRATA quantiles, or
 of as many as leave twice FEWEST examples in each.
 """
@@ -47,7 +49,8 @@ def halves(public: Batch | None) -> tuple[Batch | None, Batch | None]:
         return public, None
     order = permutation(public.size, stream(0, "decoys")).to(public.labels.device)
     half = public.size // 2
-    attack, decoys = order[:half], order[half:]
+    attack = order[:half]
+    decoys = order[half:]
     return (
         Batch(public.inputs[attack], public.labels[attack]),
         Batch(public.inputs[decoys], public.labels[decoys]),
@@ -88,7 +91,8 @@ def chance(criterion: Criterion, truth: Batch, candidates: Tensor, decoys: Batch
     """
     if decoys is None:
         return Chance(p_value=None, decoys=0, level=LEVEL)
-    victims, others = _labels(truth), _labels(decoys)
+    victims = _labels(truth)
+    others = _labels(decoys)
     kept = comparable(victims, others).nonzero()[:MOST, 0]
     if len(kept) < FEWEST:
         return Chance(p_value=None, decoys=len(kept), level=LEVEL)

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from leakbound._util.results import LISTED, Fact
 from leakbound.assess.sentences import ordered
 from leakbound.attacks.analytic import first_layer
+from leakbound.core import Batch, Exact, NotApplicable, Observation, Reconstruction
 from leakbound.domains import Domain
 from leakbound.engines.path import NoPath, path_to
-from leakbound.types import Batch, Exact, NotApplicable, Observation, Reconstruction
 
 ZEROS = "every example changes the first layer, and the client withholds no entries"
 
@@ -29,7 +29,8 @@ def zero_values(observation: Observation) -> Fact | None:
 
     Source: this project; the gradient of a linear layer is the sum of delta x^T.
     """
-    task, update = observation.task, observation.update
+    task = observation.task
+    update = observation.update
     domain = task.domain
     metric = domain is None or domain.parts is None
     if not isinstance(update.law, Exact) or update.mask is not None or not metric:

@@ -22,9 +22,9 @@ from leakbound.assess.record import (
     short,
 )
 from leakbound.client import gradient
+from leakbound.core import Batch, Exact, Gaussian, Observation, Reconstruction, Update
 from leakbound.domains import Domain
 from leakbound.pairing import Paired, pair
-from leakbound.types import Batch, Exact, Gaussian, Observation, Reconstruction, Update
 
 COMPARED = 1000
 """Decoys and public examples that are compared with each other where no test is possible."""
@@ -144,7 +144,8 @@ def _by_label(domain: Domain, blind: Tensor, labels: Tensor, public: Batch) -> l
     """The best guesses (B, *S) from public examples with these labels: equal ones, and if they are
     numbers the closest, alone and with NEAR others.
     """
-    known, own = public.labels.to(labels.device), [blind.clone()]
+    known = public.labels.to(labels.device)
+    own = [blind.clone()]
     numbers = known.is_floating_point() and known.ndim == 1
     own += [blind.clone(), blind.clone()] * numbers
     for place, label in enumerate(labels):
@@ -203,13 +204,15 @@ def shown(
                 msgspec.structs.replace(one, agreement=tuple(short(v) or 0.0 for v in row))
                 for one, row in zip(own.sequences, agreement.tolist(), strict=False)
             )
-    files, named = {}, {}
+    files = {}
+    named = {}
     strips = [(name, part, domain.input_range) for name, part in (own.pictures or {}).items()]
     if leaks is not None and strips:
         strips.append(("leak_map", leaks, (0.0, 1.0)))
     for name, part, span in strips:
         file, content = strip(part, span)
-        files[file], named[name] = content, file
+        files[file] = content
+        named[name] = file
     return Shown({**fields, "pictures": named, "values": own.values}, files)
 
 
@@ -244,7 +247,8 @@ def utility_of(update: Update, truth: Batch, seen: Observation) -> dict[str, flo
     if not plain or not seen.task.plan.is_gradient:
         return nothing
     g = gradient(seen.task, truth.inputs, truth.labels).detach().double()
-    total, law = float(g.square().sum()), update.law
+    total = float(g.square().sum())
+    law = update.law
     if not total > 0 or not isinstance(law, Exact | Gaussian):
         return nothing
     variance = law.variance if isinstance(law, Gaussian) else 0.0

@@ -18,7 +18,7 @@ from leakbound.attacks.matching.loop import begin, solve
 from leakbound.attacks.matching.objective import Objective, withheld
 from leakbound.attacks.matching.settings import MatchingSettings, unlisted
 from leakbound.attacks.sparse_inversion import MASKS, evidence
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 
 WITHHELD = ("kept", "forgotten")
 
@@ -137,7 +137,8 @@ class _KeptWeights:
     rounds: list[_Round]
 
     def rows(self, images: Tensor, labels: Tensor) -> Tensor:
-        each, moved = list[Tensor](), torch.zeros_like(self.rounds[0].base)
+        each = list[Tensor]()
+        moved = torch.zeros_like(self.rounds[0].base)
         for played in self.rounds:
             each.append(expected_rows(played.seen, played.started(moved), images, labels))
             moved = played.moved(moved, each[-1])
@@ -145,7 +146,8 @@ class _KeptWeights:
 
     def seen_of(self, rows: Tensor) -> Tensor:
         """Sum the rows where the client continued from its own weight."""
-        parts, moved = list[Tensor](), torch.zeros_like(self.rounds[0].base)
+        parts = list[Tensor]()
+        moved = torch.zeros_like(self.rounds[0].base)
         for played, each in zip(self.rounds, rows.chunk(len(self.rounds)), strict=True):
             moved = played.moved(moved, each)
             parts.append(moved / played.rate)
@@ -154,7 +156,8 @@ class _KeptWeights:
 
 def _rounds(seen: list[Observation], hidden: list[Tensor], keeps: bool) -> list[_Round]:
     """Where the client starts in each round; `hidden` (R, P) is what each round withheld."""
-    found, own = list[_Round](), torch.zeros_like(hidden[0])
+    found = list[_Round]()
+    own = torch.zeros_like(hidden[0])
     for each, mask in zip(seen, hidden, strict=True):
         task = seen_task(each)
         base = task.parameters.expand_as(mask)

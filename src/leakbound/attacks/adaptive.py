@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from leakbound.types import Exact, Observation, Task
+from leakbound.core import Exact, Observation, Task
 
 EQUAL = 0.01
 """Sizes of entries that differ by less from the median size count as equal."""
@@ -23,7 +23,7 @@ def equal_sizes(task: Task, row: Tensor) -> float:
 
     Example:
         >>> import torch
-        >>> from leakbound.types import Task
+        >>> from leakbound.core import Task
         >>> task = Task.of(torch.nn.Linear(20, 10))
         >>> gradient = torch.linspace(-1, 1, 210)
         >>> equal_sizes(task, gradient) < 0.1, equal_sizes(task, 1e-3 * gradient.sign())

@@ -14,8 +14,8 @@ from leakbound._util import copies
 from leakbound.attacks.base import Attack, boxed, summed_task
 from leakbound.attacks.blind import public_images
 from leakbound.client import forward
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import NoPath, Path, path_to
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task
 
 SAME = 1e-3
 ROUNDS = 50
@@ -108,13 +108,16 @@ class LinearInversion(Attack):
         width = high - low
         rows = (bias.abs() > 1e-6 * bias.abs().max()) & (error < NOISY * width)
         images = torch.where(known[rows], weight[rows], 0) / bias[rows, None]
-        error, strength = error[rows], bias[rows].abs()
+        error = error[rows]
+        strength = bias[rows].abs()
         slack = self.tolerance * width + 4 * error[:, None]
         valid = boxed(images.reshape(len(images), *observation.input_shape), task)
         if task.domain is not None:  # a mixture of categories is no row of a table
             valid = task.domain.hard(valid)
         inside = ((images - valid.reshape(images.shape)).abs() <= slack).all(1)
-        images, error, strength = images[inside], error[inside], strength[inside]
+        images = images[inside]
+        error = error[inside]
+        strength = strength[inside]
         same = SAME * width + 1.2 * (error.square()[:, None] + error.square()).sqrt()
         chosen, agreed = _agreed(images, strength, observation.examples, same, bool(error.any()))
         answer = torch.full((observation.examples, weight.shape[1]), float("nan"))
@@ -203,9 +206,11 @@ def _rank_one(joint: Tensor, trust: Tensor) -> tuple[Tensor, float]:
     unexplained, by alternating weighted least squares from u = db (with equal weights, power
     iteration).
     """
-    seen, weight = joint.double(), trust.double().square()
+    seen = joint.double()
+    weight = trust.double().square()
     held = weight * seen
-    u, tiny = seen[:, -1], 1e-300
+    u = seen[:, -1]
+    tiny = 1e-300
     for _ in range(ROUNDS):
         v = (u @ held) / (u.square() @ weight).clamp_min(tiny)
         u = (held @ v) / (weight @ v.square()).clamp_min(tiny)

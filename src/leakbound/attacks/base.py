@@ -10,9 +10,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.client import example_gradients, forward, simulate
-from leakbound.losses import named
-from leakbound.random import stream
-from leakbound.types import (
+from leakbound.core import (
     DefenseProtocol,
     NotApplicable,
     Observation,
@@ -20,6 +18,8 @@ from leakbound.types import (
     Task,
     Unit,
 )
+from leakbound.losses import named
+from leakbound.randomness import stream
 
 __all__ = [
     "Attack",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.base import Attack, boxed
-from leakbound.types import NotApplicable, Observation, Reconstruction
+from leakbound.core import NotApplicable, Observation, Reconstruction
 
 VANISHED = "gradient vanished: the update is zero everywhere"
 

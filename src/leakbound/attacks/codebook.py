@@ -15,7 +15,7 @@ from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.planted import sent_by_attacker, takes_numbers
 from leakbound.attacks.trap import TrapLoss
-from leakbound.types import Exact, NotApplicable, Observation, Reconstruction, Task
+from leakbound.core import Exact, NotApplicable, Observation, Reconstruction, Task
 
 
 class CodebookModel(nn.Module):
@@ -32,7 +32,8 @@ class CodebookModel(nn.Module):
         self.weight = nn.Parameter(words.new_zeros(len(words)), requires_grad=False)
         self.register_buffer("words", words)
         self.register_buffer("shares", shares)
-        self.scale, self.training = scale, False
+        self.scale = scale
+        self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
         away = self.words.square().sum(1) - 2 * inputs.flatten(1) @ self.words.T
@@ -76,7 +77,7 @@ class Codebook(Attack):
 
     Example:
         >>> import leakbound as lb
-        >>> from leakbound.types import Server
+        >>> from leakbound.core import Server
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> images = torch.rand(20, 1, 4, 4, generator=lb.stream(0, "images"))
         >>> public, batch = lb.Batch(images, torch.arange(20) % 3), (images[5:6], torch.tensor([2]))
@@ -114,11 +115,14 @@ class Codebook(Attack):
         return replace(planted, buffers=buffers)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        task, update = _task(observation), observation.update
+        task = _task(observation)
+        update = observation.update
         if not bool(update.rows.isfinite().all()):
             raise NotApplicable("the update is not finite")
-        sizes, prior = _sizes(observation, task), task.buffers["shares"].double().log()
-        found, sure = [], 1.0
+        sizes = _sizes(observation, task)
+        prior = task.buffers["shares"].double().log()
+        found = []
+        sure = 1.0
         rows = zip(update.rows.double(), _precision(observation), sizes, strict=True)
         for (row, precision, size), examples in zip(rows, update.examples, strict=True):
             named, trust = _most_probable(row, precision, float(size), prior, examples)
@@ -135,13 +139,19 @@ class Codebook(Attack):
 
 def _task(observation: Observation) -> Task:
     missing = "codebook: there are no public examples to build one"
-    holds, agreed = lambda task: isinstance(task.model, CodebookModel), "and no codebook"
+
+    def holds(task: Task) -> bool:
+        return isinstance(task.model, CodebookModel)
+
+    agreed = "and no codebook"
     return sent_by_attacker(observation, seen_task, holds, agreed=agreed, lacks=missing)
 
 
 def _sizes(observation: Observation, task: Task) -> Tensor:
     """What one example adds to its codeword's coordinate in each row (R,), by simulation."""
-    words, update, labels = task.buffers["words"], observation.update, observation.labels
+    words = task.buffers["words"]
+    update = observation.update
+    labels = observation.labels
     places = torch.arange(observation.examples, device=words.device)
     if labels is None:
         labels = torch.zeros_like(places)
@@ -179,7 +189,8 @@ def _most_probable(
     """The most probable codewords of a row (examples,), and the last one's probability given the
     others. The log-probability is concave in every count, so a greedy choice is optimal.
     """
-    counts, named = torch.zeros_like(row), []
+    counts = torch.zeros_like(row)
+    named = []
     gain = prior + size * (row - size / 2) * precision
     trust = 1.0
     for _ in range(examples):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.trap import LinearTrap
+from leakbound.core import Gaussian, NotApplicable, Observation, Reconstruction
 from leakbound.correlation import Factor
-from leakbound.types import Gaussian, NotApplicable, Observation, Reconstruction
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class CorrelatedTrap(LinearTrap):
         if not observation.history:
             return observation
         seen = [each.update for each in (*observation.history, observation)]
-        last, count = seen[-1], len(seen)
+        last = seen[-1]
+        count = len(seen)
         pattern = self.pattern or tuple(range(count))
         if max(pattern) >= count:
             raise NotApplicable(f"pattern is {pattern}, but only {count} rounds were seen")

@@ -17,10 +17,7 @@ from leakbound import check
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.client import respond
-from leakbound.covariance import Structured
-from leakbound.engines.sensitivity import example_gradients
-from leakbound.random import Source
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     DefenseProtocol,
     Exact,
@@ -34,6 +31,9 @@ from leakbound.types import (
     Unknown,
     Update,
 )
+from leakbound.covariance import Structured
+from leakbound.engines.sensitivity import example_gradients
+from leakbound.randomness import Source
 
 __all__ = ["CandidateLikelihood", "Replay", "replay", "score"]
 
@@ -123,10 +123,12 @@ class CandidateLikelihood(Attack):
         if known is None:
             raise NotApplicable("candidates are public images, and there are none")
         like = observation.task.parameters
-        inputs, labels = known.inputs.to(like), known.labels.to(like.device)
+        inputs = known.inputs.to(like)
+        labels = known.labels.to(like.device)
         if observation.labels is not None and bool((labels == observation.labels).any()):
             same = labels == observation.labels
-            inputs, labels = inputs[same], labels[same]
+            inputs = inputs[same]
+            labels = labels[same]
         return Batch(inputs[: self.limit], labels[: self.limit])
 
     def _problem(self, observation: Observation, scores: Tensor) -> str | None:
@@ -171,7 +173,8 @@ def replay(
     The result serves all updates of one task and defense. `draws` replays of a candidate are
     averaged.
     """
-    defense, task = _defense(observation), seen_task(observation)
+    defense = _defense(observation)
+    task = seen_task(observation)
     found = []
     for i in range(candidates.size):
         one = Batch(candidates.inputs[i : i + 1], candidates.labels[i : i + 1])
@@ -211,7 +214,8 @@ def score(observation: Observation, replays: list[Replay], *, use_mean: bool = T
     Without noise: the agreement of the masks plus the cosine of the rows. `use_mean`: False takes
     every candidate's noise-free update as zero.
     """
-    seen, mask = observation.update.rows.double(), observation.update.mask
+    seen = observation.update.rows.double()
+    mask = observation.update.mask
     return torch.tensor(
         [float(_one(seen, mask, found, use_mean)) for found in replays], dtype=torch.float64
     )
@@ -288,7 +292,8 @@ def _public_law(
     observation: Observation, task: Task, inputs: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same for Gaussian noise of a public distribution, without its constant logarithm."""
-    law, seen = observation.update.law, observation.update.rows
+    law = observation.update.law
+    seen = observation.update.rows
     if not isinstance(law, Gaussian):
         raise NotApplicable(
             "the release has no Gaussian noise of a distribution that the attacker knows"

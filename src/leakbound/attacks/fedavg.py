@@ -20,8 +20,8 @@ from leakbound.attacks.matching.distances import euclidean
 from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.settings import MatchingSettings, unlisted
-from leakbound.random import permutation
-from leakbound.types import LocalPlan, NotApplicable, Observation, Reconstruction, Unit
+from leakbound.core import LocalPlan, NotApplicable, Observation, Reconstruction, Unit
+from leakbound.randomness import permutation
 
 UNLIKE = 1e9
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -112,7 +112,9 @@ class FedAvgMatching(MatchingSettings):
         counts = self.candidates if self.local_steps is None else (self.local_steps,)
         rules = [OPTIMIZERS[name] for name in self.optimizers] or [{}]
         if observation.defense is not None and observation.defense.starts is Unit.EXAMPLE:
-            counts, rules = (1,), [{}]  # a defense on per-example gradients implies one step
+            # a defense on per-example gradients implies one step
+            counts = (1,)
+            rules = [{}]
         plans = [replace(told, steps=count, **rule) for count, rule in product(counts, rules)]
         if len(plans) == 1:
             return plans[0]
@@ -135,7 +137,8 @@ class FedAvgMatching(MatchingSettings):
     ) -> _Guess:
         if len(guesses) == 1:
             return guesses[0]
-        short, left = replace(self, steps=self.trial), []
+        short = replace(self, steps=self.trial)
+        left = []
         for guess in guesses:
             search = LocalSearch(short, observation, generator, guess)
             run(search.settings, [search.search])
@@ -164,7 +167,8 @@ class LocalSearch:
         generator: torch.Generator,
         guess: _Guess,
     ) -> None:
-        self.copies, self.sizes = guess.copies, observation.cohort
+        self.copies = guess.copies
+        self.sizes = observation.cohort
         planned = _planned(observation, guess.plan)
         if guess.labels is not None:
             planned = replace(planned, labels=guess.labels)
@@ -192,7 +196,8 @@ class LocalSearch:
         objective = self.search.objective
         images, labels = self.search.guess()
         rows = objective.seen_of(objective.rows(images, labels)).detach()
-        nothing, seen = torch.zeros_like(rows), objective.seen
+        nothing = torch.zeros_like(rows)
+        seen = objective.seen
         off, own, length = (
             float(euclidean(*pair, objective.weights, []))
             for pair in ((rows, seen), (rows, nothing), (nothing, seen))
@@ -238,9 +243,12 @@ class LocalSearch:
 
     def _averaged(self, answer: Reconstruction) -> Reconstruction:
         assert answer.labels is not None
-        images, labels = [], []
-        task, last = self.search.objective.task, self.search.images().detach()
-        plan, named = task.plan, self.blocks(answer.labels)
+        images = []
+        labels = []
+        task = self.search.objective.task
+        last = self.search.images().detach()
+        plan = task.plan
+        named = self.blocks(answer.labels)
         for block, order, own in zip(self.blocks(last), self.orders(last), named, strict=True):
             size = block.shape[1]
             at = torch.arange(self.copies * size, device=block.device).view(self.copies, size)

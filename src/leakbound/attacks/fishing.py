@@ -17,8 +17,8 @@ from leakbound.attacks.matching.attack import inverting_gradients, strong_matchi
 from leakbound.attacks.matching.newton import GaussNewton
 from leakbound.attacks.planted import PixelPrior, chosen, sent_by_attacker
 from leakbound.attacks.sparse import SparseRecovery
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
 from leakbound.losses import named
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task, Unit
 
 INNER: dict[str, Attack] = {
     "gauss_newton": GaussNewton(),
@@ -28,7 +28,8 @@ INNER: dict[str, Attack] = {
     "strong_matching": strong_matching(),
 }
 TARGETS = ("class", "feature", "direction")
-FAR, RIDGE = 30.0, 0.1
+FAR = 30.0
+RIDGE = 0.1
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Fishing(Attack):
 
     Example:
         >>> import leakbound as lb
-        >>> from leakbound.types import Server
+        >>> from leakbound.core import Server
         >>> model = lb.models.mlp(input_shape=(1, 6, 6), classes=3, generator=lb.stream(0, "model"))
         >>> images = torch.rand(204, 1, 6, 6, generator=lb.stream(0, "images"))
         >>> public = lb.Batch(images[4:], torch.arange(200) % 3)
@@ -103,7 +104,8 @@ class Fishing(Attack):
 
     def plant(self, task: Task) -> Task:
         """Write the output layer; return the task unchanged if the data to choose it is missing."""
-        head, public = _head(task), task.public
+        head = _head(task)
+        public = task.public
         if head is None or public is None or named(task.loss).targets != "classes":
             return task
         parts = task.unflatten(task.parameters)
@@ -147,7 +149,8 @@ class Fishing(Attack):
             if self.target == "feature"
             else _discriminants(seen[:cut], mine[:cut])
         )
-        scores, left = (seen[cut:] @ rows.T).sort(0), []
+        scores = (seen[cut:] @ rows.T).sort(0)
+        left = []
         for label in range(mine.shape[1]):
             own = mine[cut:, label][scores.indices]
             below = torch.cat([own[:1] * 0, (2 * own - 1).cumsum(0)])
@@ -175,7 +178,8 @@ class Fishing(Attack):
             raise NotApplicable("the output layer changes over several local steps")
         if not bool(observation.update.rows.isfinite().all()):
             raise NotApplicable("the update is not finite")
-        head, label = _head(task), _label(task)
+        head = _head(task)
+        label = _label(task)
         assert head is not None  # as _label found
         assert label is not None
         answer = PixelPrior.of(observation).mean.to(observation.update.rows)
@@ -199,7 +203,8 @@ class Fishing(Attack):
     ) -> tuple[float, float]:
         """The mean of p - (y = c) over the examples fished, and how many examples that mean has."""
         seen = float(sum(task.unflatten(row)[name][label] for row in observation.update.rows))
-        cohort, labels = observation.cohort, observation.labels
+        cohort = observation.cohort
+        labels = observation.labels
         if observation.update.unit is Unit.EXAMPLE:
             return seen, 1.0
         if not self.alone or len(cohort) == 1:

@@ -17,9 +17,9 @@ from leakbound.attacks.matching.attack import GradientMatching
 from leakbound.attacks.matching.images import Images
 from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import has_neighbors
-from leakbound.random import normal
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+from leakbound.randomness import normal
 
 UNTRAINED = "untrained"
 
@@ -29,7 +29,9 @@ class Untrained(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], latent: int, width: int) -> None:
         super().__init__()
-        self.latent, self.shape, self.width = latent, shape, width
+        self.latent = latent
+        self.shape = shape
+        self.width = width
         self.side = (-(-shape[1] // 4), -(-shape[2] // 4))
         self.first = nn.Linear(latent, 2 * width * self.side[0] * self.side[1])
         self.middle = nn.Conv2d(2 * width, width, 3, padding=1)
@@ -53,9 +55,12 @@ class Generated(Images):
     def __init__(
         self, model: nn.Module, latents: Tensor, box: tuple[float, float], *, weights: bool
     ) -> None:
-        self.model, self.box, self.latents = model, box, latents
+        self.model = model
+        self.box = box
+        self.latents = latents
         own = {name: p.detach() for name, p in model.named_parameters()}
-        self.names, self.variables = list(own), []
+        self.names = list(own)
+        self.variables = []
         if weights:
             self.variables = [
                 p.expand(len(latents), *p.shape).clone().requires_grad_() for p in own.values()
@@ -177,7 +182,8 @@ class Gias(Attack):
         second = self._stage(self.weight_steps, self.weight_rate)
         if not bool((observation.update.rows != 0).any()):
             return first(observation, generator)
-        task, shape = observation.task, observation.input_shape
+        task = observation.task
+        shape = observation.input_shape
         starts = []
         for _ in range(self.restarts):
             model = build(self.generator, shape, task, generator, self.latent)

@@ -13,8 +13,8 @@ from leakbound.attacks.base import Attack
 from leakbound.attacks.matching.attack import GradientMatching
 from leakbound.attacks.matching.engine import Evaluator, Search
 from leakbound.attacks.matching.loop import Loop, answer
+from leakbound.core import NotApplicable, Observation, Reconstruction
 from leakbound.domains import has_neighbors
-from leakbound.types import NotApplicable, Observation, Reconstruction
 
 SEARCHED = (
     *("distance", "total_variation", "steps", "learning_rate", "size"),
@@ -86,7 +86,8 @@ class GradInversion(Attack):
         if not bool((observation.update.rows != 0).any()):
             return settings(observation, generator)
         searches = [settings.search(observation, generator) for _ in range(self.seeds)]
-        steppers, live = [Loop(settings, [s]).step for s in searches], [True] * self.seeds
+        steppers = [Loop(settings, [s]).step for s in searches]
+        live = [True] * self.seeds
         for number in range(self.steps):
             if self.group and number >= self.after * self.steps and self.seeds > 1:
                 self._pull(searches)

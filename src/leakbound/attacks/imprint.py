@@ -13,8 +13,8 @@ from leakbound import check
 from leakbound.attacks.base import Attack, boxed
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.planted import Caught, Front, PixelPrior, caught, in_front, planted_task
-from leakbound.random import normal, stream
-from leakbound.types import Observation, Reconstruction, Task
+from leakbound.core import Observation, Reconstruction, Task
+from leakbound.randomness import normal, stream
 
 MEASURES = ("mean", "cosine", "random")
 LAWS = ("public", "normal", "laplace")
@@ -65,7 +65,7 @@ class RobbingTheFed(Attack):
 
     Example:
         >>> import leakbound as lb
-        >>> from leakbound.types import Server
+        >>> from leakbound.core import Server
         >>> model = lb.models.mlp(input_shape=(1, 6, 6), classes=3, generator=lb.stream(0, "model"))
         >>> images = torch.rand(202, 1, 6, 6, generator=lb.stream(0, "images"))
         >>> public = lb.Batch(images[2:], torch.arange(200) % 3)
@@ -128,8 +128,12 @@ class RobbingTheFed(Attack):
         return self._read(observation, planted_task(observation, "imprint"))
 
     def _read(self, observation: Observation, task: Task) -> Reconstruction:
-        prior, edges = PixelPrior.of(observation), _edges(task)
-        images, hits, alone, moved = [], 0, 0, False
+        prior = PixelPrior.of(observation)
+        edges = _edges(task)
+        images = []
+        hits = 0
+        alone = 0
+        moved = False
         for row in caught(observation, task, differences=True):
             found, clear = _decoded(row, edges, prior)
             rest = prior.mean.expand(row.examples - len(found), -1)
@@ -168,10 +172,12 @@ class RobbingTheFed(Attack):
             assert seen is not None  # `plant` has asked
             return seen.quantile(levels)
         if self.mean is not None and self.std is not None:
-            center, spread = self.mean, self.std
+            center = self.mean
+            spread = self.std
         else:
             assert seen is not None  # `plant` has asked for one of the two
-            center, spread = float(seen.mean()), float(seen.std())
+            center = float(seen.mean())
+            spread = float(seen.std())
         unit = scipy.stats.norm if self.law == "normal" else scipy.stats.laplace(scale=0.5**0.5)
         return center + spread * torch.from_numpy(unit.ppf(levels.numpy()))
 
@@ -212,20 +218,26 @@ def _decoded(row: Caught, edges: Edges, prior: PixelPrior) -> tuple[Tensor, int]
     """The images (n, N) behind the steps, the clearest first, and how many are clear: their
     expected squared error is at most a quarter of the prior's.
     """
-    values, precision = row.values.flip(0), row.precision.flip(0)
+    values = row.values.flip(0)
+    precision = row.precision.flip(0)
     starts = _steps(values, precision)
     ends = [*starts[1:], len(values)][: len(starts)]
     level = torch.zeros_like(values[0])
     doubt = torch.zeros_like(level)
-    images, clarity, clear = [], [], []
+    images = []
+    clarity = []
+    clear = []
     for start, end in zip(starts, ends, strict=True):
         total = precision[start:end].sum(0)
-        above, doubt_above = level, doubt
+        above = level
+        doubt_above = doubt
         level = (precision[start:end] * values[start:end]).sum(0) / total.clamp_min(1e-300)
         doubt = 1 / total
-        step, variance = level - above, doubt + doubt_above
+        step = level - above
+        variance = doubt + doubt_above
         size = _size(step, variance, edges, len(values) - 1 - start, prior)
-        image, spread = step[:-1] / size, variance[:-1] / size**2
+        image = step[:-1] / size
+        spread = variance[:-1] / size**2
         images.append(prior.fused(image, spread))
         clarity.append(float((step.square() / variance).sum()))
         clear.append(bool(prior.left(spread).mean() <= CLEAR * prior.variance.mean()))
@@ -242,11 +254,14 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
     count, width = values.shape
     price = float(scipy.stats.chi2.isf(CHANCE / count, width))
     zero = torch.cat([values.new_zeros(1), (precision * values.square()).sum(1).cumsum(0)])
-    mean, total = torch.zeros_like(values), torch.zeros_like(values)
-    cost, best = values.new_zeros(count), values.new_zeros(count + 1)
+    mean = torch.zeros_like(values)
+    total = torch.zeros_like(values)
+    cost = values.new_zeros(count)
+    best = values.new_zeros(count + 1)
     came = [-1] * (count + 1)
     for j in range(count):
-        before, new = total[: j + 1], precision[j]
+        before = total[: j + 1]
+        new = precision[j]
         after = before + new
         share = new / after.clamp_min(1e-300)
         gap = values[j] - mean[: j + 1]
@@ -256,8 +271,10 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
         least, at = (best[: j + 1] + cost[: j + 1] + price).min(0)
         best[j + 1] = zero[j + 1]
         if bool(least < zero[j + 1]):
-            best[j + 1], came[j + 1] = least, int(at)
-    starts, j = [], count
+            best[j + 1] = least
+            came[j + 1] = int(at)
+    starts = []
+    j = count
     while came[j] >= 0:
         j = came[j]
         starts.append(j)
@@ -266,13 +283,16 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
 
 def _size(step: Tensor, variance: Tensor, edges: Edges, at: int, prior: PixelPrior) -> Tensor:
     """The step of the bias, estimated from itself and from q.x, which its bin confines."""
-    own, trust = step[-1], 1 / variance[-1]
-    middle, width = (edges.lower[at] + edges.upper[at]) / 2, edges.upper[at] - edges.lower[at]
+    own = step[-1]
+    trust = 1 / variance[-1]
+    middle = (edges.lower[at] + edges.upper[at]) / 2
+    width = edges.upper[at] - edges.lower[at]
     seen = variance[:-1].isfinite()
     q = torch.where(seen, edges.direction, 0)
     whole = (edges.direction * prior.mean).sum()
     if at == 0 or not bool(width.isfinite()) or not bool(whole.abs() > 0):
-        middle, width = whole, torch.zeros_like(whole)
+        middle = whole
+        width = torch.zeros_like(whole)
         inside = (edges.direction.square() * prior.variance).sum() * len(q)
     else:
         inside = width.square() / 12

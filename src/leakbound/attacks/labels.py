@@ -15,16 +15,18 @@ from leakbound._util import copies
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import outputs_of, probed, summed_task
 from leakbound.client import forward, local_update
+from leakbound.core import Exact, NotApplicable, Observation, Task
 from leakbound.losses import NamedLoss, named
-from leakbound.random import uniform
-from leakbound.types import Exact, NotApplicable, Observation, Task
+from leakbound.randomness import uniform
 
 STAND_INS = 64
 PUBLIC = 256
 SUM_WEIGHT = 100.0
 NEAR = 1e-2
 """How near to a whole number an exact label of "poisson" counts as that number."""
-NEWTON, SOLVED, UNIQUE = 30, 1e-6, 1e-2
+NEWTON = 30
+SOLVED = 1e-6
+UNIQUE = 1e-2
 """Most Newton steps to a label after several local steps, the relative error of the last bias that
 is enough, and what the whole update may leave.
 """
@@ -81,7 +83,8 @@ def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor
 
     Source: Zhao et al. 2020 (iDLG); Wainakh et al. 2022 and Geng et al. 2021 (counts).
     """
-    layer, loss = last_layer(observation), named(observation.task.loss)
+    layer = last_layer(observation)
+    loss = named(observation.task.loss)
     if loss.name != "cross_entropy":
         return _of_loss(loss, layer, observation, generator)
     if observation.examples == 1:
@@ -112,7 +115,8 @@ def label_totals(observation: Observation, generator: torch.Generator) -> Tensor
         >>> label_totals(seen, lb.stream(0)).round().tolist()
         [4.0, 4.0]
     """
-    layer, loss = last_layer(observation), named(observation.task.loss)
+    layer = last_layer(observation)
+    loss = named(observation.task.loss)
     if loss.mean is None:
         raise NotApplicable(f"the last layer's gradient under {loss.name} reveals no labels")
     if layer.bias is None:
@@ -167,8 +171,10 @@ def _exact(
     if layer.bias is None or layer.weight is None:
         raise NotApplicable("the gradients of the last layer's weight and bias are not both known")
     assert loss.mean is not None  # of elementwise losses
-    task, bias = layer.task, layer.bias.double()
-    prefix, held = f"{layer.name}." if layer.name else "", task.tensors()
+    task = layer.task
+    bias = layer.bias.double()
+    prefix = f"{layer.name}." if layer.name else ""
+    held = task.tensors()
     inside = bias @ layer.weight.double() / bias.square().sum()
     output = held[f"{prefix}weight"].double() @ inside + held[f"{prefix}bias"].double()
     found = loss.mean(output) - len(bias) / loss.scale * bias
@@ -187,7 +193,8 @@ def _solved(task: Task, name: str, row: Tensor, image: Tensor, start: Tensor) ->
     def gradient(label: Tensor) -> Tensor:
         return task.unflatten(local_update(task, image, label[None]))[name]
 
-    label, off = start, gradient(start).detach() - bias
+    label = start
+    off = gradient(start).detach() - bias
     for _ in range(NEWTON):
         if float(off.norm()) <= SOLVED * float(bias.norm()):
             left = local_update(task, image, label[None]).detach() - row
@@ -203,7 +210,8 @@ def _solved(task: Task, name: str, row: Tensor, image: Tensor, start: Tensor) ->
             if float(nearer.norm()) < float(off.norm()):
                 break
             step = step / 2
-        label, off = label - step, nearer
+        label = label - step
+        off = nearer
     raise NotApplicable("no label explains the last layer's gradient after the local steps")
 
 
@@ -262,7 +270,8 @@ def stand_ins(observation: Observation, generator: torch.Generator) -> Tensor:
 
 def typical(task: Task, name: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Class probabilities (n, K) of other images, and the sums (n,) of the layer's input."""
-    model, features = copies.duplicate(task.model), []
+    model = copies.duplicate(task.model)
+    features = []
     model.get_submodule(name).register_forward_pre_hook(lambda _, args: features.append(args[0]))
     with torch.no_grad():
         output = forward(replace(task, model=model), inputs).softmax(-1)
@@ -362,7 +371,8 @@ def wainakh(observation: Observation, generator: torch.Generator) -> Tensor:
     output, totals = typical(layer.task, layer.name, stand_ins(observation, generator))
     total = _positive(totals.mean())
     offset = (output * totals[:, None]).mean(0)
-    examples, classes = observation.examples, len(offset)
+    examples = observation.examples
+    classes = len(offset)
     impact = (offset.mean() - total) * (1 + 1 / classes) / examples
     left = layer.rows.sum(1) / len(observation.cohort)
     found: list[int] = []
@@ -393,7 +403,8 @@ def dimitrov(observation: Observation, generator: torch.Generator) -> Tensor:
     between the weights that the server sent and those that came back (Dimitrov et al. 2022).
     """
     layer = _checked(observation)
-    plan, clients = layer.task.plan, len(observation.cohort)
+    plan = layer.task.plan
+    clients = len(observation.cohort)
     images = stand_ins(observation, generator)
     moved = layer.task.parameters - plan.learning_rate * observation.update.rows.sum(0) / clients
     output, totals = typical(layer.task, layer.name, images)
@@ -401,7 +412,8 @@ def dimitrov(observation: Observation, generator: torch.Generator) -> Tensor:
     expected = torch.zeros_like(layer.rows[:, 0])
     for step in range(plan.steps):
         past = step / plan.steps
-        mean, total = output.mean(0), totals.mean()
+        mean = output.mean(0)
+        total = totals.mean()
         if step:
             mean = torch.lerp(mean, after.mean(0), past)
             total = torch.lerp(total, totals_after.mean(), past)
@@ -426,7 +438,8 @@ def ma(observation: Observation, generator: torch.Generator) -> Tensor:
     layer = _checked(observation)
     if layer.bias is None or not bool(torch.isfinite(layer.bias).all()):
         raise NotApplicable("ma needs the gradient of the last layer's bias")
-    clients, examples = len(observation.cohort), observation.examples
+    clients = len(observation.cohort)
+    examples = observation.examples
     held = layer.task.unflatten(layer.task.parameters)
     prefix = f"{layer.name}." if layer.name else ""
     bias = layer.bias.double() / clients

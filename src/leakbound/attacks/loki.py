@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from leakbound.attacks.imprint import RobbingTheFed
 from leakbound.attacks.planted import Front, placed, planted_task
-from leakbound.types import Observation, Reconstruction, Task, Unit
+from leakbound.core import Observation, Reconstruction, Task, Unit
 
 
 class Routed(Front):
@@ -24,7 +24,8 @@ class Routed(Front):
         self, shape: torch.Size, clients: int, units: int, gain: float, inner: nn.Module
     ) -> None:
         super().__init__(shape.numel(), units, gain, "loki", inner)
-        columns, channels = clients * (shape.numel() + 1), clients * (shape[0] + 1)
+        columns = clients * (shape.numel() + 1)
+        channels = clients * (shape[0] + 1)
         self.layer = nn.Linear(columns, units, bias=False).requires_grad_(False)
         self.routes = nn.Conv2d(shape[0], channels, 3, padding=1).requires_grad_(False)
         self.clients = clients
@@ -67,7 +68,7 @@ class Loki(RobbingTheFed):
 
     Example:
         >>> import leakbound as lb
-        >>> from leakbound.types import Server
+        >>> from leakbound.core import Server
         >>> model = lb.models.mlp(input_shape=(1, 6, 6), classes=3, generator=lb.stream(0, "model"))
         >>> images = torch.rand(206, 1, 6, 6, generator=lb.stream(0, "images"))
         >>> public = lb.Batch(images[6:], torch.arange(200) % 3)

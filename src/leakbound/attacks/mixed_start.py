@@ -17,7 +17,7 @@ from leakbound.attacks.matching.loop import answer, begin, run, solve
 from leakbound.attacks.matching.objective import Objective, withheld
 from leakbound.attacks.matching.settings import MatchingSettings, unlisted
 from leakbound.attacks.sparse_inversion import MASKS, evidence
-from leakbound.types import NotApplicable, Observation, Reconstruction
+from leakbound.core import NotApplicable, Observation, Reconstruction
 
 UNKNOWN = ("search", "server")
 SHARE = 0.2
@@ -121,8 +121,11 @@ class Starts:
     def __init__(
         self, settings: MixedStart, objective: Objective, rounds: list[Observation]
     ) -> None:
-        task, observation, gone = objective.task, objective.observation, objective.withheld
-        self.server, self.rate = task.parameters, task.plan.learning_rate
+        task = objective.task
+        observation = objective.observation
+        gone = objective.withheld
+        self.server = task.parameters
+        self.rate = task.plan.learning_rate
         self.spans = objective.spans
         self.literal = observation.update.rows
         known, self.hidden = last_sent(rounds)

@@ -17,11 +17,13 @@ from dataclasses import fields, is_dataclass, replace
 from types import FrameType
 from typing import Any, Self
 
-from leakbound.types import Reconstruction
+from leakbound.core import Reconstruction
 
 EVALUATIONS = 20
 """The most evaluations of the objective in one step of L-BFGS."""
-STEPS, CLIENTS, TIMES = ("steps", "generations"), "local_steps", ("restarts", "seeds", "stages")
+STEPS = ("steps", "generations")
+CLIENTS = "local_steps"
+TIMES = ("restarts", "seeds", "stages")
 """Settings that count search steps, the client's own steps, and repetitions of a search."""
 
 
@@ -36,8 +38,10 @@ class Pace:
         self, seconds: float | None = None, watch: Callable[[int], None] | None = None
     ) -> None:
         self.end = math.inf if seconds is None else time.monotonic() + seconds
-        self.steps, self.cut = 0, False
-        self._watch, self._token = watch, list[Token[Pace | None]]()
+        self.steps = 0
+        self.cut = False
+        self._watch = watch
+        self._token = list[Token[Pace | None]]()
         self._above: Pace | None = None
 
     def __enter__(self) -> Self:
@@ -102,7 +106,8 @@ def ended_by_interrupt(pace: Pace) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before, came = signal.getsignal(signal.SIGINT), False
+    before = signal.getsignal(signal.SIGINT)
+    came = False
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal came

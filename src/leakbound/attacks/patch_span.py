@@ -16,22 +16,28 @@ from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.pace import tick
 from leakbound.attacks.patches import patch_layer
 from leakbound.client import call
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import unlike
-from leakbound.random import normal, uniform
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+from leakbound.randomness import normal, uniform
 
 EARLY = 5.0
 """The weight of tensors before the first norm: their gradients are the least bent in the images."""
-TINY, ROWS, TOGETHER = 1e-5, 8, 2**25
+TINY = 1e-5
+ROWS = 8
+TOGETHER = 2**25
 """The smallest norm of a tensor over the update's, rows of the sketch for each unknown number, and
 numbers of gradients' derivatives at once.
 """
-FIRST, ENOUGH, STALE, STUCK = 0.3, 1e-6, 0.5, 0.995
+FIRST = 0.3
+ENOUGH = 1e-6
+STALE = 0.5
+STUCK = 0.995
 """The share of the best fall that a less damped step needs, the objective that is enough, and the
 falls from which the Jacobian is computed anew and the search ends.
 """
 DAMPING = torch.logspace(-10, 1, 12, dtype=torch.float64)
-NEAR, FAR = 0.01, 0.2
+NEAR = 0.01
+FAR = 0.2
 """The standard deviation of the first start's numbers and of later ones', in input ranges."""
 LEFT = 1e-4
 """The share of the update that an exact answer may leave."""
@@ -78,7 +84,8 @@ class PatchSpan(Attack):
         check.count(steps=self.steps, starts=self.starts, most=self.most)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        task, count = summed_task(observation), observation.examples
+        task = summed_task(observation)
+        count = observation.examples
         if count < 2:
             raise NotApplicable("it is for several images; patch_inversion solves for one")
         if not task.plan.is_gradient or len(set(observation.cohort)) > 1:
@@ -96,7 +103,8 @@ class PatchSpan(Attack):
         fit = _Fit.of(exact, update, labels, space, unknown, generator)
         low, high = task.input_range
         middle = (space.basis.T @ ((low + high) / 2 - space.base).T).T.repeat(count, 1).reshape(-1)
-        found, left = middle, math.inf
+        found = middle
+        left = math.inf
         for near in (NEAR, *[FAR] * (self.starts - 1)):
             start = middle + near * (high - low) * normal((unknown,), generator, like=middle)
             found, left = min((found, left), fit.searched(start, self.steps), key=lambda at: at[1])
@@ -122,7 +130,8 @@ class _Space:
     def images(self, free: Tensor) -> Tensor:
         numbers = free.reshape(-1, len(self.base), self.basis.shape[1])
         patches = self.base.to(free) + numbers @ self.basis.T.to(free)
-        kernel, stride = self.layer.kernel_size, self.layer.stride
+        kernel = self.layer.kernel_size
+        stride = self.layer.stride
         return nn.functional.fold(patches.transpose(1, 2), self.side, kernel, stride=stride)
 
 
@@ -131,8 +140,10 @@ def _space(task: Task, update: Tensor, shape: tuple[int, ...], count: int) -> _S
     name, layer = patch_layer(task, shape)
     places = math.prod(s // k for s, k in zip(shape[1:], layer.kernel_size, strict=True))
     vectors, norm, readers, early = _first_norm(task, shape)
-    sent, now = task.unflatten(update), task.tensors()
-    rank, width = (count - 1) * places + len(vectors), vectors.shape[1]
+    sent = task.unflatten(update)
+    now = task.tensors()
+    rank = (count - 1) * places + len(vectors)
+    width = vectors.shape[1]
     scale = now.get(f"{norm}.weight", vectors.new_ones(width))
     shift = now.get(f"{norm}.bias", vectors.new_zeros(width))
     if rank >= width - 1 or vectors.shape[0] < places:
@@ -254,16 +265,20 @@ class _Fit:
     def searched(self, free: Tensor, steps: int) -> tuple[Tensor, float]:
         """The free numbers that explain the update best, and the share that they leave."""
         total = float(self.grouped(self.update).norm().clamp_min(1e-300))
-        left, slope, fresh = self(free), None, False
+        left = self(free)
+        slope = None
+        fresh = False
         for _ in range(steps):
             if slope is None:
-                slope, fresh = self.jacobian(free), True
+                slope = self.jacobian(free)
+                fresh = True
             before = float(left.norm())
             move, after = self._step(free, left, slope)
             ratio = float(after.norm()) / before
             if ratio < 1:
                 slope += torch.outer(after - left - slope @ move, move) / move.square().sum()
-                free, left = free + move, after
+                free = free + move
+                left = after
             if tick() or float(left.norm()) < ENOUGH * total or (fresh and not ratio < STUCK):
                 break
             slope, fresh = (slope, False) if ratio < STALE else (None, False)

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from leakbound.attacks.base import Attack, boxed, summed_task
 from leakbound.client import call
+from leakbound.core import Exact, NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import unlike
-from leakbound.types import Exact, NotApplicable, Observation, Reconstruction, Task
 
-AGREES, NEAREST = 1e-2, 0.5
+AGREES = 1e-2
+NEAREST = 0.5
 """Relative differences up to which the positions' gradients add up to the patch layer's bias', and
 from which they are those of something else.
 """
@@ -85,7 +86,8 @@ class PatchInversion(Attack):
         image = nn.functional.fold(
             patches.T[None], observation.input_shape[1:], layer.kernel_size, stride=layer.stride
         )
-        problem, share = None, float(left(patches))
+        problem = None
+        share = float(left(patches))
         if rank < count:
             problem = f"the gradients of {count} positions have rank {rank}: patches are mixed"
         elif share > LEFT or off > AGREES:
@@ -128,7 +130,8 @@ def _positions(sent: dict[str, Tensor], bias: str, count: int, width: int) -> tu
     """(count, width) the gradients of the patches' positions, which add up to the bias'; and the
     relative difference.
     """
-    found, least = torch.empty(0), NEAREST
+    found = torch.empty(0)
+    least = NEAREST
     for value in sent.values():
         if value.shape[-1:] != (width,) or not count <= value.numel() // width <= count + 2:
             continue
@@ -137,7 +140,8 @@ def _positions(sent: dict[str, Tensor], bias: str, count: int, width: int) -> tu
             own = rows[start : start + count]
             off = float((own.sum(0) - sent[bias]).norm() / sent[bias].norm().clamp_min(1e-300))
             if off < least:
-                found, least = own, off
+                found = own
+                least = off
     if not len(found):
         raise NotApplicable("no trained positions are added to the patches")
     return found, least

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from leakbound.attacks.base import summed_task
 from leakbound.attacks.blind import public_images
-from leakbound.covariance import Structured
-from leakbound.types import (
+from leakbound.core import (
     Exact,
     Gaussian,
     Laplace,
@@ -23,6 +22,7 @@ from leakbound.types import (
     Unknown,
     Update,
 )
+from leakbound.covariance import Structured
 
 QUIET = 0.1
 
@@ -36,7 +36,9 @@ class Front(nn.Module):
     def __init__(self, features: int, units: int, gain: float, kind: str, inner: nn.Module) -> None:
         super().__init__()
         self.layer = nn.Linear(features, units).requires_grad_(False)
-        self.inner, self.gain, self.kind = inner, gain, kind
+        self.inner = inner
+        self.gain = gain
+        self.kind = kind
         self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -75,7 +77,8 @@ def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -
 
 def placed(task: Task, model: Front, before: Tensor, *after: Tensor) -> Task:
     """The task with its model inside another, whose own weights come before and after."""
-    like, kept = task.parameters, task.kept
+    like = task.parameters
+    kept = task.kept
     parts = [before.to(like), like, *(at.to(like) for at in after)]
     if kept is not None:
         first, *rest = (kept.new_ones(len(at)) for at in (before, *after))
@@ -137,7 +140,8 @@ def caught(observation: Observation, task: Task, *, differences: bool) -> list[C
     if not bool(update.rows.isfinite().all()):
         raise NotApplicable("the update is not finite")
     assert isinstance(task.model, Front)  # as planted_task found
-    part, times = task.model.part, task.plan.total_weight
+    part = task.model.part
+    times = task.plan.total_weight
     values = part(update.rows / times).double()
     known = observation.noise_variance
     given = None if known is None else part(known) / times**2

@@ -15,24 +15,42 @@ from leakbound.attacks.analytic import first_layer
 from leakbound.attacks.base import Attack, boxed, expected_rows, summed_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.client import call, layer_inputs
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import Path, unlike
-from leakbound.random import normal, uniform
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+from leakbound.randomness import normal, uniform
 
-MOST, DRAWN, BLOCK, POOL, AT_ONCE, SPARE, PROBES = 128, 16, 2048, 8, 16, 8, 8
+MOST = 128
+DRAWN = 16
+BLOCK = 2048
+POOL = 8
+AT_ONCE = 16
+SPARE = 8
+PROBES = 8
 """The most examples, and for draws; draws at once; directions kept for each example; images labeled
 at once; random projections beyond B; inputs that show which layers see the ReLU.
 """
-STEPS, FEWEST, MEMORY, LEFT, MOVING = 40, 8, 2**22, 1e-3, 0.3
-SLOW, TINY, STALLED = 0.999, 1e-20, 1e6
+STEPS = 40
+FEWEST = 8
+MEMORY = 2**22
+LEFT = 1e-3
+MOVING = 0.3
+SLOW = 0.999
+TINY = 1e-20
+STALLED = 1e6
 ROUNDED = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 """Of descents: steps; starts, and numbers of a Jacobian, at once; the share that an end may leave,
 and over local steps. A descent ends at a ratio of two values, at a value, or at a damping. Last,
 the falling values of the smallest residual in reweighted least squares.
 """
 CLOSE = (1e-3, 1e-4)
-ZERO, SAME, NEAR, EXACT, FULL = 1e-4, 1e-3, 1e-6, 1e-4, 1e-5
-OUTSIDE, FEW, MOVED = 1e-2, 1e-2, 0.1
+ZERO = 1e-4
+SAME = 1e-3
+NEAR = 1e-6
+EXACT = 1e-4
+FULL = 1e-5
+OUTSIDE = 1e-2
+FEW = 1e-2
+MOVED = 0.1
 """Tolerances, all relative but the second of CLOSE: a layer's input that is the ReLU's output; an
 entry that counts as zero; directions that depend on others, and that count as one; a residual that
 certifies; a singular value that counts (float32 rounds at about 1e-7); how far an answer may
@@ -101,7 +119,8 @@ class SparseRecovery(Attack):
         check.count(samples=self.samples)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        task, count = summed_task(observation), observation.examples
+        task = summed_task(observation)
+        count = observation.examples
         if not bool(observation.update.rows.isfinite().all()):
             raise NotApplicable("the update is not finite")
         if count > MOST:
@@ -121,7 +140,8 @@ class SparseRecovery(Attack):
             reason = f"the layer's gradient has rank {rank}, not {count}: inputs repeat or vanish"
             return Reconstruction(gray, None, problem=reason)
         reason = f"fewer than {count} sparse directions were found"
-        best, least = Reconstruction(gray, None, problem=reason), float("inf")
+        best = Reconstruction(gray, None, problem=reason)
+        least = float("inf")
         ahead = layer.ahead(observation, count, generator)
         moving = task.plan.steps > 1
         for basis in _bases(left, ahead, moving, self.starts, self.samples, generator):
@@ -184,12 +204,14 @@ class _Layer:
         and the gradients of the linear layers that see it; empty if none does. Under a known
         dropout, all units that are kept have one scale, and the others have no gradient.
         """
-        task, (low, high) = self.task, self.task.input_range
+        task = self.task
+        (low, high) = self.task.input_range
         probe = uniform((PROBES, *observation.input_shape), generator, like=task.parameters)
         probe = low + (high - low) * probe
         ones = self.weights.new_ones(PROBES, 1)
         seen = (torch.cat([probe.flatten(1).double(), ones], 1) @ self.weights.T).relu()
-        now, sent = task.tensors(), task.unflatten(observation.update.rows.sum(0))
+        now = task.tensors()
+        sent = task.unflatten(observation.update.rows.sum(0))
         parts = [self.joint[:, :0]]
         for name, layer in task.model.named_modules():
             if not isinstance(layer, nn.Linear) or layer.in_features != len(self.weights):
@@ -232,7 +254,8 @@ class _Layer:
 
     def labels(self, observation: Observation, inputs: Tensor, columns: Tensor) -> Tensor:
         """The class (B,) for which each input's derivatives point along its column."""
-        classes, known = self.task.label_range, observation.labels
+        classes = self.task.label_range
+        known = observation.labels
         if known is not None:
             options = sorted(set(known.tolist()))
         elif classes is not None:
@@ -287,9 +310,12 @@ def _bases(
         return
     norms = left.norm(dim=1)
     alive = norms > ZERO * norms.max()
-    rows, ahead = left[alive] / norms[alive, None], torch.linalg.qr(ahead[alive]).Q
+    rows = left[alive] / norms[alive, None]
+    ahead = torch.linalg.qr(ahead[alive]).Q
     ahead = ahead / norms[alive, None]
-    pool, last, swapped = left.new_zeros(0, count), None, False
+    pool = left.new_zeros(0, count)
+    last = None
+    swapped = False
     samples = samples if len(rows) > 2 * count and count <= DRAWN else 0
     starts = starts * count if 0 < ahead.shape[1] < len(rows) else 0
     most = max(1, MEMORY // (rows.numel() + ahead.numel()))
@@ -307,7 +333,8 @@ def _bases(
             continue
         basis = pool[kept]
         if last is None or not torch.equal(basis, last):
-            last, swapped = basis, False
+            last = basis
+            swapped = False
             yield basis
         elif not swapped and count <= DRAWN:
             swapped = True
@@ -377,20 +404,24 @@ def _settled(
     rows: Tensor, ahead: Tensor, weight: Tensor, q: Tensor, d: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Where the steps of Levenberg and Marquardt end, on the sphere |q| = 1."""
-    count, both = rows.shape[1], torch.cat([rows, -ahead], 1)
+    count = rows.shape[1]
+    both = torch.cat([rows, -ahead], 1)
 
     def at(point: Tensor) -> State:
         point = point / point[:, :count].norm(dim=1, keepdim=True)
-        off, on = point[:, :count] @ rows.T * weight, point @ both.T
+        off = point[:, :count] @ rows.T * weight
+        on = point @ both.T
         return point, off, on, (off * on).square().sum(1)
 
-    state, ended = at(torch.cat([q, d], 1)), []
+    state = at(torch.cat([q, d], 1))
+    ended = []
     damping = torch.ones_like(state[3])
     for _ in range(STEPS):
         point, off, on, value = state
         slope = off[:, :, None] * both
         slope[:, :, :count] += (on * weight)[:, :, None] * rows
-        curve, fall = slope.mT @ slope, (slope.mT @ (off * on)[:, :, None])[:, :, 0]
+        curve = slope.mT @ slope
+        fall = (slope.mT @ (off * on)[:, :, None])[:, :, 0]
         scale = curve.diagonal(dim1=1, dim2=2)
         along = point * (scale.mean(1).sqrt() / point.norm(dim=1))[:, None]
         curve = curve + torch.diag_embed(damping[:, None] * scale)
@@ -402,7 +433,8 @@ def _settled(
         state = _chosen(better, after, state)
         ended.append(state[0][over])
         point, off, on, value = (part[~over] for part in state)
-        state, damping = (point, off, on, value), damping[~over]
+        state = (point, off, on, value)
+        damping = damping[~over]
         if not len(damping):
             break
     found = torch.cat([*ended, state[0]])

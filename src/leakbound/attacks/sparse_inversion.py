@@ -15,7 +15,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound.attacks.base import Attack, BestOf, seen_task
 from leakbound.attacks.matching.attack import GradientMatching, inverting_gradients
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 
 MASKS = ("recovered", "blind", "told")
 POINTS = ("start", "pruned", "end")
@@ -144,7 +144,8 @@ def sparse_gradient_inversion_paper(
 
 def evidence(observation: Observation, mask: str) -> Observation:
     """The observation whose update is the pseudo-gradient on the coordinates that `mask` allows."""
-    rows, seen = pseudo_gradient(observation), observation.update.mask
+    rows = pseudo_gradient(observation)
+    seen = observation.update.mask
     if mask == "recovered" or (mask == "told" and not observation.threat.defense_known):
         seen = recovered_mask(observation)
     elif mask == "blind":
@@ -169,7 +170,8 @@ def recovered_mask(observation: Observation) -> Tensor:
     """(R, P) bool: False where the message is exactly zero, or the model has no weight. Tensors of
     fewer than two dimensions count as sent.
     """
-    task, message = observation.task, observation.sent
+    task = observation.task
+    message = observation.sent
     mask = (observation.update.rows if message is None else message) != 0
     for _, shape, a, b in task.layout:
         if len(shape) < 2:
@@ -178,7 +180,8 @@ def recovered_mask(observation: Observation) -> Tensor:
 
 
 def _at_end(observation: Observation, found: Observation) -> Observation:
-    task, sent = observation.task, observation.sent
+    task = observation.task
+    sent = observation.sent
     if sent is None:
         sent = task.parameters - seen_task(observation).plan.learning_rate * found.update.rows
         sent = sent if found.update.mask is None else sent * found.update.mask

@@ -14,12 +14,12 @@ from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.planted import sent_by_attacker, takes_numbers
 from leakbound.attacks.trap_estimators import (
     TrapReading,
-    most_often,
+    max_success_estimate,
     shrinkage,
     sphere_mean,
     unbiased,
 )
-from leakbound.types import (
+from leakbound.core import (
     Loss,
     NotApplicable,
     Observation,
@@ -28,7 +28,8 @@ from leakbound.types import (
 )
 
 ESTIMATORS = ("optimal", "unbiased", "shrinkage", "gamma", "division")
-MOST_NORMS, TURNS = 64, 100
+MOST_NORMS = 64
+TURNS = 100
 
 
 class Trap(nn.Module):
@@ -41,7 +42,9 @@ class Trap(nn.Module):
     ) -> None:
         super().__init__()
         self.layer = nn.Linear(features, rows, bias).requires_grad_(False)
-        self.inner, self.rows, self.scale = inner, rows, scale
+        self.inner = inner
+        self.rows = rows
+        self.scale = scale
         self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -113,7 +116,7 @@ class LinearTrap(Attack):
 
     Example:
         >>> import leakbound as lb
-        >>> from leakbound.types import Server, ThreatModel
+        >>> from leakbound.core import Server, ThreatModel
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
         >>> batch = torch.tensor([[[[0.1, 0.2], [0.3, 0.4]]]]), torch.tensor([0])
         >>> trap, threat = LinearTrap("unbiased", features=4), ThreatModel(server=Server.MALICIOUS)
@@ -196,14 +199,15 @@ class LinearTrap(Attack):
         if self.estimator == "optimal":
             return sphere_mean(reading)
         assert self.eta is not None  # checked at construction
-        return most_often(reading, self.eta)
+        return max_success_estimate(reading, self.eta)
 
 
 class _Reader:
     """Scale, noise and norm (R,) of the example behind each row of the update; float64."""
 
     def __init__(self, norm: float | None, observation: Observation) -> None:
-        self.norm, self.observation = norm, observation
+        self.norm = norm
+        self.observation = observation
         self.task = _task(observation)
         self.means, self.noise = _matched(observation, self.task, _caught(observation))
         self.width = width = self.means.shape[1]
@@ -243,9 +247,11 @@ class _Reader:
         length = self._full(self.largest)
         top = (length * self._scale(length)).square()
         told = self.energy <= top * (1 - 1e-4) - 4 * spread
-        signal, least = self.energy.clamp_min(0).sqrt(), 1e-12 * self.largest
+        signal = self.energy.clamp_min(0).sqrt()
+        least = 1e-12 * self.largest
         for _ in range(TURNS):
-            before, length = length, signal / self._scale(length)
+            before = length
+            length = signal / self._scale(length)
             length = length.clamp(least, self.largest)
             if not bool((told & ((length - before).abs() > 1e-6 * before)).any()):
                 break
@@ -289,7 +295,11 @@ class _Reader:
 
 def _task(observation: Observation) -> Task:
     missing = "linear trap: without public images the input's size is not known; give features"
-    holds, agreed = lambda task: isinstance(task.model, Trap), "without a linear trap"
+
+    def holds(task: Task) -> bool:
+        return isinstance(task.model, Trap)
+
+    agreed = "without a linear trap"
     return sent_by_attacker(observation, seen_task, holds, agreed=agreed, lacks=missing)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["TrapReading", "most_often", "shrinkage", "sphere_mean", "unbiased"]
+__all__ = ["TrapReading", "max_success_estimate", "shrinkage", "sphere_mean", "unbiased"]
 
 STEPS = 1000
 
@@ -83,7 +83,7 @@ def sphere_mean(reading: TrapReading) -> Tensor:
     return reading.norm * ratio * reading.direction
 
 
-def most_often(reading: TrapReading, eta: float) -> Tensor:
+def max_success_estimate(reading: TrapReading, eta: float) -> Tensor:
     """|X| cos(theta) z / |z|, sin^2 theta = N eta / |X|^2: the most likely to achieve an MSE of
     eta.
 

@@ -12,10 +12,13 @@ from leakbound import check
 from leakbound.attacks.base import Attack, boxed
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.planted import Caught, PixelPrior, caught, in_front, planted_task
-from leakbound.random import normal, stream
-from leakbound.types import Observation, Reconstruction, Task
+from leakbound.core import Observation, Reconstruction, Task
+from leakbound.randomness import normal, stream
 
-SAME, SLACK, CHANCE, MOST = 1e-3, 0.05, 1e-3, 2048
+SAME = 1e-3
+SLACK = 0.05
+CHANCE = 1e-3
+MOST = 2048
 
 
 @dataclass(frozen=True)
@@ -79,22 +82,27 @@ class TrapWeights(Attack):
         features = public.inputs[0].numel() if public is not None else self.features
         if features is None or (public is None and self.scale is None):
             return task
-        source, shape = stream(self.seed, "trap weights", features), (self.rows, features)
+        source = stream(self.seed, "trap weights", features)
+        shape = (self.rows, features)
         size = normal(shape, source).double().abs()
         negative = normal(shape, source).argsort(1) < features // 2
         low, _ = task.input_range
         scale: Tensor | float = 1.0 if self.scale is None else self.scale
         if self.scale is None and public is not None:
             above = (public.inputs[:MOST].flatten(1).double().cpu() - low).clamp_min(0)
-            down, up = above @ (size * negative).T, above @ (size * ~negative).T
+            down = above @ (size * negative).T
+            up = above @ (size * ~negative).T
             ratio = (down / up.clamp_min(1e-12 * features)).quantile(1 / self.expected, 0)
             scale = ratio.clamp(1e-3, 1e3)[:, None]
         weight = torch.where(negative, -size, scale * size) / features**0.5
         return in_front(task, weight, -low * weight.sum(1), self.gain, "trap")
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        task, prior = planted_task(observation, "trap"), PixelPrior.of(observation)
-        images, sure, left = [], 0, 0
+        task = planted_task(observation, "trap")
+        prior = PixelPrior.of(observation)
+        images = []
+        sure = 0
+        left = 0
         for row in caught(observation, task, differences=False):
             reader = _WeightReader(row, task, prior)
             found, supports = reader.all()
@@ -117,9 +125,13 @@ class _WeightReader:
 
     def __init__(self, row: Caught, task: Task, prior: PixelPrior) -> None:
         parts = task.unflatten(task.parameters)
-        self.weight, self.bias = parts["layer.weight"].double(), parts["layer.bias"].double()
-        self.row, self.prior, self.range = row, prior, task.input_range
-        self.precision, self.left = row.precision, row.values.clone()
+        self.weight = parts["layer.weight"].double()
+        self.bias = parts["layer.bias"].double()
+        self.row = row
+        self.prior = prior
+        self.range = task.input_range
+        self.precision = row.precision
+        self.left = row.values.clone()
         self.seen = (row.precision > 0).double()
         self.typical = row.precision.sum(0) / self.seen.sum(0).clamp_min(1)
         self.used = torch.zeros(len(self.left), dtype=torch.bool, device=self.left.device)
@@ -159,17 +171,20 @@ class _WeightReader:
     def _measure(self, rows: Tensor) -> None:
         """Squared standardized distances of the given rows to all, where both sent a value."""
         scaled = self.left * self.seen * self.typical.sqrt()
-        square, part = scaled.square(), scaled[rows]
+        square = scaled.square()
+        part = scaled[rows]
         own = square[rows] @ self.seen.T + self.seen[rows] @ square.T
         distance = (own - 2 * part @ scaled.T).clamp_min(0) / 2
         energy = (square.sum(1)[rows, None] + square.sum(1)) / 2
         distance = (distance - SAME**2 * energy).clamp_min(0)
-        self.distance[rows], self.distance[:, rows] = distance, distance.T
+        self.distance[rows] = distance
+        self.distance[:, rows] = distance.T
 
     def _most_common(self) -> Tensor:
         """The rows (units,) with the value on which most agree; of several, the largest value."""
         low, high = self.range
-        width, size = high - low, self.left[:, -1]
+        width = high - low
+        size = self.left[:, -1]
         told = (size.square() * self.precision[:, -1] > 16) & self._loud(1.0) & ~self.used
         size = torch.where(told, size, 1)
         images = self.left[:, :-1] / size[:, None]

@@ -28,9 +28,7 @@ from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching.distances import total_variation
 from leakbound.attacks.pace import tick
 from leakbound.client import refuse_codes
-from leakbound.domains import has_neighbors
-from leakbound.random import normal, uniform
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     DefenseProtocol,
     NotApplicable,
@@ -38,12 +36,15 @@ from leakbound.types import (
     Reconstruction,
     Task,
 )
+from leakbound.domains import has_neighbors
+from leakbound.randomness import normal, uniform
 
 TRACE_POINTS = 50
 PUBLIC_NOISE = "the defense's noise does not depend on the batch"
 FITS = (0.2, 5.0)
 """Least and largest ratio of the noise's power to the power that an answer predicts."""
-PACE, SOME = 0.7, 10
+PACE = 0.7
+SOME = 10
 MIXED = 0.1
 """Share of the images' variance that the readout must explain in public images."""
 
@@ -86,7 +87,8 @@ class VarianceReadout(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         _single(observation)
-        task, defense = seen_task(observation), _defense(observation)
+        task = seen_task(observation)
+        defense = _defense(observation)
         name = input_layer(task, observation.input_shape)
         public = self._public(observation)
         if self.why_not(defense, 1) or (
@@ -97,7 +99,8 @@ class VarianceReadout(Attack):
         for i in range(public.size):
             one = Batch(public.inputs[i : i + 1], public.labels[i : i + 1])
             powers.append(_log_power(task, _sent(observation, defense, one, generator).rows, name))
-        power, pixels = torch.stack(powers), public.inputs.flatten(1).double()
+        power = torch.stack(powers)
+        pixels = public.inputs.flatten(1).double()
         curve = Curve.fitted(power.flatten(), pixels.flatten(), self.bins)
         left = (curve(power) - pixels).square().mean() / pixels.var(correction=0).clamp_min(1e-30)
         seen = _log_power(task, observation.update.rows, name)
@@ -178,7 +181,8 @@ class LawMatching(Attack):
         check.one_of(["random", "candidate", "readout"], start=self.start)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        task, labels = seen_task(observation), observation.labels
+        task = seen_task(observation)
+        labels = observation.labels
         defense = _defense(observation)
         if len(observation.cohort) > 1:
             raise NotApplicable(
@@ -225,7 +229,9 @@ class LawMatching(Attack):
         least = low + self.lift * (high - low)
         x = x.clamp(least, high).requires_grad_()
         optimizer = optimizers.Adam([x], lr=self.learning_rate * (high - low))
-        best, lowest, trace = x.detach().clone(), float("inf"), []
+        best = x.detach().clone()
+        lowest = float("inf")
+        trace = []
         for step in range(self.steps):
             done = step / self.steps
             begun = 2 * done if self.start == "random" else 1.0
@@ -236,7 +242,8 @@ class LawMatching(Attack):
             total = loss + self._prior(x)
             (slope,) = torch.autograd.grad(total, x)
             if floor == self.floor and float(total.detach()) < lowest:
-                best, lowest = x.detach().clone(), float(total.detach())
+                best = x.detach().clone()
+                lowest = float(total.detach())
             if step % max(1, self.steps // TRACE_POINTS) == 0:
                 trace.append(float(total.detach()))
             if tick() or not bool(torch.isfinite(slope).all()):
@@ -341,7 +348,9 @@ class LawEvolution(Attack):
         spread: Tensor,
         generator: torch.Generator,
     ) -> tuple[Tensor, list[float]]:
-        best, lowest, trace = middle, cost(middle), []
+        best = middle
+        lowest = cost(middle)
+        trace = []
         for _ in range(self.generations):
             drawn = normal((self.population, *middle.shape), generator, like=middle)
             guesses = middle + spread * drawn
@@ -353,7 +362,8 @@ class LawEvolution(Attack):
             now = cost(middle)
             trace.append(now)
             if now < lowest:
-                best, lowest = middle, now
+                best = middle
+                lowest = now
             if tick():
                 break
         return best, trace
@@ -376,7 +386,8 @@ def _principal(public: Batch, like: Tensor, most: int) -> tuple[Tensor, Tensor, 
 
 def _by_label(known: Tensor, own: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and spread (N, K) of the public coefficients of each label; of all if few have it."""
-    middles, spreads = [], []
+    middles = []
+    spreads = []
     for label in labels:
         same = known[own == label]
         some = same if len(same) >= SOME else known
@@ -408,6 +419,7 @@ class Curve:
         if len(self.at) == 1:
             return self.value.expand(x.shape)
         right = torch.searchsorted(self.at, x.contiguous()).clamp(1, len(self.at) - 1)
-        low, high = self.at[right - 1], self.at[right]
+        low = self.at[right - 1]
+        high = self.at[right]
         share = ((x - low) / (high - low).clamp_min(1e-300)).clamp(0, 1)
         return self.value[right - 1] + share * (self.value[right] - self.value[right - 1])

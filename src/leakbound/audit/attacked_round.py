@@ -9,11 +9,11 @@ import torch
 
 from leakbound._util import optimizers
 from leakbound.attacks import Attack
+from leakbound.core import Batch, Refused, Server, Task, ThreatModel
 from leakbound.defenses import Chain
 from leakbound.defenses.base import State
 from leakbound.protocol import Round, play, step
-from leakbound.random import Source
-from leakbound.types import Batch, Refused, Server, Task, ThreatModel
+from leakbound.randomness import Source
 
 MOST_ROUNDS = 100
 """How long an audit waits for a defense to have an effect."""
@@ -84,7 +84,8 @@ def attacked_round(
             rows.append(sent.rows.sum(0))
         weights.grad = torch.stack(rows).sum(0) / (len(rows) - 1 + len(clients))
         server.step()
-        task, last = task.with_parameters(weights.detach().clone()), now
+        task = task.with_parameters(weights.detach().clone())
+        last = now
     raise Refused(
         f"{defense!r} has no effect in the first {MOST_ROUNDS} rounds of a training, so none of "
         "them is attacked; name the round (round = N), or give other settings"

@@ -23,13 +23,13 @@ from leakbound.assess.chance import FEWEST, MOST, comparable
 from leakbound.audit.attacked_round import OTHERS
 from leakbound.audit.plan import DataSpec, ModelSpec, Plan, build_defense
 from leakbound.bounds.counting import LOOKED, same_law
+from leakbound.core import Batch, NotApplicable, Task, ThreatModel
 from leakbound.domains import Domain
 from leakbound.losses import NamedLoss, named
 from leakbound.lpips import Lpips
 from leakbound.models.custom import load_user_model, load_weights
-from leakbound.random import permutation, stream
+from leakbound.randomness import permutation, stream
 from leakbound.task import trained
-from leakbound.types import Batch, NotApplicable, Task, ThreatModel
 
 SPLITS = {"private": 0.6, "public": 0.2, "test": 0.2}
 DISTRACTORS = 100
@@ -189,7 +189,8 @@ class PlanContext:
         Of many, those with the classes of the batches come first, and others are left out.
         """
         order = self._order(size, clients, seed)
-        taken, rest = order[: size * clients], order[size * clients :]
+        taken = order[: size * clients]
+        rest = order[size * clients :]
         rest = torch.cat([rest, self.splits["test"]])
         if not len(rest):
             return None
@@ -375,7 +376,8 @@ def check_outputs(context: PlanContext, task: Task, name: str) -> None:
         ValueError: it cannot take an example, has other outputs than the loss needs, or gives other
             gradients when it is called again.
     """
-    loss, classes = context.loss, context.dataset.classes
+    loss = context.loss
+    classes = context.dataset.classes
     image = context.dataset.inputs[: 2 if task.coupled else 1].to(context.device)
     kind = task.parameters.dtype
     if image.is_floating_point() and kind != image.dtype:
@@ -407,7 +409,8 @@ def check_outputs(context: PlanContext, task: Task, name: str) -> None:
         client.refuse_changing(task, image)
     except ValueError as error:
         raise ValueError(f"model {name!r}: {error}") from None
-    shape, wanted = tuple(output.shape), loss.outputs(classes)
+    shape = tuple(output.shape)
+    wanted = loss.outputs(classes)
     more = loss.name in ("cross_entropy", "dense_cross_entropy")
     width = output.shape[2 if loss.of_inputs else 1] if output.ndim > 1 else 1
     if loss.misfit(output, len(image)) or width < wanted or (width > wanted and not more):
@@ -452,7 +455,8 @@ def check_plan(plan: Plan, context: PlanContext) -> None:
             "no gradient: give two classes or more (for images: two class folders)"
         )
     if plan.lpips_weights is not None:
-        network, shape = context.lpips(plan.lpips_weights), context.input_shape
+        network = context.lpips(plan.lpips_weights)
+        shape = context.input_shape
         if not network.takes(shape):
             raise ValueError(
                 f"lpips_weights is {plan.lpips_weights!r}, of the network {network.name!r}, which "

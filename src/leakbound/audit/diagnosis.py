@@ -35,11 +35,7 @@ from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.experiment import criterion_of, play_round
 from leakbound.audit.journal import Journal
 from leakbound.audit.plan import Plan
-from leakbound.covariance import Structured
-from leakbound.pairing import pair
-from leakbound.protocol import Round
-from leakbound.random import normal, stream
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     Exact,
     Gaussian,
@@ -50,6 +46,10 @@ from leakbound.types import (
     ThreatModel,
     Unknown,
 )
+from leakbound.covariance import Structured
+from leakbound.pairing import pair
+from leakbound.protocol import Round
+from leakbound.randomness import normal, stream
 
 FILE = "diagnosis.jsonl"
 
@@ -59,11 +59,14 @@ GAIN = 6.0
 """Decibels by which a search from near the truth must come closer: it does not if a quarter of the
 directions is not determined.
 """
-STEPS, DIRECTIONS, POLISH = 12, 40, 200
+STEPS = 12
+DIRECTIONS = 40
+POLISH = 200
 """Of the searches from near the truth, and of that of a witness."""
 DENSE = 1024
 """Inputs up to which the information matrix is computed whole."""
-PROBES, ORDER = 4, 60
+PROBES = 4
+ORDER = 60
 SAME = 2.0
 """Standard deviations of noise up to which two updates count as the same: no test tells them apart
 with an error below Phi(-1), 16 %.
@@ -128,7 +131,9 @@ def diagnose(
         )
     point = _Truth.of(played, criterion, public)
     starts = _attraction(point, source)
-    known, witness, missing = None, None, None
+    known = None
+    witness = None
+    missing = None
     try:
         release = _Release.of(point)
         known = _conditioning(point, release)
@@ -172,7 +177,8 @@ def diagnose_undecided(
     wanted = _undecided(folder)
     if not units.keys() >= set(wanted):
         raise ValueError(f"folder is {str(folder)!r}, which belongs to another plan; give its own")
-    context, journal = PlanContext(plan.data, device), Journal(folder / FILE, records.Diagnosis)
+    context = PlanContext(plan.data, device)
+    journal = Journal(folder / FILE, records.Diagnosis)
     with files.claimed(folder), closing(journal):
         kept = journal.read(lambda one: one.experiment in wanted)
         for number, name in enumerate(wanted):
@@ -266,7 +272,8 @@ class _Truth:
 
     @staticmethod
     def of(played: Round, criterion: Criterion, public: Batch | None) -> _Truth:
-        seen, truth = played.observation, played.truth
+        seen = played.observation
+        truth = played.truth
         threat = ThreatModel(server=seen.threat.server)
         observation = replace(
             seen, threat=threat, update=played.update, defense=played.defense, labels=truth.labels
@@ -336,7 +343,8 @@ class _Release:
     @staticmethod
     def of(point: _Truth) -> _Release:
         observation = _double(point.observation)
-        law, defense = point.observation.update.law, point.observation.defense
+        law = point.observation.update.law
+        defense = point.observation.defense
         if isinstance(law, Unknown):
             raise NotApplicable(f"the noise distribution is not known: {law.reason}")
         if not isinstance(law, Exact | Gaussian):
@@ -404,7 +412,8 @@ class _Known:
 
 
 def _conditioning(point: _Truth, release: _Release) -> _Known:
-    x, prior = point.truth.inputs.double(), point.prior
+    x = point.truth.inputs.double()
+    prior = point.prior
     at = Linearized(release.rows, x)
 
     def product(v: Tensor) -> Tensor:
@@ -413,7 +422,8 @@ def _conditioning(point: _Truth, release: _Release) -> _Known:
     def root(v: Tensor) -> Tensor:
         return prior.root(v.view_as(x)).flatten()
 
-    m, least = x.numel(), 1 / point.criterion.within**2
+    m = x.numel()
+    least = 1 / point.criterion.within**2
     vectors = values = None
     if m <= DENSE:
         frame = torch.eye(m, dtype=x.dtype, device=x.device)
@@ -464,7 +474,9 @@ def _lanczos(
     product: Callable[[Tensor], Tensor], v: Tensor, order: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Diagonal (k,) and off-diagonal (k,) of the tridiagonal matrix, all vectors orthogonalized."""
-    basis, alpha, beta = [v], list[float](), list[float]()
+    basis = [v]
+    alpha = list[float]()
+    beta = list[float]()
     for _ in range(order):
         w = product(basis[-1])
         alpha.append(float(w @ basis[-1]))
@@ -520,7 +532,8 @@ def _witness(
 
 def _polished(point: _Truth, release: _Release, direction: Tensor) -> records.Witness | None:
     """Bring the update of truth + direction to the truth's, at a fixed distance from it."""
-    truth, domain = point.truth.inputs.double(), point.criterion.domain
+    truth = point.truth.inputs.double()
+    domain = point.criterion.domain
     low, high = domain.input_range
     length = BEYOND * point.criterion.within * truth.numel() ** 0.5
     free = direction.clone().requires_grad_()

@@ -28,9 +28,9 @@ from leakbound.audit import plan as plans
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.experiment import Result, died, run_training
 from leakbound.audit.plan import DataSpec, Experiment, Plan, TrainingUnit, Unit, units_left
+from leakbound.core import Reconstruction
 from leakbound.engines.choose import LARGEST
 from leakbound.protocol import Round
-from leakbound.types import Reconstruction
 
 T = TypeVar("T")
 TOGETHER = 16
@@ -177,7 +177,8 @@ def _run_many(
     If a process dies, the units of the group that it ran are tried again, each alone; what else was
     handed out waits again. A unit running in `TRIES` processes that died is recorded as failed.
     """
-    waiting, suspects = deque(bundles(units, context, workers)), deque[tuple[Unit, ...]]()
+    waiting = deque(bundles(units, context, workers))
+    suspects = deque[tuple[Unit, ...]]()
     deaths: Counter[str] = Counter()
     starts = 0  # that failed, one after the other
     while waiting or suspects:
@@ -323,7 +324,8 @@ def _start_worker(spec: DataSpec, fingerprint: str, device: str) -> None:
     if parent is not None:
         watch = threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True)
         watch.start()
-    _bench, _fingerprint = PlanContext(spec, device), fingerprint
+    _bench = PlanContext(spec, device)
+    _fingerprint = fingerprint
 
 
 def _die_with(sentinel: int) -> None:

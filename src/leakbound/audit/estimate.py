@@ -27,7 +27,9 @@ def estimate(
     It counts the steps of units and measures one gradient of each model and batch size. It does not
     count bounds or searches that stop early. `seed` names weights that the context has.
     """
-    slowest, steps, found = (0.0, ""), 0, dict[str, float]()
+    slowest = (0.0, "")
+    steps = 0
+    found = dict[str, float]()
 
     @cache
     def gradient(model: ModelSpec, size: int) -> float:
@@ -61,7 +63,8 @@ def estimate(
 def _gradient(context: PlanContext, model: ModelSpec, size: int, seed: int) -> float:
     """Seconds of one gradient; 0 if there is none, as the unit's record will report."""
     try:
-        task, batch = context.task(model, seed), context.batches(size, 1, seed)[0]
+        task = context.task(model, seed)
+        batch = context.batches(size, 1, seed)[0]
         with one_thread():
             client.gradient(task, batch.inputs, batch.labels)
             began = time.perf_counter()
@@ -73,7 +76,9 @@ def _gradient(context: PlanContext, model: ModelSpec, size: int, seed: int) -> f
 
 class Clock:
     def __init__(self, seconds: Mapping[str, float], basis: str, workers: int) -> None:
-        self._seconds, self.basis, self._workers = dict(seconds), basis, workers
+        self._seconds = dict(seconds)
+        self.basis = basis
+        self._workers = workers
         self._whole = self._rest = sum(self._seconds.values())
         self._began = time.monotonic()
 
@@ -82,7 +87,9 @@ class Clock:
 
     @property
     def left(self) -> float:
-        rest, prior = max(self._rest, 0.0), PRIOR * self._whole
-        done, passed = self._whole - rest, time.monotonic() - self._began
+        rest = max(self._rest, 0.0)
+        prior = PRIOR * self._whole
+        done = self._whole - rest
+        passed = time.monotonic() - self._began
         passed = passed if done else 0.0
         return rest * (prior / self._workers + passed) / max(prior + done, 1e-9)

@@ -36,16 +36,16 @@ from leakbound.audit.context import (
 )
 from leakbound.audit.utility import train
 from leakbound.client import clients_layer_inputs
+from leakbound.core import Batch, NotApplicable, Reconstruction, Refused, Task, ThreatModel
 from leakbound.defenses import Chain
 from leakbound.losses import named
 from leakbound.metrics import Metric
 from leakbound.protocol import Round
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.risk.limits import ErrorBoundSpec, Limits, leak_map, of_release
 from leakbound.risk.released import Released
 from leakbound.risk.statement import of_bound
 from leakbound.risk.success import RiskSpec
-from leakbound.types import Batch, NotApplicable, Reconstruction, Refused, Task, ThreatModel
 
 DIED = "its process died (out of memory, or a crash)"
 _PICTURES = {"truth": "true", "reconstruction": "reconstructed", "leak_map": "leak map"}
@@ -266,7 +266,8 @@ def links_of(defense: Chain) -> tuple[plans.Spec, ...]:
 
 def model_info(name: str, task: Task) -> records.ModelInfo:
     """A model in memory."""
-    size, loss = len(task.parameters), named(task.loss).name
+    size = len(task.parameters)
+    loss = named(task.loss).name
     return records.ModelInfo(name=name, parameters={}, size=size, loss=loss)
 
 
@@ -286,7 +287,8 @@ def _model(spec: plans.ModelSpec, context: PlanContext) -> records.ModelInfo:
 
 
 def _header(unit: plans.Experiment, context: PlanContext) -> records.Assessment:
-    built, domain = plans.build_defense(unit.defense), context.domain
+    built = plans.build_defense(unit.defense)
+    domain = context.domain
     return records.Assessment(
         experiment=unit.id,
         attack=plans.attack_info(unit.attack),
@@ -383,7 +385,8 @@ def judged(
 
     `source` draws for the bounds in `wanted`; the others are as in `measure`.
     """
-    criterion, public = released.criterion, released.public
+    criterion = released.criterion
+    public = released.public
     domain = criterion.domain
     proof = Proof()
     assert isinstance(played.defense, Chain)
@@ -403,7 +406,8 @@ def judged(
         leaks = leak_map(released, wanted[0])
     facts = facts_of(played.observation, answer, criterion.domain, public)
     found = measured.paired
-    truth, guess = found.truth.inputs, found.inputs
+    truth = found.truth.inputs
+    guess = found.inputs
     more_shown = {"baseline": measured.guess, "agreement": measured.agreement}
     parts = shown(domain, truth, guess, images=images, leaks=leaks, **more_shown)
     parts.fields.pop("values", None)
@@ -461,7 +465,8 @@ def released(
 
 def _features(played: Round, found: Tensor, layer: str) -> records.Features:
     """Errors of the features that the attack found, up to sign; None if a true one is zero."""
-    task, inputs = played.observation.task, played.truth.inputs
+    task = played.observation.task
+    inputs = played.truth.inputs
     with torch.no_grad():
         cohort = played.observation.cohort
         true = clients_layer_inputs(task, inputs, [layer], cohort)[layer].flatten(1)

@@ -27,10 +27,10 @@ from leakbound.audit.journal import Journal
 from leakbound.audit.plan import Plan, Unit, plain, units_left
 from leakbound.audit.plan_file import load, parse, row_of
 from leakbound.audit.run_file import claim, header
+from leakbound.core import ThreatModel
 from leakbound.defenses import Defense
 from leakbound.report import folder as report_folder
 from leakbound.report.template import Presented
-from leakbound.types import ThreatModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -143,14 +143,16 @@ def _audit(
     trainings_only: bool,
     clock_of: Callable[[Plan, set[str]], Clock | None],
 ) -> AuditResult:
-    experiments, trainings = [e.id for e in plan.experiments()], [t.id for t in plan.trainings()]
+    experiments = [e.id for e in plan.experiments()]
+    trainings = [t.id for t in plan.trainings()]
     experiments, left_alone = ([], experiments) if trainings_only else (experiments, [])
     records = Journal(folder / "records.jsonl", Assessment)
     utility = Journal(folder / "utility.jsonl", Training)
     with _writing(folder):
         kept = utility.read(_fits(trainings, folder))
         kept |= set() if trainings_only else records.read(_fits(experiments, folder))
-    total, done = len(experiments) + len(trainings), len(kept)
+    total = len(experiments) + len(trainings)
+    done = len(kept)
     current: list[Unit | None] = [None]
     clock = clock_of(plan, {*kept, *left_alone})
 

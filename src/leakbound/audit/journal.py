@@ -21,7 +21,8 @@ class Journal(Generic[R]):
     """
 
     def __init__(self, path: Path, kind: type[R]) -> None:
-        self.path, self.key = path, KEYS[kind]
+        self.path = path
+        self.key = KEYS[kind]
         self.kind: type[R] = kind
         self.ends: dict[str, str] = {}
         self._places: dict[str, tuple[int, int]] = {}
@@ -33,7 +34,8 @@ class Journal(Generic[R]):
 
         Damaged lines are dropped with a warning; `fits` may also report damage, with `Damage`.
         """
-        damaged, start = 0, 0
+        damaged = 0
+        start = 0
         for line in self._lines():
             try:
                 record = decode(line, self.kind)
@@ -95,9 +97,11 @@ class Journal(Generic[R]):
 
     def _rewrite(self, keys: Iterable[str]) -> None:
         self.close()
-        order, old = list(keys), self._places
+        order = list(keys)
+        old = self._places
         files.write(self.path, self._parts([old[key] for key in order]), key=self.key)
-        self._places, end = {}, 0
+        self._places = {}
+        end = 0
         for key in order:
             self._places[key] = (end, old[key][1])
             end += old[key][1]

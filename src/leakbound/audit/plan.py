@@ -13,10 +13,10 @@ from leakbound import registry
 from leakbound._util.text import digest as digest
 from leakbound.assess.record import AttackInfo
 from leakbound.attacks import Attack, settings_hash
+from leakbound.core import Server, ThreatModel
 from leakbound.defenses import Chain, chain
 from leakbound.losses import named
 from leakbound.risk import ErrorBoundSpec, RiskSpec
-from leakbound.types import Server, ThreatModel
 
 MOST_EXPERIMENTS = 1_000_000
 MOST_SETTINGS = 10_000  # of models, of defenses, of attacks: each is built once before the audit

@@ -13,10 +13,10 @@ from leakbound import check, registry
 from leakbound._util import files
 from leakbound._util.decibels import EXTREME
 from leakbound.audit import plan as plans
+from leakbound.core import Server, ThreatModel
 from leakbound.defenses import Chain
 from leakbound.registry import spec_of
 from leakbound.risk import ErrorBoundSpec, RiskSpec
-from leakbound.types import Server, ThreatModel
 
 NESTED = {"psnr": "criterion", "share": "criterion", "lpips_weights": "metrics"}
 """The plan's fields that are tables."""
@@ -144,7 +144,8 @@ def _threat(table: Mapping[str, Any]) -> ThreatModel:
 
 def _criterion(table: Mapping[str, Any]) -> tuple[float, float]:
     _known_keys("criterion", table, ["psnr", "share"])
-    value, share = table.get("psnr", 20.0), table.get("share", 0.9)
+    value = table.get("psnr", 20.0)
+    share = table.get("share", 0.9)
     check.positive(psnr=value, share=share)
     if value >= EXTREME:
         raise ValueError(f"psnr is {value:g}; give decibels, such as 20")
@@ -219,7 +220,8 @@ def _options(kind: str, row: Mapping[str, Any]) -> _Options:
     if "name" not in row:
         raise ValueError(f'{kind} {dict(row)!r} has no name; add name = "..."')
     entry = registry.find(kind, _typed(f"{kind} name", row["name"], str))
-    values, names = {}, {parameter.name for parameter in entry.parameters}
+    values = {}
+    names = {parameter.name for parameter in entry.parameters}
     for key, value in row.items():
         if key == "name":
             continue

@@ -47,7 +47,8 @@ def header(plan: Plan, context: PlanContext, pictures: bool) -> dict[str, Any]:
 
 def facts(plan: Plan, context: PlanContext) -> dict[str, Any]:
     """The part of `header` that depends on the machine; if it differs, records may differ too."""
-    here, device = machine(), context.device
+    here = machine()
+    device = context.device
     if device.type != "cpu":
         cuda = device.type == "cuda"
         here["device"] = torch.cuda.get_device_name(device) if cuda else str(device)

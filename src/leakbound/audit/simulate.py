@@ -23,18 +23,18 @@ from leakbound.audit.attacked_round import attacked_round
 from leakbound.audit.context import one_thread
 from leakbound.audit.plan import attack_info, build_attack, build_defense, plain
 from leakbound.audit.plan_file import only
+from leakbound.core import Batch, LocalPlan, Loss, NotApplicable, Reconstruction, Task, ThreatModel
 from leakbound.defenses import Chain, Defense, chain
 from leakbound.domains import Domain, of_shape
 from leakbound.losses import check_fit, named
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.report.template import Presented
 from leakbound.risk.limits import ErrorBoundSpec, leak_map, of_release
 from leakbound.risk.release_bounds import ReleaseBounds
 from leakbound.risk.success import RiskSpec
 from leakbound.task import trained
-from leakbound.types import Batch, LocalPlan, Loss, NotApplicable, Reconstruction, Task, ThreatModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

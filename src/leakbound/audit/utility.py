@@ -15,13 +15,15 @@ from leakbound import client
 from leakbound._util import optimizers
 from leakbound.audit.context import PlanContext
 from leakbound.audit.plan import TrainingUnit, build_defense
+from leakbound.core import Batch, Loss, Task, Update
 from leakbound.defenses.base import Chain, State
 from leakbound.losses import NamedLoss, named
 from leakbound.protocol import resolve, step
-from leakbound.random import permutation, stream
-from leakbound.types import Batch, Loss, Task, Update
+from leakbound.randomness import permutation, stream
 
-EVALUATED, TOGETHER, COUPLED = 1000, 25, 100
+EVALUATED = 1000
+TOGETHER = 25
+COUPLED = 100
 """Number of images for a loss, and number per model call. More per call do not fit the processor's
 cache, which takes twice as long. Images that share statistics are processed 100 at a time."""
 MARKS = tuple(5 * 2**i for i in range(16))
@@ -33,7 +35,8 @@ def train(unit: TrainingUnit, context: PlanContext) -> dict[str, Any]:
     Seeds name weights, batches and noise, so defenses are compared on the same draws. `curve` holds
     [round, training loss] before the first round, after 5, 10, 20, ... and after the last.
     """
-    spec, defense = unit.utility, build_defense(unit.defense)
+    spec = unit.utility
+    defense = build_defense(unit.defense)
     task = context.task(unit.model, unit.seed)
     source = stream(unit.seed, "utility", "batches")
     *noises, noise = (stream(unit.seed, "utility", "defense", i) for i in range(spec.clients + 1))

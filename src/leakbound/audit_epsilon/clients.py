@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from leakbound._util import copies
+from leakbound.core import Batch, Task
 from leakbound.tensors.layout import Named, bare, by_name
-from leakbound.types import Batch, Task
 
 Client = Callable[[dict[str, Tensor], Batch, int], Any]
 """From weights by name, a batch and a seed to the update: all that leaves the client.
@@ -56,7 +56,8 @@ def vector(update: Any, like: Tensor | None = None) -> Tensor:
 
 def gradient_places(update: Any, task: Task) -> Tensor | None:
     """The places (P,) of the task's parameters in `vector(update)`; None if they are not there."""
-    places, at = {}, 0
+    places = {}
+    at = 0
     for name, value in leaves(update):
         places[name] = torch.arange(at, at + value.numel()).reshape(value.shape)
         at += value.numel()
@@ -81,7 +82,8 @@ def over_rounds(client: Client, rounds: int) -> Client:
     """
 
     def several(weights: dict[str, Tensor], batch: Batch, seed: int) -> dict[str, Tensor]:
-        source, total = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+        source = torch.Generator().manual_seed(seed)
+        total = dict[str, Tensor]()
         for number in torch.randint(2**31, (rounds,), generator=source).tolist():
             given = {name: value.clone() for name, value in weights.items()}
             own = Batch(batch.inputs.clone(), batch.labels.clone())

@@ -15,7 +15,9 @@ from leakbound._util.formats import format_lower, format_upper
 from leakbound.bounds import conversions
 from leakbound.bounds.law import probability
 
-CONSISTENT, LEAKS, UNKNOWN = 0, 1, 2
+CONSISTENT = 0
+LEAKS = 1
+UNKNOWN = 2
 """Exit codes."""
 MOST_BYTES = 1 << 20
 """Of a result's file."""
@@ -141,7 +143,8 @@ class EpsilonAudit:
     @property
     def sentence(self) -> str:
         """The verdict as text."""
-        claim, best = self.claims.least, self.best
+        claim = self.claims.least
+        best = self.best
         found = f"epsilon is at least {format_lower(best.epsilon)} (assumes: {best.assumes})"
         if claim is None:
             return f"cannot tell: {found}, and nothing is claimed; give --declared"
@@ -160,7 +163,8 @@ def read(path: Path) -> EpsilonAudit:
     Raises:
         ValueError: it cannot be read, is too large, or is no such result.
     """
-    what, mend = f"audited {str(path)!r}", "give what leakbound audit-epsilon --json printed"
+    what = f"audited {str(path)!r}"
+    mend = "give what leakbound audit-epsilon --json printed"
     try:
         with files.opened(path) as stream:
             content = stream.read(MOST_BYTES + 1)

@@ -27,11 +27,12 @@ from leakbound.bounds import empirical
 from leakbound.bounds.counting import CONFIDENCE
 from leakbound.bounds.law import probability
 from leakbound.client import example_gradients
+from leakbound.core import Batch, Task
 from leakbound.losses import next_labels
-from leakbound.random import bernoulli, permutation, stream, uniform
-from leakbound.types import Batch, Task
+from leakbound.randomness import bernoulli, permutation, stream, uniform
 
-FEWEST, TRIED = 40, 12
+FEWEST = 40
+TRIED = 12
 """The fewest runs; the number of random inputs among which the canary is chosen."""
 FLOOR = 1e-12
 """The least variance of an entry, as a share of the largest."""
@@ -79,18 +80,22 @@ def audit_many_runs(
         raise ValueError(f"runs is {runs}; give at least {FEWEST}")
     if canary is not None and canary.size != 1:
         raise ValueError(f"canary holds {canary.size} examples; give one")
-    client, draws = over_rounds(client, claims.rounds), stream(seed, "epsilon audit")
+    client = over_rounds(client, claims.rounds)
+    draws = stream(seed, "epsilon audit")
     quarter = runs // 4
     canary, other = _canary_pair(task, base, draws, canary)
     batches = [_joined(base, other) if claims.replace else base, _joined(base, canary)]
     first = _sent(client, weights, batches[0], draws)
-    start, places, done = vector(first), gradient_places(first, task), 0
+    start = vector(first)
+    places = gradient_places(first, task)
+    done = 0
 
     def phase(count: int) -> Iterator[tuple[bool, Tensor]]:
         """Updates with and without the canary, `count` of each, in a random order."""
         nonlocal done
         for place in permutation(2 * count, draws).tolist():
-            held, done = place < count, done + 1
+            held = place < count
+            done = done + 1
             yield held, vector(_sent(client, weights, batches[held], draws), like=start)
             if watch is not None:
                 watch(done, 2 * runs, "running the client")
@@ -101,7 +106,8 @@ def audit_many_runs(
     counted = _scores(rows, phase(runs - 2 * quarter))
     level = 1 - (1 - confidence) / 4  # two limits for each of two tests
     none = float(empirical.count_limits(counted.shape[1], level)[0])
-    lower, power = [], 0.0
+    lower = []
+    power = 0.0
     for method, assumes, merit, epsilon in _tests(claims):
         high, low = _event(merit, chosen, counted, level)
         shown = (
@@ -140,7 +146,8 @@ def audit_one_run(
             f"canaries is {canaries} and replace {claims.replace}; one run needs at least "
             f"{2 * SHARES[0]} canaries, and neighbors that add or remove an example"
         )
-    client, draws = over_rounds(client, claims.rounds), stream(seed, "epsilon audit")
+    client = over_rounds(client, claims.rounds)
+    draws = stream(seed, "epsilon audit")
     labels = base.labels[(uniform((canaries,), draws) * base.size).long()]
     extremes = _extremes(task, base, canaries, draws)
     planted = Batch(extremes, _own_labels(task, extremes, labels))
@@ -150,7 +157,8 @@ def audit_one_run(
     if (places := gradient_places(update, task)) is None:
         raise ValueError("update does not hold the model's parameters, which one run needs")
     scores = _matched(vector(update)[places], task, planted, base, claims.noise_multiplier or 1.0)
-    level, best = 1 - (1 - confidence) / (2 * len(SHARES)), (0.0, 0, 0)
+    level = 1 - (1 - confidence) / (2 * len(SHARES))
+    best = (0.0, 0, 0)
     how: dict[str, float] = {"delta": claims.delta, "confidence": level}
     for size in (canaries // (2 * share) for share in SHARES):
         for order in (scores.argsort(), (-scores).argsort()):  # the update's sign is not known
@@ -196,8 +204,10 @@ def _canary_pair(
     rows = inputs.repeat_interleave(len(labels), 0)
     every = _own_labels(task, rows, labels.repeat(len(inputs), *[1] * (labels.ndim - 1)))
     if canary is not None:
-        rows, every = torch.cat([canary.inputs, rows]), torch.cat([canary.labels, every])
-    found, mean = _gradients(task, Batch(rows, every)), _gradients(task, base).mean(0)
+        rows = torch.cat([canary.inputs, rows])
+        every = torch.cat([canary.labels, every])
+    found = _gradients(task, Batch(rows, every))
+    mean = _gradients(task, base).mean(0)
     mean = normalize(mean, dim=0)
     apart = (found - torch.outer(found @ mean, mean)).norm(dim=1)
     best = int(apart.argmax()) if canary is None else 0
@@ -210,7 +220,8 @@ def _gradients(task: Task, batch: Batch) -> Tensor:
 
 
 def _joined(base: Batch, more: Batch) -> Batch:
-    inputs, labels = torch.cat([base.inputs, more.inputs]), torch.cat([base.labels, more.labels])
+    inputs = torch.cat([base.inputs, more.inputs])
+    labels = torch.cat([base.labels, more.labels])
     return Batch(inputs, labels)
 
 
@@ -235,7 +246,9 @@ def _directions(
     Each is there twice, plain and divided by the variance of each entry. This finds entries with
     too little noise.
     """
-    sums, squares, count = [0 * start, 0 * start], 0 * start, 0
+    sums = [0 * start, 0 * start]
+    squares = 0 * start
+    count = 0
     for held, update in runs:
         count += held
         sums[held] += update - start
@@ -263,7 +276,8 @@ def _scores(rows: Tensor, runs: Iterator[tuple[bool, Tensor]]) -> Scores:
 
 def _tests(claims: Claims) -> Iterator[tuple[str, str, Callable[..., Any], Callable[..., float]]]:
     """Name and assumption of each test; which events serve it best; epsilon from an event."""
-    delta, training = claims.delta, claims.training
+    delta = claims.delta
+    training = claims.training
 
     def ratio(high: Scores, low: Scores) -> Any:
         return np.log(np.maximum(high - delta, 1e-12) / low)

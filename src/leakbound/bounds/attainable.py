@@ -31,7 +31,8 @@ SIZES = tuple(2**power for power in range(11))
 """Sizes of the codebooks that are counted, besides the largest one (at most the last size)."""
 DIRECTIONS = 150
 """Leading directions that one of the linear layers keeps; the other keeps all, and the norms."""
-CODEBOOK, LINEAR = "codebook", "linear estimator"
+CODEBOOK = "codebook"
+LINEAR = "linear estimator"
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +140,8 @@ class Attainable:
         for level in places:
             sizes, limits = self._covered(float(level), tail)
             named = np.array([chance @ _named(noise, size) for size in sizes])
-            counts, n = [int((own <= level).sum()) for own in errors], self.counted
+            counts = [int((own <= level).sum()) for own in errors]
+            n = self.counted
             fixed, *lines = (
                 count_least(count, n, confidence=1 - tail / len(errors)) for count in counts
             )
@@ -229,7 +231,8 @@ class _LinearAttack:
         seen = (_clipped((rows - self.mean) @ self.weight) - self.middle) @ self.vectors
         spread = draw.standard_normal(seen.shape)
         part = np.isfinite(noise)
-        found, s = np.zeros_like(seen), noise[part, None]
+        found = np.zeros_like(seen)
+        s = noise[part, None]
         found[part] = (seen[part] + s * spread[part]) / np.maximum(self.values + s**2, 1e-12)
         return np.asarray(self.mean + found @ self.both.T)
 

@@ -18,7 +18,9 @@ __all__ = ["BallCounts"]
 
 MOST_PAIRS = 30_000_000
 """Number of neighbor pairs that are kept; above it, only neighbor counts bound a ball."""
-SEARCHED, COLORED, CALLS = 24, 3_000_000, 20_000
+SEARCHED = 24
+COLORED = 3_000_000
+CALLS = 20_000
 """Largest count of a ball of squared errors, and number of neighbor pairs of other distances, for
 which balls are searched; number of balls after which a search ends."""
 
@@ -57,7 +59,8 @@ def counts_of(
         return BallCounts(degree, int(degree.max()), "neighbors")
     medoid = np.array([_medoid(own, distance.mean(level)) for own in apart])
     each = np.minimum([medoid[own].max() for own in near], degree)
-    most, how = int(each.max()), "medoid"
+    most = int(each.max())
+    how = "medoid"
     few = most <= SEARCHED if distance.squared else degree.sum() <= COLORED
     if most > 1 and few:
         found, by, own = _search(near, distance.fits(rows, level))
@@ -72,7 +75,9 @@ def neighbors(blocks: Iterable[Array], reach: float) -> tuple[list[Array], list[
     `blocks` are the rows of a matrix of distances, some at a time. With too many pairs only the
     counts are right: the lists keep their lengths but hold no values.
     """
-    near, apart, pairs = [], [], 0
+    near = []
+    apart = []
+    pairs = 0
     for line in (line for block in blocks for line in block):
         inside = np.flatnonzero(line <= reach)
         pairs += len(inside)
@@ -106,7 +111,8 @@ def _search(near: list[Array], fits: Callable[[list[int]], bool]) -> tuple[int, 
     linked = [_bits(place[near[i]], len(near)) & ~(1 << at) for at, i in enumerate(order.tolist())]
     later = [own >> at + 1 << at + 1 for at, own in enumerate(linked)]
     each, caps = (np.array([1 + _colors(own, linked) for own in of]) for of in (linked, later))
-    best, calls = 1, 0
+    best = 1
+    calls = 0
     for first in np.argsort(-caps, kind="stable").tolist():
         if caps[first] <= best:
             break
@@ -135,9 +141,11 @@ def _bits(members: Array, count: int) -> int:
 
 def _colored(left: int, linked: list[int]) -> list[tuple[int, int]]:
     """The members of a set, greedily colored, and the number of colors up to each of them."""
-    found, color = [], 0
+    found = []
+    color = 0
     while left:
-        color, free = color + 1, left
+        color = color + 1
+        free = left
         while free:
             lowest = free & -free
             member = lowest.bit_length() - 1

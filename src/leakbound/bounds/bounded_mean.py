@@ -44,7 +44,8 @@ def lower_limit(values: Any, low: Any, *, confidence: float = 0.99) -> float:
     above = found - ends
     if not above.min() >= 0:
         raise ValueError("a value lies below its end `low`; give ends that hold for every value")
-    start, stop = float(ends.max()), float(found.max())
+    start = float(ends.max())
+    stop = float(found.max())
     # from the boldest player to one whose bets suit n values of large variance
     shares = 2.0 ** -np.arange(np.log2(len(found)) / 2 + 1)[:, None]
 

@@ -63,7 +63,8 @@ def pure(
         >>> pure([0.0, 1.0], kappa=0.1).round(4).tolist()
         [0.1, 0.2718]
     """
-    level, blind = between("epsilon", epsilon, 0.0, np.inf), log_blind(kappa, log_kappa)
+    level = between("epsilon", epsilon, 0.0, np.inf)
+    blind = log_blind(kappa, log_kappa)
     with np.errstate(over="ignore", invalid="ignore"):
         rise = np.exp(np.minimum(0.0, level + blind))
         found = np.minimum(rise, 1 + np.exp(-level) * np.expm1(blind))
@@ -90,7 +91,8 @@ def batch_size_power(kappa: ArrayLike, *, batch: ArrayLike, weights: ArrayLike) 
         >>> batch_size_power(1e-3, batch=60, weights=[1e4, 5.3e4]).round(3).tolist()
         [0.244, 0.991]
     """
-    rows, count = whole("batch", batch, 2), whole("weights", weights)
+    rows = whole("batch", batch, 2)
+    count = whole("weights", weights)
     level = between("kappa", kappa, 0.0, 1.0)
     smaller = ((rows - 1) / rows) ** 2
     return one(np.asarray(scipy.stats.chi2.sf(scipy.stats.chi2.isf(level, count) * smaller, count)))

@@ -42,6 +42,7 @@ def identified(noise_multiplier: ArrayLike, *, codewords: ArrayLike) -> Any:
         >>> np.round(identified([0.3, 1.0], codewords=10_000), 4)
         array([0.3108, 0.003 ])
     """
-    sigma, count = positive("noise_multiplier", noise_multiplier), whole("codewords", codewords)
+    sigma = positive("noise_multiplier", noise_multiplier)
+    count = whole("codewords", codewords)
     reach = _NODES + 1 / sigma[..., None]
     return one(np.exp((count[..., None] - 1) * special.log_ndtr(reach)) @ _SHARES)

@@ -98,7 +98,8 @@ class Composed(RiskLaw):
         log_kappa: ArrayLike | None = None,
     ) -> Any:
         """The smallest noise multiplier, to 1e-5, with a bound of at most gamma; 0 for no noise."""
-        q, count = rate("sampling_rate", sampling_rate), whole("steps", steps)
+        q = rate("sampling_rate", sampling_rate)
+        count = whole("steps", steps)
         target, blind, q, count = _targets(gamma, log_blind(kappa, log_kappa), q, count)
         found = np.empty(target.shape)
         for here, (some, number) in groups(q, count):
@@ -164,7 +165,8 @@ class Composed(RiskLaw):
 
     def _excess(self, target: float, blind: float) -> Callable[..., float]:
         """Log gamma minus log target, as a function of noise, rate, steps and roughness."""
-        log, goal = np.array([blind]), np.log(target)
+        log = np.array([blind])
+        goal = np.log(target)
 
         def excess(sigma: float, q: float, count: int, rough: bool = False) -> float:
             found = float(self._at(np.array([sigma]), q, count, log, rough)[0])
@@ -183,11 +185,14 @@ class Visible(Composed):
     def _at(self, sigma: Array, q: float, count: int, blind: Array, rough: bool = False) -> Array:
         k, mass, left = _sampled_steps(count, q)
         k, mass, left = _likely(k, mass, left, float(np.exp(blind.min(initial=0.0))))
-        found, rows = np.empty(sigma.size), max(1, TOGETHER // len(k))
-        start, root = scipy.special.ndtri_exp(blind), np.sqrt(k)
+        found = np.empty(sigma.size)
+        rows = max(1, TOGETHER // len(k))
+        start = scipy.special.ndtri_exp(blind)
+        root = np.sqrt(k)
         for at in range(0, sigma.size, rows):
             part = slice(at, at + rows)
-            noise, log = sigma[part, None], blind[part, None]
+            noise = sigma[part, None]
+            log = blind[part, None]
             with np.errstate(divide="ignore", invalid="ignore"):
                 gain = np.where(k == 0, 0.0, root / noise)
                 reached = scipy.special.log_ndtr(start[part, None] + gain)
@@ -264,7 +269,8 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array, float]:
     variance = steps * q * (1 - q)
     deep = LEFT if variance < 1e7 else TAIL
     reach = deep / 3 + np.sqrt((deep / 3) ** 2 + 2 * deep * variance)
-    low, high = max(0.0, np.floor(steps * q - reach)), min(steps, np.ceil(steps * q + reach))
+    low = max(0.0, np.floor(steps * q - reach))
+    high = min(steps, np.ceil(steps * q + reach))
     k = np.arange(low, high + 1)
     left = float(np.exp(-deep)) * ((low > 0) + (high < steps))
     mass = np.asarray(scipy.stats.binom.pmf(k, steps, q))
@@ -274,7 +280,8 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array, float]:
 def _likely(k: Array, mass: Array, left: float, least: float) -> tuple[Array, Array, float]:
     """Drop the numbers at both ends that weigh DUST * least together; they count as left out."""
     dust = DUST * least / 2
-    below, above = np.cumsum(mass), np.cumsum(mass[::-1])
+    below = np.cumsum(mass)
+    above = np.cumsum(mass[::-1])
     first = int(np.searchsorted(below, dust))
     last = len(k) - int(np.searchsorted(above, dust))
     gone = float(mass[:first].sum() + mass[last:].sum()) * (1 + 1e-9)

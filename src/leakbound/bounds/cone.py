@@ -17,7 +17,8 @@ DOUBLES = 0.3 * 2.0 ** np.arange(6)
 NODES = 12
 HALVINGS = 32
 """Steps of the bisection for the mode, which has to lie only within its own width."""
-ROOT, HALF = math.sqrt(2 / math.pi), math.sqrt(0.5)
+ROOT = math.sqrt(2 / math.pi)
+HALF = math.sqrt(0.5)
 TOGETHER = 128
 _X, _W = np.polynomial.legendre.leggauss(NODES)
 
@@ -34,7 +35,8 @@ def log_cone(inverse_noise: Any, cotangent: Any, dim: Any) -> Array:
     Source: Riess et al. (paper C) corrected: docs/errata.md, "gamma*".
     """
     a, c, n = np.broadcast_arrays(*(np.asarray(v, float) for v in (inverse_noise, cotangent, dim)))
-    shape, flat = a.shape, [v.ravel() for v in (a, c, n)]
+    shape = a.shape
+    flat = [v.ravel() for v in (a, c, n)]
     out = np.empty(flat[0].shape)
     for start in range(0, len(out), TOGETHER):
         part = slice(start, start + TOGETHER)
@@ -55,13 +57,15 @@ def _log_cone(a: Array, c: Array, n: Array) -> Array:
 def _integral(a: Array, c: Array, k: Array) -> Array:
     """Logarithm of the integral over R > 0 of chi_k(R) Phi(a - c R); arguments (n, 1)."""
     mode = _mode(a, c, k)
-    phi, power = 1 / (1 + np.abs(c)), _power_width(mode, k)
+    phi = 1 / (1 + np.abs(c))
+    power = _power_width(mode, k)
     near = np.concatenate([0 * mode, phi * DOUBLES, -phi * DOUBLES], 1)
     wide = np.concatenate([w * DOUBLES for w in (power, -power, 1 + 0 * mode, -1 - 0 * mode)], 1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         step = np.where(c > 0, a / c, mode)
     step = np.where(np.isfinite(step), step, mode)
-    low, high = np.maximum(0.0, mode - REACH), mode + REACH
+    low = np.maximum(0.0, mode - REACH)
+    high = mode + REACH
     edges = np.concatenate([low, high, mode + near, mode + wide, step + near], 1)
     edges = np.sort(np.clip(edges, low, high), 1)
     half = (edges[:, 1:] - edges[:, :-1])[..., None] / 2
@@ -95,20 +99,23 @@ def _relative(r: Array, mode: Array, a: Array, c: Array, k: Array) -> Array:
 
 def _mode(a: Array, c: Array, k: Array) -> Array:
     """The mode of the log-concave integrand: the root of its falling derivative."""
-    s, length = np.sqrt(k - 1), np.hypot(1.0, c)
+    s = np.sqrt(k - 1)
+    length = np.hypot(1.0, c)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         # phi(z) / Phi(z) is below 0.8 - z for z < 0: the root of a quadratic, if c > 0
         least = 2 * s * (s / (0.8 * c + length * np.sqrt(0.64 * (c / length) ** 2 + 4 * s**2)))
         most = s + np.abs(c) * _mills(a)
     low = np.where(c > 0, np.maximum(least / 2, 1e-300), np.maximum(s, 1e-300))
     high = np.where(c > 0, np.maximum(s, low), np.maximum(most, low))
-    low, high = np.log(low), np.log(high)
+    low = np.log(low)
+    high = np.log(high)
     with np.errstate(over="ignore", divide="ignore"):
         for _ in range(HALVINGS):
             middle = (low + high) / 2
             r = np.exp(middle)
             rises = (k - 1) / r - r > c * _mills(a - c * r)
-            low, high = np.where(rises, middle, low), np.where(rises, high, middle)
+            low = np.where(rises, middle, low)
+            high = np.where(rises, high, middle)
     return np.asarray(np.where((k == 1) & (c >= 0), 0.0, np.exp(low)))
 
 

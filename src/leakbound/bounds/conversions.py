@@ -114,7 +114,8 @@ def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
     """
     m, e = np.broadcast_arrays(np.asarray(mu, float), np.asarray(epsilon, float))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        u, v = e / m - m / 2, e / m + m / 2
+        u = e / m - m / 2
+        v = e / m + m / 2
         far = np.log(_mills(u) - _mills(v)) - u * u / 2 - np.log(2 * np.pi) / 2
         near = np.log1p(
             -np.exp(-u * u / 2 - np.log(2 * np.pi) / 2 - special.log_ndtr(-u)) * _mills(v)
@@ -132,7 +133,8 @@ def _mills(x: Array) -> Array:
 def _full_epsilon(m: Array, level: Array) -> Array:
     """Bisection over u: delta falls with u, from u = -mu / 2, where epsilon is 0."""
     finite = np.where(np.isfinite(m) & (m > 0), m, 1.0)
-    low, high = -finite / 2, np.maximum(-special.ndtri(level), -finite / 2)
+    low = -finite / 2
+    high = np.maximum(-special.ndtri(level), -finite / 2)
 
     def holds(u: Array) -> Array:
         return np.asarray(log_delta(finite, finite * (u + finite / 2)) <= np.log(level))

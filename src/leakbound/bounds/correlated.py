@@ -89,8 +89,11 @@ def _excess(mu: float, bins: int, t: float) -> float:
     edges = np.linspace(0.0, cap, CELLS + 1)
     with np.errstate(divide="ignore"):
         place = np.log(edges) / mu + mu / 2
-    below, moment = special.ndtr(place), special.ndtr(place - mu)  # of W <= edge: P, and E W
-    mass, mean = np.diff(below), np.diff(moment)
+    # of W <= edge: P, and E W
+    below = special.ndtr(place)
+    moment = special.ndtr(place - mu)
+    mass = np.diff(below)
+    mean = np.diff(moment)
     up = np.clip(mean / (cap / CELLS) - np.arange(CELLS) * mass, 0.0, mass)
     grid = np.zeros(CELLS + 1)
     grid[:-1] += mass - up

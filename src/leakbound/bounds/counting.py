@@ -45,9 +45,11 @@ __all__ = [
 CONFIDENCE = 0.95
 MOST = 20_000
 """Number of examples that are counted; from a larger sample, a random part of this size."""
-LOOKED, PERMUTATIONS = 1000, 999
+LOOKED = 1000
+PERMUTATIONS = 999
 """Number of examples of each sample in the test, and number of permutations."""
-FINEST, STEP = math.log(1e-12), 0.004
+FINEST = math.log(1e-12)
+STEP = 0.004
 """Logarithms of the prior-only successes at which a lift is evaluated."""
 Lift = Callable[[Array], Array]
 ANCHORS = 12
@@ -295,7 +297,8 @@ class PublicSample(Baseline):
         levels = self.distance.levels(eta)
         law = lift if callable(lift) else gaussian_lift(lift)
         known = np.atleast_1d(np.asarray(self.log_kappa(levels, parts=2)))
-        places, envelope = anchors(levels), _envelope(law)
+        places = anchors(levels)
+        envelope = _envelope(law)
         tail = (1 - self.confidence) / (2 * len(places))
         made = [self._profile(envelope, float(e), 1 - tail) for e in places[::-1]]
         profiles = np.array(made[::-1])[np.searchsorted(places, levels)]
@@ -512,7 +515,8 @@ def _envelope(lift: Lift | float) -> tuple[Array, Array]:
 
 
 def _below(q: Array, above: Array, first: int, middle: int, last: int) -> bool:
-    rise, run = above[last] - above[first], q[last] - q[first]
+    rise = above[last] - above[first]
+    run = q[last] - q[first]
     return bool((above[middle] - above[first]) * run <= rise * (q[middle] - q[first]))
 
 

@@ -170,7 +170,8 @@ def full_bound_from_samples(fishers: Any, prior: Prior) -> ErrorBound:
         raise ValueError(f"fishers holds {len(samples)} samples; give at least 4")
     if np.diagonal(samples, axis1=1, axis2=2).min() < 0:
         raise ValueError("fishers holds a negative diagonal entry; give J^T Sigma^-1 J")
-    halves, known = (samples[::2], samples[1::2]), prior.matrix
+    halves = (samples[::2], samples[1::2])
+    known = prior.matrix
     gains = []
     for fit, test in (halves, halves[::-1]):
         choice = _choose(fit, known)
@@ -190,7 +191,8 @@ def _trace_floor(name: str, trace: float, information: float, prior: Prior, law:
 def _bound(name: str, total: float, prior: Prior, law: str) -> ErrorBound:
     """A bound on the total error, from 0 to the prior's variance, over m."""
     value = max(0.0, min(float(total), prior.variance)) / prior.dimension
-    known, assumptions = prior.rests_on_prior, ASSUMPTIONS + prior.assumptions
+    known = prior.rests_on_prior
+    assumptions = ASSUMPTIONS + prior.assumptions
     return ErrorBound(name, value, prior.name, known, assumptions, law, prior.covers)
 
 
@@ -218,7 +220,8 @@ def _projected(name: str, fisher: Any, prior: Prior) -> Array:
 def _choose(samples: Array, known: Array) -> Array:
     """V near (J_P + E J)^-1, with the shrinkage and scale, tr V / tr V J V, best between halves."""
     halves = samples[::2].mean(0), samples[1::2].mean(0)
-    best, answer = 0.0, np.zeros_like(known)
+    best = 0.0
+    answer = np.zeros_like(known)
     for shrinkage in _SHRINKAGES:
         gain = loss = 0.0
         for fit, test in (halves, halves[::-1]):

@@ -22,7 +22,8 @@ __all__ = ["ColumnMisses", "Distance", "GivenMetric", "SquaredError"]
 
 ROUNDING = 1e-9
 """Rounding of squared distances, relative to the squared norms; it can only raise counts."""
-BLOCK, VALUES = 512, 20_000_000
+BLOCK = 512
+VALUES = 20_000_000
 """Number of rows, and of numbers, that are compared at a time."""
 CACHED = 65_536
 """Pairs of rows whose codes are compared at a time: they stay in a core's cache."""
@@ -45,7 +46,8 @@ class Distance(ABC):
         parts: what these are called.
     """
 
-    noun, axis = "example", "distance"
+    noun = "example"
+    axis = "distance"
     squared = False
     columns: int | None = None
     parts: str = ""
@@ -89,7 +91,8 @@ class Distance(ABC):
 class SquaredError(Distance):
     """The mean squared error over the values of an example."""
 
-    axis, squared = "mean squared error", True
+    axis = "mean squared error"
+    squared = True
 
     def levels(self, eta: ArrayLike) -> Array:
         return np.atleast_1d(positive("eta", eta, infinite=True))
@@ -141,7 +144,8 @@ def _squares(rows: Array) -> Array:
 def _centers(apart: Array) -> Iterator[Array]:
     """Equal weights; then those of equal distances, without points of negative weights."""
     yield np.full(len(apart), 1 / len(apart))
-    held, found = np.arange(len(apart)), np.zeros(len(apart))
+    held = np.arange(len(apart))
+    found = np.zeros(len(apart))
     with suppress(np.linalg.LinAlgError):  # of equal points
         while (own := np.linalg.solve(apart[held[:, None], held], np.ones(len(held)))).min() < 0:
             held = held[own > own.min()]
@@ -203,7 +207,8 @@ class ColumnMisses(Distance):
 
     def widest(self, rows: Array) -> Array:
         """(columns,) the most coded rows that one value matches, for each column."""
-        rising, wide = np.sort(rows, 0), 2 * (1 + ROUNDING)
+        rising = np.sort(rows, 0)
+        wide = 2 * (1 + ROUNDING)
         if len(rows) <= FEW:
             above = rising - rising[:, None]
             return np.asarray(((above >= 0) & (above <= wide)).sum(1).max(0))

@@ -21,7 +21,8 @@ from leakbound.bounds.law import Array
 
 LEVELS = np.concatenate([[0.0], np.geomspace(0.01, 50.0, 160)])
 """The epsilons at which a privacy curve is compared with rates; any set gives valid bounds."""
-QUIET, LOUD = 0.05, 1e3
+QUIET = 0.05
+LOUD = 1e3
 """Noise multipliers between which the one that fits is sought."""
 
 
@@ -61,7 +62,8 @@ def epsilon_of_steps(high: float, low: float, delta: float, **training: Any) -> 
 
     Source: Dong, Roth and Su 2022, corollary 1; Nasr et al. 2023.
     """
-    quiet, loud = QUIET, LOUD
+    quiet = QUIET
+    loud = LOUD
     if high <= most_power(loud, low, **training):
         return 0.0
     for _ in range(24):
@@ -88,7 +90,8 @@ def epsilon_of_guesses(
     right: int, guesses: int, canaries: int, *, delta: float, confidence: float
 ) -> float:
     """Lower confidence limit on epsilon from the right guesses of one run; see `guess_p_value`."""
-    low, high = 0.0, 64.0
+    low = 0.0
+    high = 64.0
     for _ in range(40):
         middle = (low + high) / 2
         refuted = guess_p_value(middle, right, guesses, canaries, delta) <= 1 - confidence

@@ -34,7 +34,8 @@ from leakbound.bounds.roots import inward, least_root
 __all__ = ["averaged", "effective_noise", "exact"]
 
 Participation = Literal["visible", "hidden"]
-SMALLEST, LARGEST = 1e-160, 1e12
+SMALLEST = 1e-160
+LARGEST = 1e12
 """Range of noise multipliers in which the inverses search."""
 DUST = 1e-17
 """Mass of numbers of sampled steps that is left out of a sum, which lowers the risk."""
@@ -86,7 +87,8 @@ class ExactLaw(RiskLaw):
             0.003687
         """
         gamma, n, eta, r = arguments(gamma=gamma, dim=dim, eta=eta, norm=norm)
-        e, target = _relative_error(n, eta, r), np.log(gamma)
+        e = _relative_error(n, eta, r)
+        target = np.log(gamma)
         blind = _log_gamma(np.full(e.shape, LARGEST), n, e)
         if np.any(blind >= target):
             worst = np.argmax((blind - target).ravel())
@@ -143,9 +145,12 @@ def effective_noise(
         >>> effective_noise(0.1, clip_norm=5.0, norm=1.0, rows=1)
         0.5
     """
-    sigma, rows = non_negative("noise_multiplier", noise_multiplier), whole("rows", rows)
-    c, r = positive("clip_norm", clip_norm), positive("norm", norm)
-    rest, rho = non_negative("rest_norm", rest_norm), positive("rho", rho)
+    sigma = non_negative("noise_multiplier", noise_multiplier)
+    rows = whole("rows", rows)
+    c = positive("clip_norm", clip_norm)
+    r = positive("norm", norm)
+    rest = non_negative("rest_norm", rest_norm)
+    rho = positive("rho", rho)
     if np.any(rho < 1):
         raise ValueError(f"rho is {float(np.min(rho)):g}; give at least 1: separation never gains")
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -212,7 +217,8 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array]:
     if q == 1:
         return np.array([float(steps)]), np.array([1.0])
     law = scipy.stats.binom(steps, q)
-    low, high = law.ppf(DUST), steps - scipy.stats.binom(steps, 1 - q).ppf(DUST)
+    low = law.ppf(DUST)
+    high = steps - scipy.stats.binom(steps, 1 - q).ppf(DUST)
     k = np.arange(max(0.0, low), min(steps, high) + 1)
     return k, law.pmf(k)
 

@@ -66,7 +66,8 @@ class GaussianLaw(RiskLaw):
         steps: ArrayLike = 1,
     ) -> Any:
         """The natural logarithm of the same bound."""
-        sigma, count = non_negative("noise_multiplier", noise_multiplier), whole("steps", steps)
+        sigma = non_negative("noise_multiplier", noise_multiplier)
+        count = whole("steps", steps)
         blind = log_blind(kappa, log_kappa)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             gain = np.sqrt(count) / sigma

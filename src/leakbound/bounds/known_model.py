@@ -45,7 +45,9 @@ MOST = 5000
 """Maximum number of examples; the neighbors of more are not listed."""
 QUIET = 1e-6
 """A smaller noise multiplier counts as no noise."""
-LEAST_NOISE, MOST_NOISE, STEP = 0.01, 100.0, 0.01
+LEAST_NOISE = 0.01
+MOST_NOISE = 100.0
+STEP = 0.01
 """Range of noise multipliers that `noise_for` searches, and their relative distance."""
 
 
@@ -130,7 +132,8 @@ class KnownModel:
             >>> [round(public.success_bound(s, eta=0.01), 2) for s in (0.0, 0.5, 2.0)]
             [1.0, 0.25, 0.03]
         """
-        noise, level = non_negative("noise_multiplier", noise_multiplier), _level(eta)
+        noise = non_negative("noise_multiplier", noise_multiplier)
+        level = _level(eta)
         return self._fresh(single("noise_multiplier", noise), level, 1, 0)
 
     def noise_for(self, gamma: float, eta: float) -> float:
@@ -156,7 +159,8 @@ class KnownModel:
             >>> 0.95 < public.noise_for(0.2, eta=0.01) < 0.97
             True
         """
-        wanted, level = single("gamma", probability("gamma", gamma)), _level(eta)
+        wanted = single("gamma", probability("gamma", gamma))
+        level = _level(eta)
         last = math.ceil(math.log(MOST_NOISE / LEAST_NOISE) / math.log1p(STEP))
         grid = np.geomspace(LEAST_NOISE, MOST_NOISE, last + 1)
         looks = 1 + math.ceil(math.log2(last + 1))
@@ -166,7 +170,9 @@ class KnownModel:
                 f"gamma is {gamma:g}; {self.name} give at least {least:.3g} at a noise multiplier "
                 f"of {MOST_NOISE:g}; give a larger gamma, or more public examples"
             )
-        low, high = -1, last  # the bound holds at high
+        # the bound holds at high
+        low = -1
+        high = last
         for look in range(2, looks + 1):
             if high - low == 1:
                 break
@@ -206,7 +212,8 @@ class KnownModel:
         """
         source = np.random.default_rng((self.seed, look))
         chosen = source.integers(0, self.n, self.draws)
-        low, high = np.empty(self.draws), np.empty(self.draws)
+        low = np.empty(self.draws)
+        high = np.empty(self.draws)
         for own in self._at(level):
             drawn = np.flatnonzero(np.isin(chosen, own.place))
             if not len(drawn):  # a class of few examples
@@ -275,7 +282,8 @@ class _Group:
 
     def masses(self, weights: Array, guesses: int) -> tuple[Array, Array]:
         """(T,) each: the mass that candidate examples attain, and a bound for any candidate."""
-        low, high = (self.reached @ weights.T).max(0), self._heaviest(weights)
+        low = (self.reached @ weights.T).max(0)
+        high = self._heaviest(weights)
         if guesses == 1:
             return low, high
         held = min(guesses * int(self.each.max()), len(self.place))
@@ -293,7 +301,8 @@ class _Group:
         """
         rough = np.minimum(self.each * weights, (self.linked @ weights.T).T)
         padded = np.concatenate([weights, np.zeros((len(weights), 1))], 1)
-        best, open_ = np.zeros(len(weights)), np.arange(len(weights))
+        best = np.zeros(len(weights))
+        open_ = np.arange(len(weights))
         for _ in range(REFINED):
             center = rough[open_].argmax(1)
             best[open_] = np.maximum(best[open_], self._sharp(padded, open_, center))
@@ -329,7 +338,8 @@ def _group(place: Indices, rows: Array, root: Array, level: float) -> _Group:
 def _matrix(near: list[Array]) -> Array:
     """(m, m) ones at the pairs; sparse if there are few."""
     sizes = np.array([len(own) for own in near])
-    columns, starts = np.concatenate(near), np.concatenate([[0], np.cumsum(sizes)])
+    columns = np.concatenate(near)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
     shape = len(near), len(near)
     found = sparse.csr_matrix((np.ones(len(columns)), columns, starts), shape=shape)
     few = sizes.sum() < DENSE * len(near) ** 2

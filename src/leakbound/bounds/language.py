@@ -91,11 +91,13 @@ class BigramText(Baseline):
         shared /= shared.sum()
         starts = np.bincount(rows[:, 0], minlength=vocabulary).astype(float)
         share = _weight(np.count_nonzero(starts), starts.sum())
-        before, after = rows[:, :-1].ravel(), rows[:, 1:].ravel()
+        before = rows[:, :-1].ravel()
+        after = rows[:, 1:].ravel()
         size = vocabulary, vocabulary
         counts = scipy.sparse.csr_array((np.ones(len(before)), (before, after)), shape=size)
         counts.sum_duplicates()
-        total, kinds = counts.sum(1), np.diff(counts.indptr)
+        total = counts.sum(1)
+        kinds = np.diff(counts.indptr)
         mixed = _weight(kinds, total)
         scale = scipy.sparse.diags_array((1 - mixed) / np.maximum(total, 1))
         return cls(
@@ -119,7 +121,8 @@ class BigramText(Baseline):
         """Upper limit (95 %, Clopper-Pearson) on how often the best candidate matches that a climb
         from common public sequences finds.
         """
-        rows, most = self.seen, 0
+        rows = self.seen
+        most = 0
         counts = []
         for at in range(0, len(rows), TOGETHER):
             apart = self.distance.apart(rows[at : at + TOGETHER], rows)
@@ -139,7 +142,8 @@ class BigramText(Baseline):
         while True:
             apart = self.seen != candidate
             far = apart.sum(1) - int(level)
-            entering, leaving = self.seen[far == 1], (~apart[far == 0]).sum(0)
+            entering = self.seen[far == 1]
+            leaving = (~apart[far == 0]).sum(0)
             gains = []
             for place, column in enumerate(entering.T):
                 tokens, number = np.unique(column[column != candidate[place]], return_counts=True)

@@ -23,7 +23,8 @@ from leakbound.bounds.roots import least_where
 
 MOST = 16
 """Maximum number of kinds of steps; more are first merged, each merge towards more risk."""
-LIGHT, STEP = 1e-17, 1e-3
+LIGHT = 1e-17
+STEP = 1e-3
 """Mass that an attained success leaves out, and the ratio to which it rounds down."""
 WHOLE = 100.0
 """Width, in logarithms, above which all kinds become one."""
@@ -65,7 +66,9 @@ def sums(parts: Sequence[Part], weights: Sequence[float], *, up: bool) -> tuple[
     light ones. No sampled step is exactly 0. At most `_lost` of the mass is left out.
     """
     order = sorted(range(len(parts)), key=lambda i: -weights[i])
-    values, masses, none = [], [], 1.0
+    values = []
+    masses = []
+    none = 1.0
     for at, heaviest in enumerate(order):
         _, rate, steps = parts[heaviest]
         k, chances = _sampled_steps(parts[heaviest])
@@ -125,12 +128,15 @@ def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     It is the mean of Phi(Phi^-1(kappa) + sqrt(sum_i k_i / noise_i^2)) over the numbers k_i of
     sampled steps.
     """
-    blind, (bare, none) = np.asarray(log_kappa, float), _with_noise(parts)
+    blind = np.asarray(log_kappa, float)
+    (bare, none) = _with_noise(parts)
     if len(bare) < len(parts):
         rest = visible_upper(bare, blind) if bare else np.exp(blind)
         return one(np.where(blind == 0, 1.0, np.minimum(1.0, 1 - none + none * rest)))
     value, mass = sums(parts, [noise**-2.0 for noise, *_ in parts], up=True)
-    left, gain, flat = _lost(parts, mass), np.sqrt(value), blind.ravel()
+    left = _lost(parts, mass)
+    gain = np.sqrt(value)
+    flat = blind.ravel()
     found = np.empty(flat.shape)
     for place, start in enumerate(scipy.special.ndtri_exp(flat)):
         reached = np.where(value == 0, math.exp(flat[place]), scipy.special.ndtr(start + gain))

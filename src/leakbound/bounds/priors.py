@@ -108,7 +108,8 @@ class FlatPrior(Prior):
     def __init__(self, dimension: int, variance: float) -> None:
         check.count(dimension=dimension)
         check.positive(variance=variance)
-        name, nothing = "flat (limit of wide priors)", np.zeros(dimension)
+        name = "flat (limit of wide priors)"
+        nothing = np.zeros(dimension)
         super().__init__(
             name, dimension, nothing, float(variance), None, False, "unbiased", (LIMIT,)
         )
@@ -222,10 +223,12 @@ def _principal(matrix: Any, size: int, name: str = "covariance") -> tuple[Array,
         if len(diagonal) != size:
             raise ValueError(f"{name} has shape {diagonal.shape}; give ({size},)")
         order = np.argsort(-diagonal, kind="stable")
-        values, vectors = diagonal[order], np.eye(size)[:, order]
+        values = diagonal[order]
+        vectors = np.eye(size)[:, order]
     else:
         values, vectors = np.linalg.eigh(symmetric(name, matrix, size))
-        values, vectors = values[::-1], vectors[:, ::-1]
+        values = values[::-1]
+        vectors = vectors[:, ::-1]
     if values[-1] < -_ROUNDING * np.abs(values).max():
         raise ValueError(f"{name} has the eigenvalue {values[-1]:.4g}; it must not be negative")
     if values[0] <= 0:

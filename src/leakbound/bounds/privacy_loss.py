@@ -56,8 +56,10 @@ class ResultCache:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self.most_bytes, self.bytes = most_bytes, 0
-        self.hits, self.misses = 0, 0
+        self.most_bytes = most_bytes
+        self.bytes = 0
+        self.hits = 0
+        self.misses = 0
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
@@ -130,7 +132,8 @@ class LossCurve:
             middle = (low + high) // 2
             after = np.minimum(middle + 1, len(self.delta) - 1)
             rises = self._line(after, log_kappa) >= self._line(middle, log_kappa)
-            low, high = np.where(rises, low, after), np.where(rises, middle, high)
+            low = np.where(rises, low, after)
+            high = np.where(rises, middle, high)
             low = np.minimum(low, high)
         return np.minimum(1.0, self._line(low, log_kappa) + self.slack)
 
@@ -179,7 +182,8 @@ def _composed(parts: tuple[Part, ...], pair: Pair, rough: bool) -> LossCurve | N
         return None
     steps = [(1 / noise, max(q, RAREST)) for noise, q, _ in parts]
     counts = [count for *_, count in parts]
-    total, wider = sum(counts), ROUGH if rough else 1.0
+    total = sum(counts)
+    wider = ROUGH if rough else 1.0
     spread = min(
         q * (np.sqrt(np.expm1(min(shift**2, TAIL))) if pair != "add" else min(shift, 1.0))
         for shift, q in steps
@@ -327,7 +331,8 @@ def _coarser(mass: Array, lowest: int) -> tuple[Array, Array]:
     count = -(-(len(mass) - 1) // group)
     wide = np.zeros((count + 1) * group)
     wide[: len(mass)] = mass
-    rows, share = wide.reshape(-1, group), np.arange(group) / group
+    rows = wide.reshape(-1, group)
+    share = np.arange(group) / group
     weights = rows @ (1 - share)
     weights[1:] += (rows @ share)[:-1]
     places = lowest + group * np.arange(len(weights))
@@ -351,7 +356,8 @@ def _power(
     spectra = [fft.rfft(wrapped) for wrapped in wraps]
     logs = [np.log(np.minimum(np.abs(spectrum) + error, 1 + error)) for spectrum in spectra]
     sizes = np.asarray(sum(count * log for count, log in zip(counts, logs, strict=True)))
-    power, slack = None, 0.0
+    power = None
+    slack = 0.0
     for wrapped, spectrum, log, count in zip(wraps, spectra, logs, counts, strict=True):
         own = _raised(spectrum, count, sizes)
         power = own if power is None else power * own
@@ -382,7 +388,8 @@ def _raised(base: Array, count: int, logs: Array) -> Array:
     """
     loud = logs > -FAINT
     whole = bool(loud.all())
-    part, power = base if whole else base[loud], None
+    part = base if whole else base[loud]
+    power = None
     while count:
         if count & 1:
             power = part if power is None else power * part

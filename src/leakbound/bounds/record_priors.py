@@ -46,9 +46,12 @@ LEAST_VARIANCE = 1e-12
 """Smallest variance of a direction, relative to the largest; keeps sums finite."""
 SLACK = 1e-9
 """Rounding of squared distances, relative to the squared norms, and of sums."""
-MOST, TOGETHER = 5000, 512
+MOST = 5000
+TOGETHER = 512
 """Number of images that are compared with each other, and how many at once."""
-STARTS, SHIFTS, WIDER = 16, 4, (1.0, 1.5, 2.5)
+STARTS = 16
+SHIFTS = 4
+WIDER = (1.0, 1.5, 2.5)
 """Of a mean-shift climb: images it starts at, its last steps, and radii in units of eta."""
 MADE = 2
 """Images that a mean of images matches because it is made of them; they do not count."""
@@ -105,7 +108,8 @@ class GaussianPart:
         """Principal components of rows (n, N), and the mean variance of the rest."""
         if len(rows) < 2 or not np.ptp(rows, axis=0).any():
             raise ValueError(f"images: these {len(rows)} have no variance; give different ones")
-        mean, (n, dim) = rows.mean(0), rows.shape
+        mean = rows.mean(0)
+        (n, dim) = rows.shape
         _, values, directions = np.linalg.svd(rows - mean, full_matrices=False)
         spectrum = values**2 / n
         k = min(components, dim, len(spectrum))
@@ -155,7 +159,8 @@ class Mixture(Baseline):
         w = positive("weights", weights)
         if not parts or w.shape != (len(parts),):
             raise ValueError(f"weights has shape {w.shape}; give one for each of {len(parts)}")
-        self.parts, self.weights = tuple(parts), w / w.sum()
+        self.parts = tuple(parts)
+        self.weights = w / w.sum()
         self.dim = len(parts[0].mean)
         self.name = f"mixture of {len(parts)} Gaussians"
 
@@ -176,7 +181,8 @@ class Mixture(Baseline):
             components: number of leading directions of each part; the rest share one variance.
             clusters: number of groups without labels.
         """
-        rows, k = flat_images(images), int(single("components", whole("components", components)))
+        rows = flat_images(images)
+        k = int(single("components", whole("components", components)))
         groups = _clusters(rows, clusters) if labels is None else np.asarray(labels)
         if groups.shape != (len(rows),):
             raise ValueError(f"labels has shape {groups.shape}; give one for each of {len(rows)}")
@@ -238,18 +244,22 @@ class Gallery(Baseline):
                 f"weights has shape {w.shape} and sum {w.sum():g}; give a finite one for each of "
                 f"{len(rows)} images, not all 0"
             )
-        rows, w = rows[w > 0], w[w > 0]
+        rows = rows[w > 0]
+        w = w[w > 0]
         norms = np.linalg.norm(rows, axis=1)
         if np.any(norms == 0):
             raise ValueError("images holds one of norm 0, which has no direction; leave it out")
-        self.images, self.weights = rows, w / w.sum()
-        self.name, self.dim = f"gallery of {len(rows)} images", int(rows.shape[1])
+        self.images = rows
+        self.weights = w / w.sum()
+        self.name = f"gallery of {len(rows)} images"
+        self.dim = int(rows.shape[1])
         self._squares = norms**2
 
     def log_kappa(self, eta: ArrayLike) -> Any:
         """As in `Baseline`: a ball with an example in it lies in the double ball around it."""
         levels = positive("eta", eta, infinite=True)
-        reach, most = 4 * self.dim * np.atleast_1d(levels).ravel(), np.zeros(levels.size)
+        reach = 4 * self.dim * np.atleast_1d(levels).ravel()
+        most = np.zeros(levels.size)
         for start in range(0, len(self.images), CHUNK):
             part = slice(start, start + CHUNK)
             total = self._squares[part, None] + self._squares  # distances, low by their rounding
@@ -279,8 +289,10 @@ class EmpiricallyBoundedPrior(Baseline):
     """
 
     def __init__(self, prior: Baseline, groups: Sequence[ArrayLike]) -> None:
-        self.prior, self.groups = prior, [flat_images(images) for images in groups]
-        self.name, self.dim = f"{prior.name}, no rarer than seen", prior.dim
+        self.prior = prior
+        self.groups = [flat_images(images) for images in groups]
+        self.name = f"{prior.name}, no rarer than seen"
+        self.dim = prior.dim
 
     def log_kappa(self, eta: ArrayLike) -> Any:
         """The larger logarithm of the model's bound and of the share of images that match."""
@@ -346,7 +358,8 @@ def densest_match_rate(images: ArrayLike, eta: float) -> float:
         return 0.0
     best = int(_matching(few, few, eta).max()) - 1
     starts = np.unique([_matching(few, few, k * eta).argsort()[-STARTS:] for k in WIDER[:2]])
-    found, squares = np.vstack([few[starts], few.mean(0)]), np.square(few).mean(1)
+    found = np.vstack([few[starts], few.mean(0)])
+    squares = np.square(few).mean(1)
     for width in WIDER[::-1] + (WIDER[0],) * SHIFTS:
         apart = _apart(found, few, squares)
         inside = (apart <= width * eta + ROUNDED).astype(float)

@@ -33,7 +33,8 @@ def least_where(holds: Callable[[Array], Array], low: Array, high: Array) -> Arr
     for _ in range(STEPS):
         middle = low + (high - low) / 2
         fine = holds(middle)
-        high, low = np.where(fine, middle, high), np.where(fine, low, middle)
+        high = np.where(fine, middle, high)
+        low = np.where(fine, low, middle)
     return high
 
 
@@ -45,9 +46,14 @@ def least_root(excess: Callable[[Array], Array], low: Array, high: Array) -> Arr
     Each entry's path depends on that entry alone.
     """
     a, b = (np.array(end, dtype=float) for end in np.broadcast_arrays(high, low))
-    fa, fb = excess(a), excess(b)
-    high, never, always = a, fa > 0, fb <= 0
-    c, fc, part = a, fa, np.full(a.shape, 0.5)
+    fa = excess(a)
+    fb = excess(b)
+    high = a
+    never = fa > 0
+    always = fb <= 0
+    c = a
+    fc = fa
+    part = np.full(a.shape, 0.5)
     for _ in range(3 * STEPS):
         near = np.minimum(np.abs(a), np.abs(b)) * 2.0**-51 + CLOSE
         open_ = (np.abs(b - a) > 2 * near) & (fa != 0) & (fb != 0) & ~never & ~always
@@ -56,9 +62,12 @@ def least_root(excess: Callable[[Array], Array], low: Array, high: Array) -> Arr
         x = np.where(open_, a + part * (b - a), a)
         fx = excess(x)
         same = (fx > 0) == (fa > 0)
-        c, fc = np.where(same, a, b), np.where(same, fa, fb)
-        b, fb = np.where(same | ~open_, b, a), np.where(same | ~open_, fb, fa)
-        a, fa = np.where(open_, x, a), np.where(open_, fx, fa)
+        c = np.where(same, a, b)
+        fc = np.where(same, fa, fb)
+        b = np.where(same | ~open_, b, a)
+        fb = np.where(same | ~open_, fb, fa)
+        a = np.where(open_, x, a)
+        fa = np.where(open_, fx, fa)
         part = _next_part(a, fa, b, fb, c, fc, near)
     return np.where(never, high, np.where((fa <= 0) & ~always, a, b))
 
@@ -66,7 +75,8 @@ def least_root(excess: Callable[[Array], Array], low: Array, high: Array) -> Arr
 def _next_part(a: Array, fa: Array, b: Array, fb: Array, c: Array, fc: Array, near: Array) -> Array:
     """The next place, from a (0) to b (1): inverse quadratic, or the middle if that is unsafe."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        xi = (a - b) / (c - b)
+        phi = (fa - fb) / (fc - fb)
         smooth = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi)
         quadratic = fa / (fb - fa) * fc / (fb - fc)
         quadratic = quadratic + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
@@ -98,7 +108,8 @@ def crossing(excess: Excess, fine: float, bad: float) -> float:
     step = 1e-6 if bad > fine else -1e-6
     place = float(optimize.brentq(excess, fine, bad, xtol=1e-6, rtol=1e-12))
     while excess(place) > 0:
-        place, step = place - step, 2 * step
+        place = place - step
+        step = 2 * step
         if (place - fine) * step <= 0:
             return fine
     return place
@@ -106,13 +117,17 @@ def crossing(excess: Excess, fine: float, bad: float) -> float:
 
 def last_that(holds: Callable[[int], bool], guess: int) -> int:
     """The largest number that satisfies `holds`, at most 2^30, 0 if none; starts near `guess`."""
-    low, step = min(guess, MOST_STEPS), 1
+    low = min(guess, MOST_STEPS)
+    step = 1
     while low > 0 and not holds(low):
-        low, step = max(0, low - step), 2 * step
-    high, step = low + 1, 1
+        low = max(0, low - step)
+        step = 2 * step
+    high = low + 1
+    step = 1
     while low < MOST_STEPS and high <= MOST_STEPS and holds(high):
         step *= 2
-        low, high = high, min(high + step, MOST_STEPS + 1)
+        low = high
+        high = min(high + step, MOST_STEPS + 1)
     while high - low > 1 and low < MOST_STEPS:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -131,13 +146,17 @@ def edge(
     replacement only costs evaluations.
     """
     start, slope = _rough_edge(rough, fine, way, most)
-    good, bad, place = 0.0, most, start  # distances from fine
+    # distances from fine
+    good = 0.0
+    bad = most
+    place = start
     known = closed = False
     before: tuple[float, float] | None = None
     for _ in range(TRIES):
         value = excess(fine + way * place)
         good, bad = (place, bad) if value <= 0 else (good, place)
-        known, closed = known or value <= 0, closed or value > 0
+        known = known or value <= 0
+        closed = closed or value > 0
         if (bad - good <= near) if closed else good >= most:
             return fine + way * good
         if before is not None and (value - before[1]) * (place - before[0]) > 0:
@@ -159,13 +178,16 @@ def _rough_edge(rough: Excess, fine: float, way: float, most: float) -> tuple[fl
     def at(place: float) -> float:
         return rough(fine + way * place)
 
-    low, high = 0.0, 0.25
+    low = 0.0
+    high = 0.25
     first = at(low)
     if first > 0:  # a replacement that errs upwards may be positive next to the edge
         return 0.0, max(at(0.01) - first, 0.0) / 0.01
     last = at(high)
     while last <= 0 and high < most:
-        low, first, high = high, last, min(most, 2 * high + 0.25)
+        low = high
+        first = last
+        high = min(most, 2 * high + 0.25)
         last = at(high)
     if last <= 0:
         return most, 0.0

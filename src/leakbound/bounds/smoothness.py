@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, fx
 
 from leakbound.client import pure_simulate
+from leakbound.core import DefenseProtocol, Task
 from leakbound.engines import activations
 from leakbound.engines.calls import sequence
 from leakbound.engines.reader import Kind, Layer, Unreadable
-from leakbound.types import DefenseProtocol, Task
 
 _GROUPS = {
     "sums and products": (

@@ -64,7 +64,9 @@ def weiss_weinstein_bound(
     grid = _grid(steps, len(known))
     shares = _checked(overlaps, grid)
     lost = 1 - (1 - confidence) ** (1 / len(shares))
-    first, gains, ends = max(2, len(shares) // 8), [], []
+    first = max(2, len(shares) // 8)
+    gains = []
+    ends = []
     while first < len(shares):
         choice = _choose(shares[:first], grid, known, lost)
         gains.append(_gains(shares[first : 2 * first], choice, grid, known))
@@ -145,7 +147,8 @@ def _choose(fit: Array, steps: Array, known: Array, lost: float) -> tuple[Array,
     first, rest = _moments(joined, steps, known)
     rows = np.arange(len(steps))
     best = np.full(len(steps), -np.inf)
-    number, factor = np.zeros(len(steps), dtype=int), np.zeros(len(steps))
+    number = np.zeros(len(steps), dtype=int)
+    factor = np.zeros(len(steps))
     for scale in _SCALES:
         c = scale * factors
         spread = (2 * c * steps[:, :-1] * first - 2 * c**2 * rest).std(0)
@@ -153,7 +156,8 @@ def _choose(fit: Array, steps: Array, known: Array, lost: float) -> tuple[Array,
         at = score.argmax(1)
         better = score[rows, at] > best
         best = np.where(better, score[rows, at], best)
-        number, factor = np.where(better, at, number), np.where(better, c[rows, at], factor)
+        number = np.where(better, at, number)
+        factor = np.where(better, c[rows, at], factor)
     return number, factor
 
 

@@ -15,7 +15,8 @@ from leakbound import tensors
 from leakbound._util import copies, files
 from leakbound.models.adapters import AdapterLayer
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
 MOST_JSON = 2**20
 """The most bytes of a configuration."""
 MOST_RANK = 2**14
@@ -235,7 +236,8 @@ def _check(
 ) -> None:
     """Reject a tensor that does not fit the base and the configuration."""
     module, _, part = name.partition(".lora_")
-    what, shape = f"{str(path)!r}: {name}", tuple(value.shape)
+    what = f"{str(path)!r}: {name}"
+    shape = tuple(value.shape)
     if part not in ("", "A.weight", "B.weight"):
         raise ValueError(f"{what} is no weight of a linear layer's LoRA; give adapters of those")
     if part:
@@ -244,7 +246,8 @@ def _check(
             raise ValueError(
                 f"{what} belongs to a module that the base does not have; give the adapter's base"
             )
-        size, rank = _shape(layer), config.rank_of(module)
+        size = _shape(layer)
+        rank = config.rank_of(module)
         if size is None:
             raise ValueError(
                 f"{what} adapts a {type(layer).__name__}; adapters of linear layers alone are read"

@@ -25,18 +25,18 @@ from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import defense_info, links_of, model_info, threat_info
 from leakbound.captured import declared
 from leakbound.captured.capture import Capture
-from leakbound.captured.observe import Understood, fitting
+from leakbound.captured.observe import InferredContext, fitting
+from leakbound.core import Batch, Observation, Reconstruction
 from leakbound.data import SOURCES, load
 from leakbound.data.sources import at_path
 from leakbound.data.table import SUFFIXES
 from leakbound.defenses import Chain, chain
 from leakbound.domains import Domain, has_neighbors, tokens_of
 from leakbound.losses import named, next_labels
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.risk.limits import ErrorBoundSpec, Limits, of_release
 from leakbound.risk.released import Released
 from leakbound.risk.success import RiskSpec
-from leakbound.types import Batch, Observation, Reconstruction
 
 PART = 1 << 22
 """Entries of an update that are compared in double precision at a time."""
@@ -50,11 +50,11 @@ class Case:
     """One captured update under attack: what is recorded together with the attack's own result.
 
     `at` is its position among the updates of the run; `declared` the defense as it was declared
-    (what an attacker knows of it is in `understood`). No attack sees `truth`.
+    (what an attacker knows of it is in `inferred`). No attack sees `truth`.
     """
 
     capture: Capture
-    understood: Understood
+    inferred: InferredContext
     notes: tuple[str, ...]
     at: int
     spec: plans.ModelSpec
@@ -79,7 +79,8 @@ def read_truth(given: Batch | Path | str | None, schema: str | None = None) -> B
     if at_path(text) or (rows and schema is not None):
         source = load(text, schema=schema if rows else None)
         return source.batch(torch.arange(len(source.labels)))
-    path, named = given, tensors.read(Path(given))[0]
+    path = given
+    named = tensors.read(Path(given))[0]
     found = []
     for names in (("inputs", "x", "images"), ("labels", "y")):
         here = [name for name in names if name in named]
@@ -110,13 +111,15 @@ def check_truth(truth: Batch, observation: Observation) -> Batch:
             "model gets them"
         )
     low, high = task.input_range
-    least, most = float(truth.inputs.min()), float(truth.inputs.max())
+    least = float(truth.inputs.min())
+    most = float(truth.inputs.max())
     if not (least >= low - 1e-6 * (high - low) and most <= high + 1e-6 * (high - low)):
         raise ValueError(
             f"truth runs from {least:.6g} to {most:.6g}, but input_range is {low:g} to {high:g}; "
             "give the range of the model's input (--input-range LOW HIGH), and the truth in it"
         )
-    labels, loss = truth.labels, named(task.loss)
+    labels = truth.labels
+    loss = named(task.loss)
     if loss.targets == "any" or not (labels.is_floating_point() and loss.has_classes):
         labels = fitting(task, labels, observation.input_shape)
     loss.check(labels, task.label_range)
@@ -125,14 +128,15 @@ def check_truth(truth: Batch, observation: Observation) -> Batch:
     return Batch(truth.inputs.to(device, kind), labels.to(device))
 
 
-def contradicted(truth: Batch, understood: Understood) -> tuple[str, ...]:
+def contradicted(truth: Batch, inferred: InferredContext) -> tuple[str, ...]:
     """Notes on labels of the truth that the update or the given labels contradict."""
-    observation, notes = understood.observation, list[str]()
+    observation = inferred.observation
+    notes = list[str]()
     if not named(observation.task.loss).by_class:
         return ()
     own = sorted(truth.labels.flatten().tolist())
     certain = {
-        int(item) for fact in understood.facts if fact.kind == "classes" for item in fact.items
+        int(item) for fact in inferred.facts if fact.kind == "classes" for item in fact.items
     }
     if lost := sorted(certain - set(own)):
         notes.append(
@@ -146,20 +150,21 @@ def contradicted(truth: Batch, understood: Understood) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def explained(understood: Understood, answer: Reconstruction) -> records.Explained | None:
+def explained(inferred: InferredContext, answer: Reconstruction) -> records.Explained | None:
     """The share of the update that the reconstruction explains; None if the attack infers no labels
     for several images. With a mask, only the coordinates that were sent count.
     """
-    observation = understood.observation
+    observation = inferred.observation
     labels = answer.labels
     if labels is None and observation.examples == 1:
-        labels = understood.labels
+        labels = inferred.labels
     tokens = tokens_of(observation.task.domain)
     if tokens is not None and named(observation.task.loss).name == "next_token":
         labels = next_labels(answer.inputs, tokens.padding)
     if labels is None or len(labels) != observation.examples:
         return None
-    task, seen = seen_task(observation), observation.update.rows
+    task = seen_task(observation)
+    seen = observation.update.rows
     with torch.no_grad():
         rows = expected_rows(observation, task, answer.inputs, labels.to(answer.inputs.device))
     if observation.update.mask is not None:
@@ -167,7 +172,8 @@ def explained(understood: Understood, answer: Reconstruction) -> records.Explain
     sums = torch.zeros(4, dtype=torch.float64, device=seen.device)
     parts = (torch.split(part.flatten(), PART) for part in (seen, rows.detach()))
     for one, two in zip(*parts, strict=True):  # an update may have gigabytes
-        a, b = one.double(), two.double()
+        a = one.double()
+        b = two.double()
         sums += torch.stack([a @ a, b @ b, a @ b, (a - b) @ (a - b)])
     energy, own, both, off = sums.tolist()
     if not energy > 0 or not own > 0:
@@ -177,12 +183,14 @@ def explained(understood: Understood, answer: Reconstruction) -> records.Explain
 
 
 def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> records.Assessment:
-    seen, built = case.understood.observation, case.declared
+    seen = case.inferred.observation
+    built = case.declared
     shown_ = settings or repr(attack)
     key = [case.at, case.capture.digest, name, shown_, repr(built), case.spec.name, seen.cohort[0]]
     key += [repr(seen.task.plan), list(seen.input_shape), seen.threat.labels_known]
     key += [named(seen.task.loss).name]
-    own, found = case.capture, case.understood
+    own = case.capture
+    found = case.inferred
     return records.Assessment(
         experiment=plans.digest(key)[:16],
         attack=records.AttackInfo(
@@ -223,26 +231,35 @@ def judged(
     *,
     pictures: bool,
 ) -> tuple[records.Assessment, dict[str, bytes]]:
-    understood, capture = case.understood, before.capture
-    seen = understood.observation
+    inferred = case.inferred
+    capture = before.capture
+    seen = inferred.observation
     assert capture is not None  # set by `header`
-    share = explained(understood, answer)
+    share = explained(inferred, answer)
     proof = Proof()
-    if not understood.defense.links:
+    if not inferred.defense.links:
         direction = None if share is None else share.direction
-        sure = {finding.name for finding in understood.findings if finding.sure}
-        proof = certificate(seen, attack, answer, direction, sure, understood.decay)
+        sure = {finding.name for finding in inferred.findings if finding.sure}
+        proof = certificate(seen, attack, answer, direction, sure, inferred.decay)
     limits = limits_of(case)
     own = _measured(case, answer, proof.certificate is not None)
     public = None if case.public is None else case.public.public
-    facts = facts_of(seen, answer, case.criterion.domain, public, understood.facts)
-    if understood.decay is not None:  # a small gradient beside it may have been lost by rounding
+    facts = facts_of(seen, answer, case.criterion.domain, public, inferred.facts)
+    if inferred.decay is not None:  # a small gradient beside it may have been lost by rounding
         facts = tuple(fact for fact in facts if fact.kind != "zero values")
-    measured, matched = dict[str, Any](), tuple[bool, ...]()
-    truth, inputs, baseline, agreement = None, answer.inputs, None, answer.agreement
+    measured = dict[str, Any]()
+    matched = tuple[bool, ...]()
+    truth = None
+    inputs = answer.inputs
+    baseline = None
+    agreement = answer.agreement
     if own is not None:
-        measured, matched, baseline, agreement = own.fields, own.matched, own.guess, own.agreement
-        truth, inputs = own.paired.truth.inputs, own.paired.inputs
+        measured = own.fields
+        matched = own.matched
+        baseline = own.guess
+        agreement = own.agreement
+        truth = own.paired.truth.inputs
+        inputs = own.paired.inputs
     parts = shown(
         *(case.criterion.domain, truth, inputs),
         images=pictures,
@@ -250,7 +267,7 @@ def judged(
         agreement=agreement,
     )
     values = parts.fields.pop("values", None)
-    known = understood.rate_known
+    known = inferred.rate_known
     if share is not None:
         share = records.Explained(
             share=records.short(share.share) if known else None,
@@ -258,7 +275,7 @@ def judged(
             scale=records.short(share.scale),
         )
     capture = replace(capture, explained=share, values=values)
-    noise = records.short(seen.noise_share) if known and not understood.refuted else None
+    noise = records.short(seen.noise_share) if known and not inferred.refuted else None
     return replace(
         before,
         problem=answer.problem,
@@ -287,9 +304,12 @@ def _measured(case: Case, answer: Reconstruction, proved: bool) -> Measured | No
     """The answer compared with the truth; None if that is not known."""
     if case.truth is None:
         return None
-    public, others, decoys = None, None, None
+    public = None
+    others = None
+    decoys = None
     if case.public is not None:
-        (public, decoys), others = case.public.halves, case.public.distractors
+        (public, decoys) = case.public.halves
+        others = case.public.distractors
     return measure(
         *(case.truth, answer, case.criterion, public),
         distractors=others,
@@ -334,7 +354,8 @@ class PublicExamples(PlanContext):
 
 def public_examples(source: str, form: Domain, schema: str | None = None) -> PublicExamples:
     """Public examples of a data source; images are resized to the model's input if it is square."""
-    wanted, span = form.shape, None if form.metric == "columns" else form.input_range
+    wanted = form.shape
+    span = None if form.metric == "columns" else form.input_range
     if source in SOURCES:
         schema = None
     context = PublicExamples(plans.DataSpec(source, schema=schema), span)
@@ -351,21 +372,24 @@ def public_examples(source: str, form: Domain, schema: str | None = None) -> Pub
 
 
 def limits_of(case: Case) -> Limits:
-    understood, context = case.understood, case.public
-    if not understood.defense.links:
+    inferred = case.inferred
+    context = case.public
+    if not inferred.defense.links:
         return Limits(note=NO_LAW)
-    if understood.refuted:
+    if inferred.refuted:
         return Limits(note=NO_NOISE)
     if context is None:
         return Limits(note=NO_PUBLIC)
-    seen, public, batch = understood.observation, context.counted, case.truth
+    seen = inferred.observation
+    public = context.counted
+    batch = case.truth
     assert public is not None  # every image of the context is public
-    if batch is None and understood.labels is not None:  # only labels count of a stand-in
-        batch = Batch(public.inputs[:1].expand(seen.batch_shape), understood.labels)
+    if batch is None and inferred.labels is not None:  # only labels count of a stand-in
+        batch = Batch(public.inputs[:1].expand(seen.batch_shape), inferred.labels)
     released = Released(
         task=seen.task,
         update=seen.update,
-        defense=understood.defense,
+        defense=inferred.defense,
         criterion=case.criterion,
         threat=seen.threat,
         cohort=seen.cohort,

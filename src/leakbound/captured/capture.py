@@ -252,7 +252,8 @@ def _kind(
             f"kind is 'auto', and {name} does not state its kind; give kind (gradient, delta or "
             "weights) and the weights before"
         )
-    update, before = _finite(update, name), _finite(before, "before")
+    update = _finite(update, name)
+    before = _finite(before, "before")
     pairs = _paired(update, before)
     if not pairs[0]:
         raise ValueError(
@@ -263,7 +264,8 @@ def _kind(
     products = torch.zeros(3, dtype=torch.float64)
     for a, b in zip(*pairs, strict=True):  # one tensor at a time: files may have gigabytes
         if a.is_floating_point() and b.is_floating_point():
-            one, two = a.double().flatten(), b.double().flatten()
+            one = a.double().flatten()
+            two = b.double().flatten()
             products += torch.stack([one @ one, two @ two, one @ two]).cpu()
     square = products.tolist()
     long = square[0] ** 0.5, square[1] ** 0.5
@@ -305,7 +307,9 @@ def _paired(update: Named, before: Named) -> tuple[list[Tensor], list[Tensor]]:
         found = _shared(*(tensors.bare(named) for named in (update, before)))
     if found[0] or not all(tensors.unnamed(key) for key in update):
         return found
-    left, first, second = list(before.values()), [], []
+    left = list(before.values())
+    first = []
+    second = []
     for value in update.values():
         same = [at for at, other in enumerate(left) if other.shape == value.shape]
         if same and value.is_floating_point():

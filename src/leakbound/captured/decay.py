@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakbound.random import permutation, stream
-from leakbound.types import Task
+from leakbound.core import Task
+from leakbound.randomness import permutation, stream
 
-ROWS, WIDER = 64, 4
+ROWS = 64
+WIDER = 4
 """Rows of a part of a weight matrix, and how many times more columns it may have."""
 LINES = 4096
 """Rows and columns of a weight matrix that are tested for a gradient of zero."""
@@ -26,7 +27,8 @@ LEAST = 6
 """The fewest rows of a matrix, and the fewest rows or columns with a gradient of zero."""
 FITS = 3.0
 """What may remain of a multiple of the weights, in units of the entries' rounding."""
-SURE, CLEAR = 8.0, 4.0
+SURE = 8.0
+CLEAR = 4.0
 """A multiple counts from this many standard errors on, if it changes each weight by more than this
 many times its rounding. Rounding itself may be biased by less.
 """
@@ -74,13 +76,16 @@ class Decay:
         Rows and columns of a matrix in which only rounding is left become zero, as they are without
         decay: what an input did not touch must not look touched.
         """
-        rest, held = row.clone(), task.unflatten(task.parameters)
-        parts, rounding = task.unflatten(rest), task.unflatten(spread)
+        rest = row.clone()
+        held = task.unflatten(task.parameters)
+        parts = task.unflatten(rest)
+        rounding = task.unflatten(spread)
         for name, share in {**self.found, **self.assumed}.items():
             part = parts[name]
             part -= share * held[name]
             if part.ndim > 1:
-                lines, limit = part.flatten(1), rounding[name].flatten(1)
+                lines = part.flatten(1)
+                limit = rounding[name].flatten(1)
                 for own, most in ((lines, limit), (lines.T, limit.T)):
                     energy = own.square().sum(1)
                     own[energy <= FITS**2 * most.square().sum(1)] = 0
@@ -100,7 +105,8 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
     Tensors that do not show it are assumed to have that of the others, if these agree.
     """
     parts, held, rounding = (task.unflatten(own) for own in (row, task.parameters, spread))
-    source, shares = stream(0, "captured", "decay"), dict[str, DecayShare]()
+    source = stream(0, "captured", "decay")
+    shares = dict[str, DecayShare]()
     for name, part in parts.items():
         if part.ndim > 1:
             weight = held[name].flatten(1)
@@ -123,7 +129,8 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
                 if own is not None:
                     shares[name] = own
     sure = {name: share for name, share in shares.items() if share.sure}
-    common, unknown = _common([*sure.values()]), parts.keys() - shares.keys()
+    common = _common([*sure.values()])
+    unknown = parts.keys() - shares.keys()
     found = {name: share.value if common is None else common for name, share in sure.items()}
     assumed = {} if common is None else dict.fromkeys(sorted(unknown), common)
     biases = [share.sure for name, share in shares.items() if parts[name].ndim == 1]
@@ -147,7 +154,9 @@ def _of_matrix(
     if min(change.shape) < LEAST:
         return None
     if change.shape[0] > change.shape[1]:
-        change, held, spread = change.T, held.T, spread.T
+        change = change.T
+        held = held.T
+        spread = spread.T
     rows, columns = (permutation(n, source) for n in change.shape)
     lines = (
         _of_lines(*(t[rows[:LINES]] for t in (change, held, spread))),
@@ -163,7 +172,9 @@ def _of_matrix(
 
 def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
     """The multiple in rows (K, N) whose gradient is zero, so that nothing else is in them."""
-    change, held, spread = change.double(), held.double(), spread.double()
+    change = change.double()
+    held = held.double()
+    spread = spread.double()
     energy = held.square().sum(1)
     share = (change * held).sum(1) / energy.clamp_min(1e-300)
     rest = (change - share[:, None] * held).square().sum(1)

@@ -25,7 +25,9 @@ from leakbound.defenses import (
     chain,
 )
 
-KEY, FROM, NOTE = "defense", "defense_from", "defense_note"
+KEY = "defense"
+FROM = "defense_from"
+NOTE = "defense_note"
 LINKS: dict[str, tuple[type[Defense], str | None]] = {
     "clip": (Clip, "clip_norm"),
     "clip_coordinates": (ClipCoordinates, "limit"),

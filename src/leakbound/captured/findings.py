@@ -16,14 +16,15 @@ from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.labels import LABEL_RULES, infer, label_totals, last_layer
 from leakbound.attacks.pace import Pace
 from leakbound.client import gradient, layer_inputs, local_update
+from leakbound.core import Exact, NotApplicable, Observation, Task
 from leakbound.losses import named
-from leakbound.random import stream
-from leakbound.types import Exact, NotApplicable, Observation, Task
+from leakbound.randomness import stream
 
 CANDIDATES = (1, 2, 5, 10, 20)
 MOST_STEPS = 64
 TRIAL = 60
-FITS, SURE = 1e-2, 1e-3
+FITS = 1e-2
+SURE = 1e-3
 """Shares of the update's norm that may remain if a number of steps fits, and fits surely."""
 TYPICAL = 0.05
 """How far outside of their range sums of labels may be by untypical outputs, for each example."""
@@ -73,23 +74,30 @@ def batch_size(
     own = None
     with suppress(NotApplicable):
         own = input_layer(task, input_shape)
-    parts, rounded = task.unflatten(row), task.unflatten(spread)
-    least, products, layer, room = 1, 1, own or "", False
+    parts = task.unflatten(row)
+    rounded = task.unflatten(spread)
+    least = 1
+    products = 1
+    layer = own or ""
+    room = False
     likely: dict[str, int] = {}
     for name, rows in _rows_an_example(task, input_shape).items():
         key = f"{name}.weight" if name else "weight"
-        weight, errors = parts[key].double(), rounded[key]
+        weight = parts[key].double()
+        errors = rounded[key]
         values = torch.linalg.svdvals(weight)
         noise = 8 * float(errors.norm(dim=0).max() + errors.norm(dim=1).max())
         rank = int((values > max(1e-5 * float(values[0]), noise)).sum())
         if math.ceil(rank / rows) >= products:
-            products, room = math.ceil(rank / rows), rank < min(weight.shape) - 1
+            products = math.ceil(rank / rows)
+            room = rank < min(weight.shape) - 1
         known = name == own or steps is not None or rank <= rows
         if not known or not rank:
             continue
         found = math.ceil(rank / rows / (1 if name == own else steps or 1))
         if found > least:
-            least, layer = found, name
+            least = found
+            layer = name
         if rank < min(weight.shape) - 1:
             likely[name] = found
     if own in likely and steps is None:
@@ -268,9 +276,12 @@ def _replayed(observation: Observation) -> Finding | None:
 
 def _errors(observation: Observation, image: Tensor, source: torch.Generator) -> dict[int, float]:
     """The share of the update's norm that training on the image leaves, by the number of steps."""
-    task, seen = observation.task, observation.update.rows[0]
-    rate, total = task.plan.learning_rate, torch.zeros_like(seen)
-    errors, label = {}, observation.labels
+    task = observation.task
+    seen = observation.update.rows[0]
+    rate = task.plan.learning_rate
+    total = torch.zeros_like(seen)
+    errors = {}
+    label = observation.labels
     if label is None and named(task.loss).targets in ("real", "count"):  # depends on the steps
         for count in CANDIDATES:
             own = replace(task, plan=replace(task.plan, steps=count))

@@ -23,12 +23,7 @@ from leakbound.captured.capture import Capture
 from leakbound.captured.findings import Finding
 from leakbound.captured.sent import left_out
 from leakbound.client import respond
-from leakbound.defenses import Chain, Defense, NoDefense, chain
-from leakbound.domains import Domain, TokenDomain, tokens_of
-from leakbound.losses import check_fit, named
-from leakbound.random import stream, uniform
-from leakbound.task import drops
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     Gaussian,
     Guarantee,
@@ -44,8 +39,14 @@ from leakbound.types import (
     Unknown,
     Update,
 )
+from leakbound.defenses import Chain, Defense, NoDefense, chain
+from leakbound.domains import Domain, TokenDomain, tokens_of
+from leakbound.losses import check_fit, named
+from leakbound.randomness import stream, uniform
+from leakbound.task import drops
 
-COPIES, FROZEN_COPIES = 12, 4
+COPIES = 12
+FROZEN_COPIES = 4
 """Copies of trained and of frozen weights that an attack holds at most: of a GPT-2 of 0.66 GiB, an
 attack took 8.2 GiB besides the program, with the pages of both files.
 """
@@ -83,7 +84,7 @@ class TrainingInfo:
 
 
 @dataclass(frozen=True, eq=False)
-class Understood:
+class InferredContext:
     """An observation, and the source of each fact in it.
 
     Without `rate_known` only the update's direction is informative. If the declared noise was
@@ -132,17 +133,17 @@ def observe(
     data. `weight_decay` is subtracted; None subtracts what the update shows of it.
     """
     told = TrainingInfo(examples, labels, learning_rate, steps, batch_size, defense, weight_decay)
-    read = partial(understand, capture, task, told, input_shape=input_shape, public=public)
+    read = partial(infer_context, capture, task, told, input_shape=input_shape, public=public)
     found = read()
     return (read(steps=found_steps(found, SEARCH)) if found.untried else found).observation
 
 
-def found_steps(understood: Understood, seconds: float) -> Finding:
+def found_steps(inferred: InferredContext, seconds: float) -> Finding:
     """The number of local steps by a search among `untried`; see `findings.searched_steps`."""
-    return reading.searched_steps(understood.observation, understood.untried, seconds)
+    return reading.searched_steps(inferred.observation, inferred.untried, seconds)
 
 
-def understand(
+def infer_context(
     capture: Capture,
     task: Task,
     told: TrainingInfo,
@@ -150,16 +151,19 @@ def understand(
     input_shape: tuple[int, ...],
     public: Batch | None = None,
     steps: Finding | None = None,
-) -> Understood:
+) -> InferredContext:
     """As `observe`, with the source of each fact; `steps` is the finding of `found_steps`."""
     change, sent = _change(capture, task)
-    found, notes = list[Finding](), [*filter(None, [_thawed(capture, task)])]
+    found = list[Finding]()
+    notes = [*filter(None, [_thawed(capture, task)])]
     rate = _rate(capture, told, found)
-    given, told = told, _declared(capture, told, rate, found, notes)
+    given = told
+    told = _declared(capture, told, rate, found, notes)
     row = change / (rate or 1.0)
     known = _known_steps(capture, told, found)
     spread = proofs.spread(capture, task, rate)
-    stated, one = as_chain(told.defense), 1 if capture.kind == "gradient" else known
+    stated = as_chain(told.defense)
+    one = 1 if capture.kind == "gradient" else known
     shrunk = _decay(capture, task, row, spread, told, rate, known)
     if shrunk is not None:
         row = shrunk.subtracted(task, row, spread)
@@ -198,9 +202,11 @@ def understand(
     false = None if rate is None else proofs.missing_noise(observation)
     if false is not None and given.defense is None:  # metadata that the update itself refutes
         capture = _without_declared(capture, false)
-        return understand(capture, task, given, input_shape=input_shape, public=public, steps=steps)
+        return infer_context(
+            capture, task, given, input_shape=input_shape, public=public, steps=steps
+        )
     notes += filter(None, [false, None if chained.links else outside(observation)])
-    return Understood(
+    return InferredContext(
         observation,
         tuple(found),
         labels,
@@ -224,7 +230,8 @@ def _decay(
     steps: int | None,
 ) -> decay.Decay | None:
     """The multiples of the weights before in an update, as given or as the update shows them."""
-    own, defended = told.weight_decay, bool(as_chain(told.defense).links)
+    own = told.weight_decay
+    defended = bool(as_chain(told.defense).links)
     if own == 0 or (own is None and defended):
         return None
     if own is not None and defended:
@@ -248,7 +255,8 @@ def _decay(
 def _decay_finding(shrunk: decay.Decay, told: TrainingInfo, rate: float | None) -> Finding:
     if told.weight_decay is not None and rate is not None:
         return Finding(DECAY, f"{told.weight_decay:g}", "given; its part is subtracted", True)
-    share, each = shrunk.common, len(shrunk.found)
+    share = shrunk.common
+    each = len(shrunk.found)
     value = "differs between tensors" if share is None else f"{share:.4g} of the weights before"
     how = f"{each} tensor{'s' * (each != 1)} show it by their rank, or where nothing else changed"
     if shrunk.assumed:
@@ -518,7 +526,8 @@ def task_of(
     """
     copies.refuse(model)
     _check_memory(model)
-    own, notes = copies.plain(model), []
+    own = copies.plain(model)
+    notes = []
     if copies.compiled(model):
         notes.append("the model is compiled: its Python modules run instead, with equal results")
     if any(map(drops, own.modules())):

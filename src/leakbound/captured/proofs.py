@@ -12,9 +12,7 @@ from leakbound import tensors
 from leakbound._util.results import LISTED, Fact
 from leakbound.attacks.labels import last_layer
 from leakbound.captured.capture import Capture
-from leakbound.covariance import Structured
-from leakbound.losses import named
-from leakbound.types import (
+from leakbound.core import (
     Exact,
     Gaussian,
     Laplace,
@@ -22,6 +20,8 @@ from leakbound.types import (
     Observation,
     Task,
 )
+from leakbound.covariance import Structured
+from leakbound.losses import named
 
 PLAIN_LOSS = (
     "the loss is plain cross-entropy, without label smoothing, weight decay or optimizer state of "
@@ -42,7 +42,8 @@ def missing_noise(seen: Observation) -> str | None:
     inequality). Gaussian noise: the lower tail of chi-square; Laplace noise: Maurer's inequality
     for sums of positive variables.
     """
-    law, rows = seen.update.law, seen.update.rows.double()
+    law = seen.update.law
+    rows = seen.update.rows.double()
     if not isinstance(law, Gaussian | Laplace) or law.private or not seen.threat.defense_known:
         return None
     if isinstance(law, Gaussian) and isinstance(law.covariance, Structured):
@@ -52,7 +53,8 @@ def missing_noise(seen: Observation) -> str | None:
         assert known is not None  # the distribution has a known variance
         variance = known.to(rows)
         white = rows[variance > 0] / variance[variance > 0].sqrt()
-    count, energy = white.numel(), float(white.square().sum())
+    count = white.numel()
+    energy = float(white.square().sum())
     if not count:
         return None
     if isinstance(law, Gaussian):
@@ -89,12 +91,14 @@ def classes(
     exact = exact and named(seen.task.loss).name == "cross_entropy"
     if layer.bias is None or not exact or seen.threat.defense_known is False:
         return (), None
-    bias, slack = layer.bias.double(), torch.full_like(layer.bias, 1e-6).double()
+    bias = layer.bias.double()
+    slack = torch.full_like(layer.bias, 1e-6).double()
     if spread is not None:
         own = layer.task.unflatten(spread)[f"{layer.name}.bias" if layer.name else "bias"]
         slack = slack + 4 * own.to(slack)
     found = tuple(int(k) for k in (bias < -slack).nonzero().flatten())
-    total, whole = float(bias.sum().abs()), float(bias.abs().sum())
+    total = float(bias.sum().abs())
+    whole = float(bias.abs().sum())
     if total > max(BALANCED, 4 * precision) * whole + float(slack.square().sum().sqrt()):
         why = f"sum to {total / whole:.1%} of their absolute sum, and cross-entropy's to 0"
     elif len(found) > seen.examples:

@@ -44,19 +44,19 @@ from leakbound.captured.capture import Capture, Given, Skipped, load, none_left
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import (
     SEARCH,
+    InferredContext,
     TrainingInfo,
-    Understood,
     as_chain,
     found_steps,
+    infer_context,
     task_of,
-    understand,
 )
+from leakbound.core import Batch, Loss, NotApplicable, Reconstruction
 from leakbound.defenses import Defense
 from leakbound.domains import Domain, of_shape
 from leakbound.losses import named
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.report.template import Presented
-from leakbound.types import Batch, Loss, NotApplicable, Reconstruction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,14 +67,16 @@ SEVERAL_STEPS = ("linear_inversion", "inverting_gradients", "fed_avg_matching")
 MANY = ("linear_inversion", "inverting_gradients")
 TOKENS = ("token_rows", "token_span", "adapter_pursuit")
 TABLE = ("linear_inversion", "touched_rows", "span_decoding", "tab_leak")
-FEW, LOTS = 8, 64
+FEW = 8
+LOTS = 64
 """The most examples for the longest search by default, and the number above which few attacks run.
 """
 LARGEST = 10**8
 MOST_PICTURES = 6
 LEAST = 2.0
 """Seconds below which a search for the number of local steps does not begin."""
-OWN_DATA, RECORDS = "captured updates", "records.jsonl"
+OWN_DATA = "captured updates"
+RECORDS = "records.jsonl"
 Made = tuple[Assessment, dict[str, bytes], Reconstruction | None]
 """A record, its pictures, and the attack's answer."""
 PLANTED = ("robbing_the_fed", "linear_trap", "trap_weights")
@@ -111,10 +113,15 @@ class Work:
         pictures: bool,
         skipped: Sequence[Skipped] = (),
     ) -> None:
-        self._pace, self.cases, self.settings, self.pictures = pace, cases, settings, pictures
+        self._pace = pace
+        self.cases = cases
+        self.settings = settings
+        self.pictures = pictures
         self.skipped = tuple(skipped)
         self.made: dict[tuple[int, int], Made] = {}
-        self._paid, self._spent, self._began = 0.0, 0.0, 0.0
+        self._paid = 0.0
+        self._spent = 0.0
+        self._began = 0.0
         self.jobs: list[Job] = []
         for at in range(len(cases)):
             self.again(at)
@@ -133,18 +140,19 @@ class Work:
         watch(len(self.made), self.total, what, self._left(step) if self.jobs else None)
 
     def again(self, at: int) -> None:
-        """Choose the attacks on an update again, after more is understood of it."""
-        seen = self.cases[at].understood.observation
+        """Choose the attacks on an update again, after more is inferred of it."""
+        seen = self.cases[at].inferred.observation
         cost = seen.examples * seen.task.plan.steps
         found = [job for job in self.jobs if job.at != at]
-        for rank, spec in enumerate(_attacks(self.settings, self.cases[at].understood)):
+        for rank, spec in enumerate(_attacks(self.settings, self.cases[at].inferred)):
             if (at, rank) not in self.made:
                 found.append(Job(at, rank, spec, planned(plans.build_attack(spec)), cost))
         self.jobs = sorted(found, key=lambda job: (job.steps, job.at))
 
     def run(self, watch: Watch) -> Assessment:
         job = self.jobs[0]
-        case, self._began = self.cases[job.at], time.monotonic()
+        case = self.cases[job.at]
+        self._began = time.monotonic()
         tell = partial(self.tell, watch, f"{job.spec.name} · {case.capture.name}")
         tell()
         with Pace(self.share if job.steps else None, tell):
@@ -166,7 +174,7 @@ class Work:
         ordered = [self.made[key] for key in sorted(self.made)]
         return UpdateResult(
             tuple(record for record, _, _ in ordered),
-            tuple(case.understood for case in self.cases),
+            tuple(case.inferred for case in self.cases),
             tuple(answer for _, _, answer in ordered),
             unended=len(self.jobs),
             pictures={name: content for _, own, _ in ordered for name, content in own.items()},
@@ -175,10 +183,13 @@ class Work:
 
     def _left(self, step: int = 0) -> float | None:
         """Seconds until all have ended, after `step` steps of the first; None if unknown."""
-        paid, spent, limit = self._paid, self._spent, self._pace.left
+        paid = self._paid
+        spent = self._spent
+        limit = self._pace.left
         own = min(step, self.jobs[0].steps) * self.jobs[0].cost
         if step:
-            paid, spent = paid + own, spent + time.monotonic() - self._began
+            paid = paid + own
+            spent = spent + time.monotonic() - self._began
         if not paid:
             return limit if math.isfinite(limit) else None
         rest = sum(job.steps * job.cost for job in self.jobs) - own
@@ -189,13 +200,13 @@ class Work:
 class UpdateResult(Presented):
     """The result: one record and answer per attack on an update, and where all was written.
 
-    Without the truth the records have no metrics. `understood` states for each update what was
+    Without the truth the records have no metrics. `inferred` states for each update what was
     inferred from it and what was assumed; `unended` counts attacks that did not begin in time.
     `skipped` are updates that could not be attacked.
     """
 
     records: tuple[Assessment, ...]
-    understood: tuple[Understood, ...]
+    inferred: tuple[InferredContext, ...]
     answers: tuple[Reconstruction | None, ...]
     folder: Path | None = None
     page: Path | None = None
@@ -352,7 +363,8 @@ def attack_update(
             f"input_shape is {input_shape!r}; give the shape of one input without the batch, such "
             "as (1, 28, 28)"
         )
-    specs, own = _specs(attacks), getattr(domain, "shape", ())
+    specs = _specs(attacks)
+    own = getattr(domain, "shape", ())
     shape = tuple(input_shape) or own
     if own and shape != own:
         raise ValueError(f"input_shape is {shape}, but a row of the table has {own}")
@@ -387,13 +399,13 @@ def attack_all(
     name: str = "",
     pictures: bool = True,
     watch: Watch = lambda done, total, what, left: None,
-    understood: Callable[[Case], None] = lambda case: None,
+    inferred: Callable[[Case], None] = lambda case: None,
     ended: Callable[[Assessment], None] = lambda record: None,
     skipped: Sequence[Skipped] = (),
 ) -> UpdateResult:
     """Attack several captured updates of one model, the cheapest attacks first; as `attack_update`.
 
-    Every update is read, and `understood` called with the findings, before the first attack;
+    Every update is read, and `inferred` called with the findings, before the first attack;
     `ended` is called with every record. An update that cannot be attacked is skipped, if there are
     others: the result and the report say why. `skipped` are updates that `load_all` could not read.
 
@@ -412,7 +424,8 @@ def attack_all(
         raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module")
     if out is not None:
         check_place(Path(out))
-    batch, title = read_truth(truth, settings.schema), name or type(model).__name__
+    batch = read_truth(truth, settings.schema)
+    title = name or type(model).__name__
     with one_thread(), Pace(settings.seconds) as pace:
         kept = None if out is None else _Kept(Path(out))
         cases: list[Case] = []
@@ -430,7 +443,7 @@ def attack_all(
                 lost.append(Skipped.of(capture.place, error))
                 continue
             read.append(one)
-            understood(cases[-1])
+            inferred(cases[-1])
         if not cases:
             raise none_left(lost)
         work = Work(pace, cases, settings, pictures, lost)
@@ -455,11 +468,12 @@ def attack_all(
 def _found_steps(work: Work, read: Sequence[Callable[[Finding], Case]], watch: Watch) -> bool:
     """Search for the number of local steps if the next attack needs it; return whether it did."""
     job = work.jobs[0]
-    case, seconds = work.cases[job.at], min(work.settings.search, work.share / 4)
-    if not job.steps or not case.understood.untried or seconds < LEAST:
+    case = work.cases[job.at]
+    seconds = min(work.settings.search, work.share / 4)
+    if not job.steps or not case.inferred.untried or seconds < LEAST:
         return False
     work.tell(watch, f"finding the number of local steps · {case.capture.name}")
-    work.cases[job.at] = read[job.at](found_steps(case.understood, seconds))
+    work.cases[job.at] = read[job.at](found_steps(case.inferred, seconds))
     work.again(job.at)
     return True
 
@@ -491,7 +505,8 @@ def _case(
     title: str,
     steps: Finding | None = None,
 ) -> Case:
-    shape, form = settings.input_shape, settings.form
+    shape = settings.input_shape
+    form = settings.form
     context = (
         None if settings.public is None else public_examples(settings.public, form, settings.schema)
     )
@@ -501,29 +516,29 @@ def _case(
     task, notes = task_of(model, capture, form, classes=settings.classes, loss=settings.loss)
     if settings.defense is not None:
         known = replace(known, defense=settings.defense)
-    understood = understand(capture, task, known, input_shape=shape, public=public, steps=steps)
+    inferred = infer_context(capture, task, known, input_shape=shape, public=public, steps=steps)
     if truth is not None:
-        truth = check_truth(truth, understood.observation)
-        notes += contradicted(truth, understood)
+        truth = check_truth(truth, inferred.observation)
+        notes += contradicted(truth, inferred)
     return Case(
         capture,
-        understood,
+        inferred,
         notes,
         at,
         plans.ModelSpec(title),
         Criterion.of(form, psnr=settings.psnr, share=settings.share),
-        understood.declared,
+        inferred.declared,
         context,
         truth,
         settings.people,
     )
 
 
-def _attacks(settings: Settings, understood: Understood) -> tuple[plans.Spec, ...]:
+def _attacks(settings: Settings, inferred: InferredContext) -> tuple[plans.Spec, ...]:
     """The attacks to run: the requested ones, or the suitable ones, from cheap to strong."""
     if settings.attacks is not None:
         return settings.attacks
-    seen = understood.observation
+    seen = inferred.observation
     names: tuple[str, ...] = ONE_STEP if seen.task.plan.steps == 1 else SEVERAL_STEPS
     if settings.form.metric == "tokens":
         names = TOKENS
@@ -538,15 +553,15 @@ def _attacks(settings: Settings, understood: Understood) -> tuple[plans.Spec, ..
     return tuple(plans.Spec(name) for name in names)
 
 
-def _build(spec: plans.Spec, understood: Understood) -> Attack:
+def _build(spec: plans.Spec, inferred: InferredContext) -> Attack:
     """The attack; `fed_avg_matching` gets the number of steps that was found."""
     settings = spec.parameters
-    plan = understood.observation.task.plan
+    plan = inferred.observation.task.plan
     if spec.name == "fed_avg_matching" and "local_steps" not in settings:
         settings |= {"local_steps": plan.steps}
     built = registry.build("attack", spec.name, settings)
     assert isinstance(built, Attack)  # the registry holds only attacks
-    if isinstance(built, FedAvgMatching) and not understood.rate_known:
+    if isinstance(built, FedAvgMatching) and not inferred.rate_known:
         raise NotApplicable("the learning rate is not known: no local training can be simulated")
     return built
 
@@ -559,9 +574,9 @@ def _run(case: Case, spec: plans.Spec, seed: int, pictures: bool) -> Made:
         return msgspec.structs.replace(before, **fields), {}, None
 
     try:
-        built = _build(spec, case.understood)
-        source = stream(seed, "attack", spec.name, case.understood.observation.examples)
-        answer = noted(built(case.understood.observation, source))
+        built = _build(spec, case.inferred)
+        source = stream(seed, "attack", spec.name, case.inferred.observation.examples)
+        answer = noted(built(case.inferred.observation, source))
         before = header(case, spec.name, built)
         return *judged(case, before, built, answer, pictures=pictures), answer
     except NotApplicable as error:
@@ -643,7 +658,8 @@ def _header(work: Work) -> dict[str, Any]:
     plain = replace(work.settings, defense=None, domain=None, loss="cross_entropy")
     plan = {"name": OWN_DATA, **plans.plain(plain), "loss": named(work.settings.loss).name}
     plan["domain"] = None if work.settings.domain is None else repr(work.settings.domain)
-    cases, first = work.cases, work.cases[0].understood.observation
+    cases = work.cases
+    first = work.cases[0].inferred.observation
     plan["defense"] = "; ".join(dict.fromkeys(repr(case.declared) for case in cases))
     return {
         "schema": SCHEMA,
@@ -652,7 +668,7 @@ def _header(work: Work) -> dict[str, Any]:
         "data": {
             "source": OWN_DATA,
             "fingerprint": plans.digest([case.capture.digest for case in cases])[:16],
-            "examples": sum(case.understood.observation.examples for case in cases),
+            "examples": sum(case.inferred.observation.examples for case in cases),
             "shape": list(first.input_shape),
             "classes": first.task.label_range,
             "weights": {},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from leakbound import tensors
 from leakbound.captured.capture import Capture
-from leakbound.types import Task
+from leakbound.core import Task
 
 SHOWN = 10
 """The most tensors that a note names."""
@@ -50,7 +50,8 @@ def left_out(capture: Capture, task: Task) -> LeftOut:
     Raises:
         ValueError: nothing is left.
     """
-    own, what = capture.update, capture.name
+    own = capture.update
+    what = capture.name
     found = LeftOut(
         tensors.absent(task, own, what=what), tensors.spoiled(task, own, what=what), len(task.names)
     )

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from leakbound.bounds.priors import FlatPrior, GaussianPrior, Prior, joined
-from leakbound.random import permutation, uniform
-from leakbound.types import Batch, NotApplicable
+from leakbound.core import Batch, NotApplicable
+from leakbound.randomness import permutation, uniform
 
 FEWEST = 8
 """Minimum number of public examples of a class for a prior."""
@@ -66,7 +66,8 @@ class ClassPriors:
         generator = np.random.default_rng(int(uniform((1,), source) * 2**24))
         drawn = []
         for label in labels.tolist():
-            prior, images = self._of(label), self._images(label)
+            prior = self._of(label)
+            images = self._images(label)
             index = permutation(len(images), source)[torch.arange(count) % len(images)]
             inputs = images[index]
             if isinstance(prior, GaussianPrior):

@@ -21,10 +21,7 @@ from torch import Tensor
 from torch.func import jvp, vmap
 
 from leakbound.client import pure_simulate
-from leakbound.covariance import Structured
-from leakbound.engines.sensitivity import example_changes, example_gradients, moved
-from leakbound.random import Source, normal
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     DefenseProtocol,
     Gaussian,
@@ -35,6 +32,9 @@ from leakbound.types import (
     Unknown,
     Update,
 )
+from leakbound.covariance import Structured
+from leakbound.engines.sensitivity import example_changes, example_gradients, moved
+from leakbound.randomness import Source, normal
 
 Array = NDArray[np.float64]
 CHUNK_BYTES = 1 << 28
@@ -160,7 +160,8 @@ def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -
     if need > MOST_BYTES:
         raise NotApplicable(f"the Jacobian takes {need / 2**30:.1f} GiB; take fewer directions")
     frame = torch.eye(total).to(batch.inputs) if basis is None else basis.to(batch.inputs)
-    changes, patterns = [], []
+    changes = []
+    patterns = []
     for part in torch.split(frame.T, _chunk(width, batch.inputs)):
         mean, pattern = _moved(channel, batch, part.reshape(-1, *batch.inputs.shape))
         changes.append(channel.whiten(mean, batch.inputs, batch.labels).double())
@@ -209,8 +210,11 @@ def _moved(channel: Channel, batch: Batch, directions: Tensor) -> tuple[Tensor, 
 
 
 def _mean_moved(channel: Channel, batch: Batch, directions: Tensor) -> Tensor:
-    task, defense, count = channel.task, channel.defense, len(directions)
-    inputs, labels = batch.inputs, batch.labels
+    task = channel.task
+    defense = channel.defense
+    count = len(directions)
+    inputs = batch.inputs
+    labels = batch.labels
     if defense is not None and defense.starts is Unit.EXAMPLE:
         rows = example_gradients(task, inputs, labels)
         again = torch.arange(len(inputs)).repeat(count)
@@ -261,7 +265,8 @@ def overlaps(channel: Channel, drawn: Iterable[Batch], basis: Tensor | None, ste
 
 
 def _of_batch(channel: Channel, batch: Batch, basis: Tensor | None, steps: Array) -> Array:
-    inputs, labels = batch.inputs, batch.labels
+    inputs = batch.inputs
+    labels = batch.labels
     if channel.variance(inputs, labels) is not None:
         raise NotApplicable("the noise depends on the batch; the overlaps are for public noise")
     total = inputs.numel()

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from leakbound import check
 from leakbound.client import rows
+from leakbound.core import Batch, Task, Unit
 from leakbound.defenses.dp_sgd import clip_rows
 from leakbound.engines.plain_chain import gram as products
 from leakbound.engines.sensitivity import example_gradients, example_products
-from leakbound.types import Batch, Task, Unit
 
 MOST_BYTES = 1_500_000_000
 """Memory for the gradients of all examples and their products."""
@@ -46,7 +46,8 @@ def clipped_gram(
         ((2, 2), [1.0, 1.0])
     """
     check.positive(clip_norm=clip_norm)
-    fit, n = most_examples(task), batch.size
+    fit = most_examples(task)
+    n = batch.size
     if n > fit:
         raise ValueError(
             f"batch holds {n} examples; the gradients of {fit} fit into {MOST_BYTES / 1e9:g} GB, "

@@ -22,7 +22,9 @@ from leakbound.cli import usage
 from leakbound.cli.options import VERBS
 from leakbound.cli.parser import parse
 
-USAGE, CRASHED, CLOSED = 2, 70, 141
+USAGE = 2
+CRASHED = 70
+CLOSED = 141
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """Exit codes. No verdict of a command uses one of them but `USAGE`, which then says that it cannot
 tell: Python's own code for a crash is 1, which says "exposed", "broken" or "leaks more"."""
@@ -35,7 +37,8 @@ the function ("package.module:function") that takes them and returns the exit co
 APART = {"reproduce": "pip install ./reproductions"}
 """Verbs of our other distributions, and how to install them."""
 
-HELP, HELP_ALL = ("--help", "-h"), "--help-all"
+HELP = ("--help", "-h")
+HELP_ALL = "--help-all"
 
 Verb = tuple[type, str]
 
@@ -123,7 +126,8 @@ def _answered(arguments: list[str]) -> int:
     if not arguments or arguments[0] in (*HELP, HELP_ALL):
         print(usage.overview(known))
         return 0 if arguments else USAGE
-    verb, rest = _verb(arguments[0], known), arguments[1:]
+    verb = _verb(arguments[0], known)
+    rest = arguments[1:]
     if asked := [word for word in rest if word in (*HELP, HELP_ALL)]:
         print(usage.help_of(verb, known[verb][0], all_options=HELP_ALL in asked))
         return 0

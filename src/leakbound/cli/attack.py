@@ -110,7 +110,8 @@ def _plan(command: options.AttackOptions, name: str, batch_size: int) -> Plan:
 @contextmanager
 def _progress(command: options.AttackOptions, attack: Attack) -> Iterator[None]:
     """Show the steps of a search, of all its restarts together, and keep to the time limit."""
-    name, steps = command.attack[0] if command.attack else DEFAULT, planned(attack)
+    name = command.attack[0] if command.attack else DEFAULT
+    steps = planned(attack)
     restarts = getattr(attack, "restarts", 1)
     text = f"{name} ({restarts} restarts)" if restarts > 1 else name
 

@@ -93,7 +93,9 @@ def _plan(command: options.Audit) -> tuple[Plan, Path]:
         if command.out is None:
             raise ValueError("out is not given; a plan of your own needs a folder: --out DIR")
         return plan, command.out
-    name, source, masks = "quick" if command.quick else "demo", {}, False
+    name = "quick" if command.quick else "demo"
+    source = {}
+    masks = False
     if command.data is not None:
         source = {"source": command.data}
         if command.schema is not None:
@@ -222,7 +224,8 @@ def table(units: Iterable[Training]) -> list[TrainingRow]:
 def _show(rows: Sequence[TrainingRow]) -> None:
     right = ["loss", "accuracy", "balanced", "AUC", "seeds"]
     shown = terminal.table("model", "defense", right=right)
-    shown.caption, shown.caption_justify = "mean [95 % interval over seeds]", "left"
+    shown.caption = "mean [95 % interval over seeds]"
+    shown.caption_justify = "left"
     for row in rows:
         shown.add_row(brief(row.model), brief(row.defense), *map(escape, _words(row)))
     console.print(shown)
@@ -245,7 +248,9 @@ def _words(row: TrainingRow) -> tuple[str, ...]:
 def _number(value: MeanInterval | None) -> str:
     if value is None:
         return UNKNOWN
-    mean, low, high = value.mean, value.low, value.high
+    mean = value.mean
+    low = value.low
+    high = value.high
     between = (
         "" if low is None or high is None else f" [{format_fixed(low, 3)}, {format_fixed(high, 3)}]"
     )

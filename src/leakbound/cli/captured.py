@@ -37,7 +37,7 @@ from leakbound.cli.terminal import brief, console, errors, table
 from leakbound.data.schema import Schema
 from leakbound.domains import Domain, TokenDomain
 from leakbound.losses import LOSSES, NamedLoss, named
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.registry import spec_of
 from leakbound.risk.statement import of_assessment
 
@@ -78,12 +78,13 @@ def attack(command: options.AttackOptions) -> int:
         command.local_batch_size,
         weight_decay=command.weight_decay,
     )
-    bar, shown = Bar(console), dict[int, Sequence[Finding]]()
+    bar = Bar(console)
+    shown = dict[int, Sequence[Finding]]()
 
     def read(case: Case) -> None:
-        shown[case.at] = case.understood.findings
+        shown[case.at] = case.inferred.findings
         if not command.json:
-            _show_understood(case)
+            _show_inferred(case)
 
     def ended(record: Assessment) -> None:
         if command.out is not None:
@@ -107,7 +108,7 @@ def attack(command: options.AttackOptions) -> int:
                 name=command.model,
                 pictures=not command.no_examples,
                 watch=bar,
-                understood=read,
+                inferred=read,
                 ended=ended,
                 skipped=skipped,
             )
@@ -141,7 +142,8 @@ def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Setti
     rows = [spec_of("attack", text) for text in command.attack]
     schema = None if command.schema is None else Schema.confirmed_by(command.schema)
     given = command.input_shape or about.get("input_shape", "")
-    classes, loss = command.classes, _loss(command.loss)
+    classes = command.classes
+    loss = _loss(command.loss)
     if schema is not None:
         classes = len(schema.classes) or None
         loss = loss.of_data(torch.zeros(1, dtype=torch.int64 if classes else torch.float32))
@@ -229,7 +231,8 @@ def next_command(place: Path, about: Mapping[str, str]) -> str:
 
 
 def _captures(command: options.AttackOptions, skipped: list[Skipped]) -> list[Capture]:
-    path, before = command.update, command.before
+    path = command.update
+    before = command.before
     assert path is not None  # asked in `attack`
     if any(path.glob("adapter_model.*")) if path.is_dir() else path.stem == "adapter_model":
         raise ValueError(
@@ -247,7 +250,8 @@ def _captures(command: options.AttackOptions, skipped: list[Skipped]) -> list[Ca
 
 def _adapted(command: options.AttackOptions, base: nn.Module) -> tuple[nn.Module, Capture]:
     """The base with the server's adapter, and the client's update of the adapter."""
-    path, adapter = command.update, command.adapter
+    path = command.update
+    adapter = command.adapter
     assert path is not None  # asked in `attack`
     assert adapter is not None
     for name in ("before", "round"):
@@ -265,7 +269,8 @@ def _adapted(command: options.AttackOptions, base: nn.Module) -> tuple[nn.Module
 
 def _model(command: options.AttackOptions, settings: Settings) -> nn.Module:
     spec = spec_of("model", command.model)
-    name, own = spec.pop("name"), spec
+    name = spec.pop("name")
+    own = spec
     given = {
         "input_shape": settings.input_shape,
         "classes": CLASSES if settings.classes is None else settings.classes,
@@ -347,15 +352,16 @@ def _run_config(text: str) -> dict[str, Any]:
     return found
 
 
-def _show_understood(case: Case) -> None:
-    capture, task = case.capture, case.understood.observation.task
+def _show_inferred(case: Case) -> None:
+    capture = case.capture
+    task = case.inferred.observation.task
     console.print(
         f"[bold]{brief(capture.name)}[/bold] ({capture.kind}): {task.parameters.numel():,} numbers "
         f"in {len(task.names)} tensors"
     )
-    for finding in case.understood.findings:
+    for finding in case.inferred.findings:
         _show_finding(finding)
-    for note in (*case.notes, *case.understood.notes):
+    for note in (*case.notes, *case.inferred.notes):
         console.say(f"  note: {brief(note)}")
 
 
@@ -379,12 +385,12 @@ def _certificate(record: Assessment) -> None:
 
 def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, explain: bool) -> None:
     records = outcome.records
-    for at, understood in enumerate(outcome.understood):
+    for at, inferred in enumerate(outcome.inferred):
         own = [record for record in records if record.seed == at]
         if not own or own[0].capture is None:
             continue
         console.print(f"[bold]{brief(own[0].capture.name)}[/bold]")
-        for finding in understood.findings:
+        for finding in inferred.findings:
             if finding not in shown[at]:
                 _show_finding(finding)
         show_facts(own)
@@ -400,7 +406,7 @@ def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, expl
             "attacks did not start; give a larger --time"
         )
     if lost := len(outcome.skipped):
-        every = lost + len(outcome.understood)
+        every = lost + len(outcome.inferred)
         console.print(f"{lost} of {every} updates could not be attacked: see above")
     ends = ", ".join(f"{n} {word.replace('_', ' ')}" for word, n in outcome.counts.items())
     console.print(f"verdict: [bold]{verdicts(records)[1]}[/bold] (attacks: {ends})")
@@ -465,12 +471,15 @@ def _results(records: Sequence[Assessment]) -> Table:
     measures = (score, "best", "baseline") if measured else ()
     found = table("attack", right=["explains", *measures])
     name = found.columns[0]
-    name.no_wrap, name.overflow, name.min_width = True, "ellipsis", width
+    name.no_wrap = True
+    name.overflow = "ellipsis"
+    name.min_width = width
     for record in records:
         if record.status != "ok":
             found.add_row(brief(record.attack.name), record.status.replace("_", " "))
             continue
-        own, share = record.capture and record.capture.explained, None
+        own = record.capture and record.capture.explained
+        share = None
         if own:
             share = own.direction if own.share is None else own.share
         values = [format_explained(share)]

@@ -15,7 +15,8 @@ def check(command: options.CheckOptions) -> int:
         from leakbound import loggers
 
         loggers.check_installed(command.log)
-    stated, workers = policy.read(command.policy), workers_of(command.workers)
+    stated = policy.read(command.policy)
+    workers = workers_of(command.workers)
     places = {form: path for form in reports.FORMS if (path := getattr(command, form)) is not None}
     for form, path in places.items():
         if path.suffix != (ending := reports.FORMS[form][1]):

@@ -51,7 +51,8 @@ def _verdicts(found: RunComparison) -> Table:
     rows = table("Defense", "Model", "Batch", "A", "B")
     changed = [pair for pair in found.verdicts if pair.change]
     for pair in changed[:MOST_ROWS]:
-        one, other = pair.first, pair.second
+        one = pair.first
+        other = pair.second
         texts = (one.defense, one.model, one.batch_size, one.verdict, other.verdict)
         rows.add_row(*map(safe, texts))
     return _ended(rows, len(changed))

@@ -19,7 +19,7 @@ from leakbound.cli.terminal import console, errors, safe
 from leakbound.risk.deployment import file, flower_app, nvflare
 from leakbound.risk.deployment.calibrate import least_noise
 from leakbound.risk.deployment.laws import SEES_ALL
-from leakbound.risk.deployment.statement import OF, WHO, Against, Row, state
+from leakbound.risk.deployment.statement import OF, WHO, RiskCriteria, Row, state
 from leakbound.risk.examples import SPHERE, width_of
 from leakbound.risk.statement import UNINFORMED
 from leakbound.risk.target import Target
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 TOML = "deployment.toml"
 FILES = ("deployment.json", TOML)
-PROTECTED, OPEN, NOT_STATED = 0, 1, 3
+PROTECTED = 0
+OPEN = 1
+NOT_STATED = 3
 """Exit codes."""
 
 
@@ -138,8 +140,9 @@ def _read(command: options.BoundOptions) -> tuple[Deployment, tuple[Mistake, ...
     return *read(path), path
 
 
-def _against(command: options.BoundOptions, given: Deployment) -> Against | None:
-    dim, norm = given.record.dim, given.record.norm
+def _against(command: options.BoundOptions, given: Deployment) -> RiskCriteria | None:
+    dim = given.record.dim
+    norm = given.record.norm
     if command.data is None and (command.prior != SPHERE or None in (dim, norm)):
         return None
     known = {"dim": dim, "norm": (norm,)} if command.data is None else {}
@@ -149,7 +152,7 @@ def _against(command: options.BoundOptions, given: Deployment) -> Against | None
         for words, eta in risk.thresholds_of(command, examples.domain)
     ]
     matches = [examples.matches(eta) for _, eta in levels]
-    return Against(
+    return RiskCriteria(
         levels,
         examples.prior(command.prior, labels_known=command.labels_known),
         examples.attacks(),
@@ -165,7 +168,7 @@ def _show(
     given: Deployment,
     mistakes: tuple[Mistake, ...],
     rows: tuple[Row, ...],
-    against: Against | None,
+    against: RiskCriteria | None,
     source: Path,
 ) -> None:
     console.print(f"{escape(given.title)} ({safe(source)}): {_setting(given)}")
@@ -210,7 +213,7 @@ def _next(
     rows: tuple[Row, ...],
     missing: list[str],
     command: options.BoundOptions,
-    against: Against | None,
+    against: RiskCriteria | None,
 ) -> str:
     """What a reader can do about the first row that is not protected."""
     place = command.deployment
@@ -252,7 +255,7 @@ def _reasons(rows: tuple[Row, ...]) -> dict[tuple[str, str], list[str]]:
     return found
 
 
-def _table(rows: tuple[Row, ...], against: Against | None) -> Table:
+def _table(rows: tuple[Row, ...], against: RiskCriteria | None) -> Table:
     table = Table(show_edge=False)
     columns = ["who", "of", "mu", "epsilon"]
     if against is None:
@@ -278,7 +281,9 @@ def _table(rows: tuple[Row, ...], against: Against | None) -> Table:
 
 
 def _setting(given: Deployment) -> str:
-    clip, noise, who = given.clip, given.noise, given.participation
+    clip = given.clip
+    noise = given.noise
+    who = given.participation
     words = []
     bound = clip.l2
     words.append(

@@ -14,8 +14,8 @@ import torch
 
 from leakbound import registry
 from leakbound._util.docstrings import parts
+from leakbound.core import Batch, Task
 from leakbound.registry import Entry
-from leakbound.types import Batch, Task
 
 _TEXT = "--data topics --model decoder"
 NEEDS: Mapping[str, str] = {
@@ -112,7 +112,8 @@ def _first_setting(entry: Entry) -> str:
 
 def is_malicious(entry: Entry) -> bool:
     """Whether an attack changes the model that the server sends; tried on a small one."""
-    attack, task = made(entry), _small_task()
+    attack = made(entry)
+    task = _small_task()
     return attack is not None and attack.plant(task) is not task
 
 

@@ -19,9 +19,9 @@ from leakbound.audit.plan import DataSpec
 from leakbound.cli import options
 from leakbound.cli.shared import Bar, plural
 from leakbound.cli.terminal import brief, console, errors, safe, table
-from leakbound.random import stream
+from leakbound.core import Task
+from leakbound.randomness import stream
 from leakbound.risk.deployment import file
-from leakbound.types import Task
 
 
 def audit_epsilon(command: options.AuditEpsilon) -> int:
@@ -34,7 +34,8 @@ def audit_epsilon(command: options.AuditEpsilon) -> int:
     if not base.inputs.is_floating_point() and command.model == options.AuditEpsilon.model:
         raise ValueError(f"data is {command.data!r}, which is text; give --model decoder or yours")
     errors.say(f"importing Python code: {brief(command.function)}")
-    client, model = find("function", command.function), _model(command, context)
+    client = find("function", command.function)
+    model = _model(command, context)
     if command.client == "training":
         client = epsilons.of_training(client, model)
     elif command.client == "flower":
@@ -67,7 +68,8 @@ def _claims(command: options.AuditEpsilon) -> epsilons.Claims:
     said = {name: getattr(command, name) for name in names} | {"rounds": command.rounds}
     if command.deployment is not None:
         given, _ = file.read(command.deployment)
-        own, local = given.claim, given.local
+        own = given.claim
+        local = given.local
         stated = (own.delta, own.epsilon, given.noise.multiplier, local.rate, local.steps)
         for name, value in zip(names, stated, strict=True):  # an option counts more than the file
             if value is not None and said[name] == getattr(options.AuditEpsilon, name):

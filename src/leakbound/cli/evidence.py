@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from leakbound.report.settings import DeclaredTraining
     from leakbound.risk.deployment import Mistake, Row
 
-PAGE, DATA, PLAN, CARD = "evidence.html", "report.json", "evidence.toml", "model-card.md"
+PAGE = "evidence.html"
+DATA = "report.json"
+PLAN = "evidence.toml"
+CARD = "model-card.md"
 RECORDS = ("run.json", "records.jsonl", "utility.jsonl")
 LONGEST = 400
 """Letters of a statement."""
@@ -42,7 +45,8 @@ def evidence(command: options.Evidence) -> int:
     from leakbound.report.evidence.privacy import accountant_of
 
     check_installed()
-    statements, images = _statements(command.declare), not command.no_examples
+    statements = _statements(command.declare)
+    images = not command.no_examples
     audited = _audited(command.audited)
     out = _place(command)
     single("delta", probability("delta", command.delta))

@@ -18,12 +18,13 @@ from leakbound.audit.plan import Spec
 from leakbound.check import closest
 from leakbound.cli import describe, options
 from leakbound.cli.terminal import console
+from leakbound.core import Guarantee
 from leakbound.risk.statement import of_guarantee
-from leakbound.types import Guarantee
 
 Row = dict[str, Any]
 KINDS = ("attacks", "defenses", "models", "metrics", "data")
-SLOT, NAMES = 19, 18
+SLOT = 19
+NAMES = 18
 """Columns of a name in the overview, and of a short name beside its text."""
 
 
@@ -108,13 +109,16 @@ def _overview(tables: Mapping[str, list[Row]]) -> Iterator[str]:
 def _columns(names: Sequence[str]) -> Iterator[str]:
     """Names in columns; a long name takes several."""
     across = max(1, (_width() - 2) // SLOT)
-    line, used = "", 0
+    line = ""
+    used = 0
     for name in names:
         slots = -(-(len(name) + 1) // SLOT)
         if used and used + slots > across:
             yield f"  {line}".rstrip()
-            line, used = "", 0
-        line, used = line + name.ljust(slots * SLOT), used + slots
+            line = ""
+            used = 0
+        line = line + name.ljust(slots * SLOT)
+        used = used + slots
     if line:
         yield f"  {line}".rstrip()
 
@@ -137,7 +141,8 @@ def _of_name(kind: str, row: Row) -> Iterator[str]:
             yield from ("", "[bold]Example[/bold]", f"  {escape(example)}")
         return
     said = parts(inspect.getdoc(entry.build) or "")
-    known, needed = describe.meanings(entry), describe.required(entry)
+    known = describe.meanings(entry)
+    needed = describe.required(entry)
     if entry.parameters:
         yield from ("", "[bold]Settings[/bold] (default; meaning)")
     for setting in entry.parameters:

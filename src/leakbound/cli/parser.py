@@ -72,7 +72,8 @@ class Argument:
 
 def arguments(options: type) -> dict[str, Argument]:
     """Every field of an options class by name."""
-    hints, texts = typing.get_type_hints(options, include_extras=True), _texts(options)
+    hints = typing.get_type_hints(options, include_extras=True)
+    texts = _texts(options)
     return {
         field.name: _argument(field, hints[field.name], texts.get(field.name, ""))
         for field in dataclasses.fields(options)
@@ -86,7 +87,8 @@ def parse(options: type[T], words: Sequence[str], verb: str) -> T:
         ValueError: an unknown option, a missing value or a wrong one; the message says what to do.
     """
     known = arguments(options)
-    given, rest = argparse.Namespace(), list(words)
+    given = argparse.Namespace()
+    rest = list(words)
     try:  # options first, so that other values can stand before, after and between them
         for positional in (False, True):
             parser = _parser(a for a in known.values() if a.positional == positional)
@@ -157,9 +159,11 @@ def _argument(field: dataclasses.Field[Any], hint: Any, text: str) -> Argument:
     choices: tuple[str, ...] = ()
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)
-        nargs, hint = "*" if inner[-1] is Ellipsis else len(inner), inner[0]
+        nargs = "*" if inner[-1] is Ellipsis else len(inner)
+        hint = inner[0]
     if typing.get_origin(hint) is Literal:
-        choices, hint = typing.get_args(hint), str
+        choices = typing.get_args(hint)
+        hint = str
     default = field.default
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()

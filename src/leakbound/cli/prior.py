@@ -29,7 +29,8 @@ def train(command: options.TrainPrior) -> int:
     if public is None:
         raise ValueError(f"data is {command.data!r}, which has too few examples for a public part")
     console.say(f"learning from {public.size} public examples of {brief(command.data)}")
-    reached, model = 0, list[Denoiser]()
+    reached = 0
+    model = list[Denoiser]()
     pace = Pace()
 
     def watch(step: int, loss: float) -> bool:

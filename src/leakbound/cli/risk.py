@@ -119,7 +119,8 @@ def bounded(
         people=command.people,
     )
     prior = examples.prior(command.prior, labels_known=command.labels_known)
-    attacks, thresholds = examples.attacks(), thresholds_of(command, examples.domain)
+    attacks = examples.attacks()
+    thresholds = thresholds_of(command, examples.domain)
     edges = corridor(setting, [eta for _, eta in thresholds], prior=prior, attacks=attacks)
     rows: list[dict[str, Any]] = []
     for i, (words, eta) in enumerate(thresholds):
@@ -170,7 +171,8 @@ def _show_bound(
     found: dict[str, Any], edges: Corridor, examples: Examples, *, explain: bool
 ) -> None:
     console.print(_setting_line(edges, found["epsilon"], found["delta"], examples.source))
-    table, squared = Table(show_edge=False), examples.domain is None
+    table = Table(show_edge=False)
+    squared = examples.domain is None
     for column in (*(("PSNR dB", "MSE") if squared else ("reached",)), *COLUMNS):
         table.add_column(column, justify="right")
     for row in found["thresholds"]:
@@ -200,7 +202,8 @@ def _show_bound(
         )
     rare = [row for row in found["thresholds"] if row.get("rare")]
     if rare and isinstance(edges.prior, PublicSample):
-        few, words = min(rare, key=lambda row: row["rare_rows"]), ""
+        few = min(rare, key=lambda row: row["rare_rows"])
+        words = ""
         words = statement.rare(few["rare_rows"], edges.prior.n, few["rare"])
         console.print(f"at {few['reached']}, {words}")
     _show_membership(found["epsilon"], found["delta"], found["thresholds"])
@@ -227,7 +230,8 @@ def _show_membership(epsilon: float | None, delta: float, rows: list[dict[str, A
 
 def _show_calibration(found: Calibration, *, explain: bool) -> None:
     answer = {**asdict(found.setting), "clip_norm": found.clip_norm}[found.solved]
-    edges, private = found.corridor, _finite(found.epsilon)
+    edges = found.corridor
+    private = _finite(found.epsilon)
     _show_public(found)
     console.print(f"{escape(str(found.target))}: [bold]{found.solved} = {answer:.6g}[/bold]")
     console.print(_setting_line(edges, private, found.delta, found.source))
@@ -253,7 +257,8 @@ def _show_calibration(found: Calibration, *, explain: bool) -> None:
 
 
 def _calibrated(found: Calibration) -> Table:
-    edges, table = found.corridor, Table(show_edge=False, show_header=False)
+    edges = found.corridor
+    table = Table(show_edge=False, show_header=False)
     table.add_row("upper bound: no attacker exceeds", format_upper(float(edges.bound[0]), 6))
     table.add_row(f"attained by a {edges.attack[0]}", format_lower(float(edges.attained[0])))
     table.add_row("prior-only baseline", format_upper_log(float(edges.log_kappa[0])))
@@ -301,7 +306,8 @@ def _show_prior(prior: str) -> None:
 
 
 def _less(found: Calibration) -> str:
-    noise, share = found.identification_noise, found.less_noise
+    noise = found.identification_noise
+    share = found.less_noise
     if noise is None or share is None:
         return "none meets the target" if noise is None else f"{noise:.6g}"
     return f"{noise:.6g} (this answer: {abs(share):.1%} {'less' if share >= 0 else 'more'})"

@@ -16,7 +16,8 @@ MOST_ROWS = 60
 
 
 def schema(command: options.SchemaOptions) -> int:
-    path, beside = command.table, command.table.with_suffix(".toml")
+    path = command.table
+    beside = command.table.with_suffix(".toml")
     out = command.out or beside
     if out.suffix != ".toml":
         raise ValueError(f"out is {str(out)!r}; name a file that ends in .toml, as in table.toml")

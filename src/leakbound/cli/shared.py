@@ -63,11 +63,16 @@ class Bar:
         self._left: float | None = None
         self._ended = threading.Event()
         self._lines: threading.Thread | None = None
-        self.done, self.total, self._current = 0, 0, "starting"
+        self.done = 0
+        self.total = 0
+        self._current = "starting"
 
     def __call__(self, done: int, total: int, current: str, left: float | None = None) -> None:
-        self.done, self.total, self._current = done, total, printable(current)
-        self._left, self._at = left, time.monotonic()
+        self.done = done
+        self.total = total
+        self._current = printable(current)
+        self._left = left
+        self._at = time.monotonic()
         self._progress.update(
             self._task, completed=done, total=total, description=escape(self._current)
         )
@@ -106,7 +111,8 @@ class Bar:
                 passed = duration(time.monotonic() - self._began)
                 print(f"{self._current}: running for {passed}", file=sys.stderr, flush=True)
                 continue
-            left, words = self.left, "time left not known yet"
+            left = self.left
+            words = "time left not known yet"
             if left is not None:
                 words = f"about {duration(left)} left" if left > 0 else "longer than estimated"
             self._line(f", {words}: {self._current}" if self.done < self.total else "")
@@ -191,7 +197,8 @@ def showing(bar: Bar) -> Callable[[audits.Progress], None]:
                 "smaller model take less time."
             )
         warned = True
-        text, unit = "starting", now.current
+        text = "starting"
+        unit = now.current
         if now.done == now.total:
             text = "writing the report"
         elif unit is not None:

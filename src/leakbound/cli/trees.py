@@ -29,11 +29,13 @@ def attack(command: options.AttackOptions) -> int:
         if getattr(command, name) not in (None, (), "", False):
             option = f"--{name.replace('_', '-')}"
             raise ValueError(f"{option} is not for trees; leave it out with --kind xgboost")
-    after, before = trees.read(path), command.before
+    after = trees.read(path)
+    before = command.before
     if before is None and path.suffix == ".safetensors" and (path.parent / BEFORE).is_file():
         before = path.parent / BEFORE
     received = None if before is None else trees.read(before)
-    seen, measure = trees.revealed(after, received, eta=command.learning_rate), None
+    seen = trees.revealed(after, received, eta=command.learning_rate)
+    measure = None
     if command.truth is not None:
         public = None if command.public is None else trees.load_rows(command.public, after)
         measure = trees.measured(seen, trees.load_rows(command.truth, after), public)

@@ -14,7 +14,8 @@ from typing import Any
 
 from leakbound.cli.parser import Argument, arguments, first
 
-WIDEST, NAMES = 80, 28
+WIDEST = 80
+NAMES = 28
 """Columns of the help, and of its names."""
 PROGRAM = "leakbound "
 GROUPS = {

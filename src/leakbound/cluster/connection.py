@@ -142,7 +142,8 @@ def _reach(address: str) -> str:
             f'address is {address!r}; give "auto" or host:port of the cluster\'s head, as '
             "`ray start --head` prints it"
         )
-    host, known = host.strip("[]"), True
+    host = host.strip("[]")
+    known = True
     try:
         with socket.create_connection((host, int(port)), ANSWER) as line:
             if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
@@ -190,7 +191,8 @@ def _signals_kept() -> Iterator[None]:
 
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """A temporary folder for Ray's sockets and logs: killed processes leave theirs behind."""
-    usual, prefix = tempfile.gettempdir(), f"leakbound-ray-{os.getpid()}-"
+    usual = tempfile.gettempdir()
+    prefix = f"leakbound-ray-{os.getpid()}-"
     short = os.name == "nt" or len(os.fsencode(usual)) + len(prefix) <= PREFIX
     place = usual if short else "/tmp"
     return tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)

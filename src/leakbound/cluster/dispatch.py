@@ -54,7 +54,8 @@ def dispatch(
     A worker's death counts against the unit that it was running; units that waited behind it go
     back to the queue. The last of a unit's `TRIES` runs alone.
     """
-    waiting, suspects = deque(units), deque[Unit]()
+    waiting = deque(units)
+    suspects = deque[Unit]()
     held: dict[int, deque[Unit]] = {}
     deaths: Counter[str] = Counter()
     while waiting or suspects or any(held.values()):

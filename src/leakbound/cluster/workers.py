@@ -21,7 +21,8 @@ from leakbound.audit.run_file import difference, facts
 from leakbound.cluster.connection import one_line
 from leakbound.cluster.dispatch import Died, Done, Ready
 
-STARTS, PATIENCE = 3, 180.0
+STARTS = 3
+PATIENCE = 180.0
 """How many workers in turn may end before they are ready; seconds to wait for the first."""
 _library: Any = ray  # some of it has no types
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -29,13 +30,15 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 class Actors:
     def __init__(self, plan: Plan, context: PlanContext, pictures: bool, count: int) -> None:
-        self._plan, self._pictures = plan, pictures
+        self._plan = plan
+        self._pictures = pictures
         _import_code(plan)
         self._facts = facts(plan, context)
         self._actors: dict[int, Any] = {}
         self._starting: dict[Any, int] = {}
         self._working: dict[Any, int] = {}
-        self._born, self._stillborn = 0, 0
+        self._born = 0
+        self._stillborn = 0
         for _ in range(count):
             self._start()
 
@@ -116,7 +119,8 @@ class Worker:
             os.chdir(folder)
         here = [str(Path(entry).absolute()) for entry in path if Path(entry).exists()]
         sys.path += [entry for entry in here if entry not in sys.path]
-        self._context, self._pictures = PlanContext(plan.data), pictures
+        self._context = PlanContext(plan.data)
+        self._pictures = pictures
         _import_code(plan)
         node = f"{platform.node()} ({_library.util.get_node_ip_address()})"
         return node, facts(plan, self._context)

@@ -25,8 +25,10 @@ def read_cifar(path: Path, options: Options) -> Raw:
     if len(kinds) > 1:
         raise ValueError(f"{str(path)!r} holds batches of CIFAR-10 and CIFAR-100; name one file")
     classes = kinds.pop()
-    images, labels = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-    low, high = int(labels.min()), int(labels.max())
+    images = torch.cat([p[0] for p in parts])
+    labels = torch.cat([p[1] for p in parts])
+    low = int(labels.min())
+    high = int(labels.max())
     if low < 0 or high >= classes:
         raise ValueError(
             f"{str(path)!r} has labels from {low} to {high}; "

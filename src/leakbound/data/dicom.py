@@ -18,7 +18,8 @@ HEAD = 132
 """Bytes at the start of a file that show what it is."""
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 """Transfer syntax of files that are unpacked as a whole, without a limit."""
-_GRAY, _COLOR = ("MONOCHROME1", "MONOCHROME2"), ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT")
+_GRAY = ("MONOCHROME1", "MONOCHROME2")
+_COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT")
 
 
 def begins(head: bytes) -> bool:
@@ -88,7 +89,9 @@ def _is_decoded(pixels: Any, syntax: str) -> bool:
 
 def _check(found: Any, name: str) -> None:
     """Reject what is no single image, before memory is taken for its pixels."""
-    rows, columns, frames = found.Rows, found.Columns, int(found.get("NumberOfFrames") or 1)
+    rows = found.Rows
+    columns = found.Columns
+    frames = int(found.get("NumberOfFrames") or 1)
     if rows * columns > MAX_PIXELS:
         raise RefusedImage(
             f"image {name!r} declares {columns} x {rows} pixels; the limit is {MAX_PIXELS}: "

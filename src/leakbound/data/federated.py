@@ -9,7 +9,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound.data.raw import expect
 from leakbound.data.sources import Dataset
-from leakbound.random import permutation
+from leakbound.randomness import permutation
 
 __all__ = ["by_writer", "dirichlet", "equal"]
 

@@ -21,7 +21,8 @@ def read_idx(path: Path, options: Options) -> Raw:
     """Images of an IDX file and the labels next to it; `path`: file, folder, or start of a name."""
     file = _images_file(path)
     labels_file = _labels_file(file)
-    images, labels = _read(file, 3), _read(labels_file, 1).long()
+    images = _read(file, 3)
+    labels = _read(labels_file, 1).long()
     if len(images) != len(labels):
         raise ValueError(
             f"{str(file)!r} holds {len(images)} images and {str(labels_file)!r} {len(labels)} "

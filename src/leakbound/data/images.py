@@ -190,7 +190,8 @@ def _raised(error: OSError) -> None:
 def read_zip(path: Path, options: Options) -> Raw:
     """Images inside a zip archive, as `read_folder`; macOS's own files are skipped."""
     with open_archive(path) as archive:
-        found, total = _Found(), 0
+        found = _Found()
+        total = 0
         for member in archive.infolist():
             name = "/".join(part for part in member.filename.replace("\\", "/").split("/") if part)
             if _hidden(name):
@@ -358,9 +359,13 @@ def _pixels(image: Image, name: str) -> np.ndarray:
 
 def _decode_all(entries: list[_Entry], options: Options) -> tuple[Tensor, Iterable[str]]:
     """The images (N, C, H, W), and a note if those of 16 bits use only a part of their range."""
-    images, first, most, wide = torch.empty(0), "", 0.0, True
+    images = torch.empty(0)
+    first = ""
+    most = 0.0
+    wide = True
     for k, entry in enumerate(entries):
-        name, image = entry.name, _scaled(entry, options.bits)
+        name = entry.name
+        image = _scaled(entry, options.bits)
         shape = shape_after(image.shape, options)
         if k == 0:
             first = name
@@ -410,7 +415,8 @@ def _scaled(entry: _Entry, bits: int | None) -> Tensor:
 
 
 def _classes(parents: list[tuple[str, ...]]) -> list[str]:
-    low, high = min(parents), max(parents)
+    low = min(parents)
+    high = max(parents)
     shared = 0
     while shared < min(len(low), len(high)) and low[shared] == high[shared]:
         shared += 1

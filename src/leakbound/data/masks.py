@@ -37,6 +37,7 @@ def otsu(values: Tensor) -> int:
     """
     counts = torch.bincount(values.flatten(), minlength=256).double()
     below = counts.cumsum(0)
-    share, mass = below / below[-1], (counts * torch.arange(256)).cumsum(0) / below[-1]
+    share = below / below[-1]
+    mass = (counts * torch.arange(256)).cumsum(0) / below[-1]
     between = (mass[-1] * share - mass).square() / (share * (1 - share)).clamp_min(1e-12)
     return int(between.argmax())

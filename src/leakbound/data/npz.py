@@ -56,7 +56,8 @@ def _array(archive: zipfile.ZipFile, names: tuple[str, ...]) -> Array:
 
 
 def _images(array: Array, bits: int | None) -> Tensor:
-    low, high = array.min(), array.max()
+    low = array.min()
+    high = array.max()
     most = 255 if bits is None else 2**bits - 1
     if bits is not None and array.dtype.kind == "f":
         raise ValueError(f"bits is {bits}, but the images are floats; leave bits out")

@@ -69,11 +69,13 @@ def digits(options: Options) -> Raw:
 def photos(options: Options) -> Raw:
     """Tiles of `PHOTOS`, RGB, one of each in turn, cut from the top left corner without overlap."""
     size = options.size or 32
-    tiles, labels = [], []
+    tiles = []
+    labels = []
     for label, (name, (package, file)) in enumerate(PHOTOS.items()):
         image = decode(_packaged(package, file).read_bytes(), name)
         height, width = image.shape[-2:]
-        rows, columns = height // size, width // size
+        rows = height // size
+        columns = width // size
         if not rows or not columns:
             raise ValueError(
                 f"size is {size}; the photograph {name} has {height} x {width} pixels: "
@@ -100,7 +102,8 @@ def table(name: str, options: Options) -> Raw:
         ) from error
     unscaled = {"scaled": False} if name == "diabetes" else {}
     bunch: Any = getattr(datasets, f"load_{name}")(**unscaled)
-    values, target = np.asarray(bunch.data, dtype=np.float64), np.asarray(bunch.target)
+    values = np.asarray(bunch.data, dtype=np.float64)
+    target = np.asarray(bunch.target)
     if name == "diabetes":
         target = target > np.median(target)
         names: tuple[str, ...] = ("up to the median", "above the median")
@@ -120,7 +123,8 @@ def table(name: str, options: Options) -> Raw:
                 sensitive=own in SENSITIVE,
             )
         )
-    low, high = values.min(0), values.max(0)
+    low = values.min(0)
+    high = values.max(0)
     inputs = torch.from_numpy((values - low) / (high - low)).to(torch.float32)
     return Raw(inputs, torch.from_numpy(target.astype(np.int64)), names, tuple(columns))
 

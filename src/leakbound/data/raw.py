@@ -95,7 +95,8 @@ def read_file(path: Path) -> bytearray:
 
 def numbered(what: str, labels: Tensor) -> tuple[str, ...]:
     """The names '0', '1', ... of the classes that the labels use, up to the highest."""
-    low, high = int(labels.min()), int(labels.max())
+    low = int(labels.min())
+    high = int(labels.max())
     if low < 0 or high >= MAX_CLASSES:
         raise ValueError(
             f"{what} has labels from {low} to {high}; "

@@ -28,7 +28,10 @@ from leakbound.domains.table import DECIMALS
 DELIMITERS = ",;\t|"
 MOST_COLUMNS = 10_000
 PARQUET = (".parquet", ".pq")
-_VALUES, _FEWEST, _LONGEST, _SNIFFED = 8_192, 128, 1 << 24, 50
+_VALUES = 8_192
+_FEWEST = 128
+_LONGEST = 1 << 24
+_SNIFFED = 50
 """Values of a block, which fit a cache, and its fewest rows; characters of a row, and of a block;
 lines that show the delimiter.
 """
@@ -73,7 +76,8 @@ def opened(path: Path, delimiter: str | None = None) -> Iterator[Rows]:
         return
     with files.opened(path) as raw, TextIOWrapper(raw, "utf-8-sig", newline="") as text:
         lines = _Lines(text)
-        start, reader = _Start(0, delimiter or ",", []), csv.reader([])
+        start = _Start(0, delimiter or ",", [])
+        reader = csv.reader([])
         try:
             start = _start(lines, delimiter)
             given = chain(start.lines, lines)
@@ -100,7 +104,9 @@ class _Lines:
     """Lines of a text. A row without an end cannot take all memory: `begun` is where it began."""
 
     def __init__(self, text: TextIOWrapper) -> None:
-        self.text, self.taken, self.begun = text, 0, 0
+        self.text = text
+        self.taken = 0
+        self.begun = 0
         self._lines = self._read()
 
     def _read(self) -> Iterator[str]:
@@ -132,7 +138,9 @@ class _Start:
 
 def _start(lines: _Lines, delimiter: str | None) -> _Start:
     """Skip what comes before the names: a line `sep=;`, comments and empty lines."""
-    skipped, comment, first = 0, "", list[str]()
+    skipped = 0
+    comment = ""
+    first = list[str]()
     for line in lines:
         said = _SEPARATOR.fullmatch(line) if not skipped else None
         if said and said[1] != (delimiter or said[1]):
@@ -166,7 +174,8 @@ def _width(line: str, delimiter: str) -> int:
 def _blocks(
     reader: Any, names: tuple[str, ...], lines: _Lines, done: Callable[[], int], skipped: int
 ) -> Iterator[RowBlock]:
-    size, seen = max(_FEWEST, _VALUES // len(names)), False
+    size = max(_FEWEST, _VALUES // len(names))
+    seen = False
     rows: list[list[str]] = []
     numbers: list[int] = []
     begun = lines.begun = lines.taken
@@ -186,7 +195,10 @@ def _blocks(
         numbers.append(skipped + reader.line_num)
         if len(rows) == size or lines.taken - begun > _LONGEST:
             yield RowBlock(numbers, dict(zip(names, zip(*rows, strict=True), strict=True)), done())
-            rows, numbers, seen, begun = [], [], True, lines.taken
+            rows = []
+            numbers = []
+            seen = True
+            begun = lines.taken
     if rows:
         yield RowBlock(numbers, dict(zip(names, zip(*rows, strict=True), strict=True)), done())
     elif not seen:
@@ -230,7 +242,8 @@ def _line_ends(path: Path) -> int:
 
 
 def _first_not_utf8(path: Path) -> int:
-    decoder, number = codecs.getincrementaldecoder("utf-8")(), 1
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    number = 1
     with files.opened(path) as stream:
         while part := stream.readline(_LONGEST):
             try:
@@ -258,7 +271,8 @@ def _parquet(path: Path) -> Rows:
         with _parquet_errors():
             for batch in table.iter_batches(batch_size=max(_FEWEST, _VALUES // len(names))):
                 texts = [list(map(_text, column.to_pylist())) for column in batch.columns]
-                lines, at = range(at + 1, at + 1 + batch.num_rows), at + batch.num_rows
+                lines = range(at + 1, at + 1 + batch.num_rows)
+                at = at + batch.num_rows
                 yield RowBlock(lines, dict(zip(names, texts, strict=True)), at, "row")
         if not at:
             raise ValueError("it holds no row; give at least one")

@@ -20,9 +20,11 @@ from leakbound.data import rows
 from leakbound.data.values import MISSING, ColumnTexts, DraftedFormat, NumberFormat
 from leakbound.domains import Column, TableDomain
 from leakbound.domains.table import DECIMALS, EPOCH, day
-from leakbound.random import stream, uniform
+from leakbound.randomness import stream, uniform
 
-FEW, MOST_LEVELS, LONGEST_LEVEL = 20, 1_000, 200
+FEW = 20
+MOST_LEVELS = 1_000
+LONGEST_LEVEL = 200
 """Most values of whole numbers that may be categories; most levels, and characters of a level."""
 SHOWN = 3
 """Texts that a draft names of those that are no number."""
@@ -37,7 +39,8 @@ COMPACT = "%Y%m%d"
 """Format of dates that look like whole numbers."""
 EXACT = 2**22
 """Range up to which float32 inputs tell whole numbers apart with room to spare."""
-SAMPLE, SAMPLES = 100_000, 10_000_000
+SAMPLE = 100_000
+SAMPLES = 10_000_000
 """Rows that give medians, at most, and what is kept of all columns together."""
 HEAD = """\
 # A draft. Check every column, then set confirmed = true.
@@ -239,10 +242,12 @@ def _checked(where: str, row: Mapping[str, Any], known: Sequence[str]) -> dict[s
 
 
 def _column(row: Mapping[str, Any]) -> Column:
-    name, dated = row.get("name"), row.get("kind") == "date"
+    name = row.get("name")
+    dated = row.get("kind") == "date"
     if not isinstance(name, str) or not name:
         raise ValueError(f"a column has name {name!r}; give the name in the file's header")
-    what, settled = f"column {name!r}", dict(row)
+    what = f"column {name!r}"
+    settled = dict(row)
     for key in (key for key in row if key in _DATED):
         value = row[key]
         if (type(value) is date) != dated:
@@ -296,7 +301,8 @@ class _Seen:
     odd: list[str] = field(default_factory=list)
 
     def add(self, block: rows.RowBlock, at: NDArray[Any], place: NDArray[Any]) -> None:
-        values, choice = block.values[self.name], self.choice
+        values = block.values[self.name]
+        choice = self.choice
         if choice.reading is None:
             missing = sum(map(MISSING.__contains__, values))
             self.missing += missing
@@ -339,7 +345,8 @@ class _Seen:
     @property
     def few(self) -> tuple[str, ...]:
         """The values of whole numbers that may be categories."""
-        known, reading = self.levels or (), self.choice.reading
+        known = self.levels or ()
+        reading = self.choice.reading
         if reading is None or reading.format or not self.whole or self.texts:
             return ()
         numbers = dict(zip(known, reading.read([*known]).tolist(), strict=True))
@@ -365,7 +372,9 @@ class _Seen:
 
     def draft(self) -> tuple[Column | None, str]:
         """The column, or None to ignore it; what a person should know about it."""
-        present, levels, choice = self.numbers + self.texts, self.levels, self.choice
+        present = self.numbers + self.texts
+        levels = self.levels
+        choice = self.choice
         if not self.name:
             return None, "it has no name"
         if not present:
@@ -466,7 +475,9 @@ def _forms(table: rows.Rows, watch: Watch) -> dict[str, DraftedFormat]:
 
 
 def _seen(table: rows.Rows, choices: Mapping[str, DraftedFormat], watch: Watch) -> list[_Seen]:
-    size, count, source = min(SAMPLE, SAMPLES // len(table.names)), 0, stream(0, "schema")
+    size = min(SAMPLE, SAMPLES // len(table.names))
+    count = 0
+    source = stream(0, "schema")
     found = [_Seen(name, choices[name], np.full(size, np.nan)) for name in table.names]
     double = torch.empty(0, dtype=torch.float64)
     for block in table.blocks:
@@ -491,7 +502,8 @@ def _draft(seen: Sequence[_Seen], target: str | None) -> dict[str, Any]:
         why = notes.get(name, "") if name in drafts else check.closest(name, drafts)
         why = "a date is no label" if name in columns else why
         raise ValueError(f"target is {name!r}, which cannot be the label; {why}")
-    label, own = columns.pop(name), next(one for one in seen if one.name == name)
+    label = columns.pop(name)
+    own = next(one for one in seen if one.name == name)
     if not columns:
         raise ValueError(f"no column is left beside the label {name!r}; give at least one")
     said = ["ask whether this is the label"] if target is None else []
@@ -512,7 +524,8 @@ def _draft(seen: Sequence[_Seen], target: str | None) -> dict[str, Any]:
 def _of_number(label: _Seen) -> Iterator[str]:
     """What to know about a label that is a number."""
     yield "a number, so that there are no classes"
-    reading, other = label.choice.reading, label.choice.other
+    reading = label.choice.reading
+    other = label.choice.other
     if reading is not None and other is not None and label.example:
         yield label.two_readings(reading, other, "target_decimal").partition(", low =")[0]
     if reading is not None and reading.beyond:

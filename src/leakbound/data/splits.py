@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.random import permutation, stream
+from leakbound.randomness import permutation, stream
 
 
 def split(count: int, fractions: Mapping[str, float], *, seed: int, name: str) -> dict[str, Tensor]:

@@ -58,7 +58,8 @@ def _check_names(names: Sequence[str], schema: Schema) -> None:
 def _filled(table: rows.Rows, schema: Schema, limit: int | None) -> Raw:
     """The tensors: their memory is checked against the number of rows before it is taken."""
     domain = TableDomain(schema.columns)
-    width, most = domain.shape[0], table.most() if limit is None else min(limit, table.most())
+    width = domain.shape[0]
+    most = table.most() if limit is None else min(limit, table.most())
     if most * (4 * width + 8) > raw.MAX_BYTES:
         fit = raw.MAX_BYTES // (4 * width + 8)
         raise ValueError(
@@ -67,7 +68,8 @@ def _filled(table: rows.Rows, schema: Schema, limit: int | None) -> Raw:
         )
     inputs = torch.zeros(most, width)
     labels = torch.zeros(most, dtype=torch.int64 if schema.classes else torch.float32)
-    label, count = _label(schema), 0
+    label = _label(schema)
+    count = 0
     seen = dict.fromkeys([column.name for column in schema.columns], False)
     empty = torch.zeros(width).clamp(*domain.box).numpy()
     for block in table.blocks:

@@ -16,9 +16,11 @@ from leakbound._util import files
 from leakbound.data.raw import MAX_BYTES, Options, Raw
 from leakbound.losses import next_labels
 
-PLACES, MOST_WORDS = 16, 4096
+PLACES = 16
+MOST_WORDS = 4096
 """Tokens of a sequence, and of the vocabulary, unless other numbers are given."""
-PADDING, UNKNOWN = "<pad>", "<unknown>"
+PADDING = "<pad>"
+UNKNOWN = "<unknown>"
 _BOUNDARY = r"(?V1w)\b"
 """Between two words by the default rules of Unicode (UAX 29)."""
 _SHOWN = r"[\p{L}\p{M}\p{N}\p{P}\p{S}]"

@@ -24,14 +24,17 @@ from leakbound.domains.table import DECIMALS, EPOCH
 
 MISSING = frozenset({"", "NA", "NaN", "nan", "?", "null"})
 """What counts as a missing value."""
-BEYOND, OTHER = "beyond", "other"
+BEYOND = "beyond"
+OTHER = "other"
 """Names of what `ColumnTexts` shows: a number beyond a limit, a text that is no number."""
-ENOUGH, MANY = 0.99, 0.5
+ENOUGH = 0.99
+MANY = 0.5
 """Share of a column's present values that must be numbers if it is to count as one of numbers; the
 share from which it is asked about.
 """
 _NAN = dict.fromkeys(MISSING, "nan")
-_LONGEST, _KNOWN = 64, 1 << 16
+_LONGEST = 64
+_KNOWN = 1 << 16
 """Characters of a number; texts of dates whose day is remembered."""
 
 _PLAIN = {
@@ -228,12 +231,16 @@ def _parts(text: str) -> tuple[str, str] | None:
     found = _DIGITS.search(text)
     if found is None or len(text) > _LONGEST:
         return None
-    before, sign = text[: found.start()], ""
+    before = text[: found.start()]
+    sign = ""
     if before[:1] in ("-", "+"):
-        sign, before = before[0], before[1:]
+        sign = before[0]
+        before = before[1:]
     elif before[-1:] in ("-", "+"):
-        sign, before = before[-1], before[:-1]
-    after, name = text[found.end() :].strip(), before.strip()
+        sign = before[-1]
+        before = before[:-1]
+    after = text[found.end() :].strip()
+    name = before.strip()
     money = name == "%" or (unicodedata.category(name[-1:] or " ") == "Sc" and len(name) <= 4)
     money |= re.fullmatch(" ?[A-Z]{3} ", before) is not None
     if (name and (after or not money)) or (after and not _is_unit(after)):
@@ -327,7 +334,8 @@ class ColumnTexts:
 
     def add(self, texts: Sequence[str]) -> None:
         """Count the values of a block."""
-        found, points = floats(texts), "." in "".join(texts)
+        found = floats(texts)
+        points = "." in "".join(texts)
         if found is None or (points and not self.numbers[".", ""]):
             for text, count in Counter(texts).items():
                 if text not in MISSING:
@@ -389,7 +397,8 @@ class ColumnTexts:
         return DraftedFormat(NumberFormat(format=fit[0]), other, tuple(said))
 
     def _numbers(self, mark: str) -> DraftedFormat | None:
-        enough, units = ENOUGH * self.present, Counter[str]()
+        enough = ENOUGH * self.present
+        units = Counter[str]()
         for (_, unit), count in self.numbers.items():
             units[unit] += count
         bare = units.pop("", 0)

@@ -83,7 +83,8 @@ def with_utility(ratio: Tensor, g2: Tensor, utility_std: float) -> Tensor:
 
     Source: Chen, Gursoy and Lei, definition of U2 and theorem 3.5.
     """
-    cost, total = (ratio * g2).sum(), g2.sum()
+    cost = (ratio * g2).sum()
+    total = g2.sum()
     if not float(cost) > 0:
         return with_rms(ratio, utility_std)
     return ratio * (utility_std**2 * total / cost)

@@ -15,9 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from leakbound.covariance import LowRank, Structured
-from leakbound.random import Source, stream
-from leakbound.types import (
+from leakbound.core import (
     ClientContext,
     Gaussian,
     Guarantee,
@@ -27,6 +25,8 @@ from leakbound.types import (
     Unknown,
     Update,
 )
+from leakbound.covariance import LowRank, Structured
+from leakbound.randomness import Source, stream
 
 ANY_UNIT = frozenset(Unit)
 State = Any
@@ -473,7 +473,8 @@ def _check_units(links: tuple[Defense, ...], unit: Unit) -> None:
                 f"{link!r} takes one row per {wanted}, but {source} one row per {unit.noun}; "
                 f"{advice}"
             )
-        unit, before = link.returns(unit), link
+        unit = link.returns(unit)
+        before = link
 
 
 def _check_bounds(links: tuple[Defense, ...]) -> None:
@@ -490,7 +491,8 @@ def _check_bounds(links: tuple[Defense, ...]) -> None:
         if link.gives_bound:
             bounded = True
         elif not (link.keeps_law and link.keeps_bound) or link.uses_context:
-            bounded, before = False, link
+            bounded = False
+            before = link
         elif not bounded and before is None:
             before = link
 

@@ -9,11 +9,11 @@ import numpy as np
 from torch import Tensor
 
 from leakbound import check
+from leakbound.core import Gaussian, Unit, Update
 from leakbound.correlation import Array, Factor, Pattern, Scheme
 from leakbound.defenses.base import Context, Sent, State
 from leakbound.defenses.dp_sgd import GaussianMechanism
-from leakbound.random import Source
-from leakbound.types import Gaussian, Unit, Update
+from leakbound.randomness import Source
 
 FAINT = 1e-13
 """Smaller entries of a factor or its inverse, relative to the largest, are rounding."""
@@ -98,7 +98,8 @@ class CorrelatedNoise(GaussianMechanism):
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         past: NoiseMemory = NoiseMemory() if state is None else state
-        bound, at = self._bound(update), past.round
+        bound = self._bound(update)
+        at = past.round
         if at >= self.rounds:
             raise ValueError(
                 f"rounds is {self.rounds}, and this client has released as many; give the number "
@@ -111,7 +112,8 @@ class CorrelatedNoise(GaussianMechanism):
             )
         factor, weights, memory = _recipe(self.mechanism, self.rounds)
         own = self.sigma * factor.inverse[at] * bound  # the part of every round's white noise
-        fresh, all_of_it = float(own[at] ** 2), float(own @ own)
+        fresh = float(own[at] ** 2)
+        all_of_it = float(own @ own)
         begun = update.rows.new_zeros(())
         for weight, noise in zip(weights[at, at - len(past.kept) : at], past.kept, strict=True):
             begun = begun + float(weight) * noise

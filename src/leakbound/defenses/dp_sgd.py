@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound.core import Gaussian, Guarantee, Unit, Update
 from leakbound.defenses.base import Chain, Context, Defense, Sent, State
-from leakbound.random import Source
-from leakbound.types import Gaussian, Guarantee, Unit, Update
+from leakbound.randomness import Source
 
 
 def clip_rows(rows: Tensor, clip_norm: float) -> Tensor:

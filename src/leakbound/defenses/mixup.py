@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from leakbound import check
 from leakbound._util import copies
+from leakbound.core import LocalPlan, Task, Unit, Unknown, Update
 from leakbound.defenses.base import Context, Defense, Resolved, Sent, State
-from leakbound.random import Source, uniform
-from leakbound.types import LocalPlan, Task, Unit, Unknown, Update
+from leakbound.randomness import Source, uniform
 
 REASON = "examples were mixed by a draw that is not seen"
 
@@ -91,7 +91,8 @@ class FixedMixup(Resolved):
 
     def prepare(self, task: Task, source: Source) -> Task:
         like = torch.zeros(0, dtype=torch.float64)
-        keys, share = uniform((self.examples,), source, like=like), self.settings.share
+        keys = uniform((self.examples,), source, like=like)
+        share = self.settings.share
         if share is None:
             from scipy.special import betaincinv
 
@@ -163,7 +164,8 @@ class _MixInputs:
 
 def _mixing(task: Task, inputs: _Draw | _Average, labels: _Draw | _Average) -> Task:
     """The task whose model mixes its inputs by one rule and whose loss mixes labels by another."""
-    model, plain = copies.duplicate(task.model), task.loss
+    model = copies.duplicate(task.model)
+    plain = task.loss
     model.register_forward_pre_hook(_MixInputs(inputs))
 
     def loss(outputs: Tensor, given: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leakbound import check
+from leakbound.core import Gaussian, Guarantee, Laplace, Update
 from leakbound.defenses.base import Context, Defense, Sent, State
-from leakbound.random import Source
-from leakbound.types import Gaussian, Guarantee, Laplace, Update
+from leakbound.randomness import Source
 
 
 @dataclass(frozen=True, repr=False)

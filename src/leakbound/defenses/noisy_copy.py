@@ -11,9 +11,9 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.client import rows as client_rows
+from leakbound.core import Batch, Exact, Task, Unit, Unknown, Update
 from leakbound.defenses.base import Context, Defense, Sent, State
-from leakbound.random import Source, normal
-from leakbound.types import Batch, Exact, Task, Unit, Unknown, Update
+from leakbound.randomness import Source, normal
 
 REASON = "noise was added to each example before the gradient: the update's distribution is unknown"
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound.core import Gaussian, Guarantee, NotApplicable, Task, Unit, Unknown, Update
 from leakbound.covariance import Structured
 from leakbound.defenses.allocation import (
     RULES,
@@ -35,8 +36,7 @@ from leakbound.defenses.base import (
 )
 from leakbound.defenses.public import LEAST, PublicShape, expected, public_shape
 from leakbound.engines.sensitivity import Sensitivity, default_directions, moved, sensitivity
-from leakbound.random import Source, bernoulli, normal, stream
-from leakbound.types import Gaussian, Guarantee, NotApplicable, Task, Unit, Unknown, Update
+from leakbound.randomness import Source, bernoulli, normal, stream
 
 FEWEST = 8
 """Minimum number of public images for an error bound."""
@@ -75,7 +75,8 @@ class _Local(Defense):
             return age + 1, chosen
         if context is None:
             raise ValueError(f"{self!r} runs on a client, which has a batch; give its context")
-        batch, task = context.batch, context.task
+        batch = context.batch
+        task = context.task
         given = task, batch.inputs, batch.labels
         return 1, self._decided(sensitivity(*given, source, directions=self.directions), task)
 
@@ -336,7 +337,8 @@ class LocalOptimalNoise(_Local, _Noise):
 
     def _variances(self, s: Tensor, g: Tensor, task: Task) -> Tensor:
         if self.clamp is not None:
-            s, g = s * (g.abs() < self.clamp), self.imitate(g)
+            s = s * (g.abs() < self.clamp)
+            g = self.imitate(g)
         spans = [(a, b) for _, _, a, b in task.layout] if self.layers else None
         g2 = g.square()
         return self._scaled(shape(s, g2, self.rule, spans), g2)

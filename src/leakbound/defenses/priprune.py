@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound.core import Task
 from leakbound.defenses.base import State
 from leakbound.defenses.withhold import (
     BLOCK,
@@ -20,8 +21,7 @@ from leakbound.defenses.withhold import (
     blocks,
     choose,
 )
-from leakbound.random import Source, uniform
-from leakbound.types import Task
+from leakbound.randomness import Source, uniform
 
 FORMS = ("log", "linear")
 TYPICAL = 0.114
@@ -97,8 +97,8 @@ class PriPrune(Withholding):
     composition are our reading (docs/errata.md); temperature and `mask_rate` are not printed.
 
     Example:
-        >>> from leakbound.random import stream
-        >>> from leakbound.types import Task
+        >>> from leakbound.randomness import stream
+        >>> from leakbound.core import Task
         >>> task = Task.of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1)))
         >>> own = PriPrune(start=0.25).init(task).own
         >>> [round(float(a), 2) for a in own.alpha]
@@ -137,8 +137,11 @@ class PriPrune(Withholding):
     @torch.no_grad()
     def _start(self, kept: ClientState, server: Tensor, source: Source) -> Started:
         belief: Belief = kept.own
-        noise, start = torch.empty_like(server), server
-        weights, sent, least = kept.weights, kept.sent, torch.finfo(server.dtype).tiny
+        noise = torch.empty_like(server)
+        start = server
+        weights = kept.weights
+        sent = kept.sent
+        least = torch.finfo(server.dtype).tiny
         if weights is not None and sent is not None:
             start = torch.empty_like(server)
         for part in blocks(((0, len(server)),)):  # the same draws as all at once
@@ -198,8 +201,11 @@ class PriPrune(Withholding):
         same memory. `change` is in gradient units; without `noise` there is no loss term.
         """
         price = self.sharing or self.privacy / (TYPICAL * max(1, sum(one.count for one in layers)))
-        spare, one = change.new_empty(4, BLOCK), change.new_ones(())
-        noise, server, own = belief.noise, kept.server, kept.weights
+        spare = change.new_empty(4, BLOCK)
+        one = change.new_ones(())
+        noise = belief.noise
+        server = kept.server
+        own = kept.weights
         for layer in layers:
             for part in blocks((layer.span,)):
                 total, alpha, against, share = spare[:, : part.stop - part.start]
@@ -211,7 +217,8 @@ class PriPrune(Withholding):
                     share.mul_(alpha)
                 total.sub_(share.mul_(against), alpha=self.privacy)
                 if noise is not None and server is not None and own is not None:
-                    soft, along = alpha, share
+                    soft = alpha
+                    along = share
                     torch.sub(noise[part], belief.logits[part], out=soft)
                     soft.div_(self.temperature).sigmoid_()
                     torch.sub(server[part], own[part], out=along)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util.cache import RecentCache
+from leakbound.core import Batch, NotApplicable, Task
 from leakbound.covariance import Kronecker, Structured
 from leakbound.defenses.allocation import RULES, shape
 from leakbound.engines.sensitivity import example_changes, example_gradients, sensitivity
-from leakbound.random import normal, stream
-from leakbound.types import Batch, NotApplicable, Task
+from leakbound.randomness import normal, stream
 
 LEAST = 1e-4
 """Smallest variance of a coordinate, relative to the mean variance. A private image may move a
@@ -90,11 +90,13 @@ def _expected(task: Task, examples: int, images: int, clamp: float | None) -> Ex
     if clamp is not None:
         return _over_batches(task, public, examples, clamp)
     s = sensitivity(task, public.inputs, public.labels, source, directions=1).values
-    total, squares = torch.zeros_like(s), torch.zeros_like(s)
+    total = torch.zeros_like(s)
+    squares = torch.zeros_like(s)
     for at in range(0, public.size, PART):
         part = slice(at, at + PART)
         each = example_gradients(task, public.inputs[part], public.labels[part])
-        total, squares = total + each.sum(0), squares + each.square().sum(0)
+        total = total + each.sum(0)
+        squares = squares + each.square().sum(0)
     n = public.size
     second = squares / n
     squared_mean = ((total.square() - squares) / (n * (n - 1))).clamp_min(0) if n > 1 else second
@@ -109,7 +111,8 @@ def _over_batches(task: Task, public: Batch, examples: int, clamp: float) -> Exp
             f"are used; give {examples} public images and images={examples}, or no clamp"
         )
     source = stream(0, "public", "batches")
-    s, g2 = [], []
+    s = []
+    g2 = []
     for at in range(0, public.size - examples + 1, examples):
         part = slice(at, at + examples)
         one = sensitivity(task, public.inputs[part], public.labels[part], source, directions=1)
@@ -157,7 +160,8 @@ def _samples(settings: PublicShape, task: Task) -> Iterator[Tensor]:
     source = stream(0, "public", "directions")
     for at in range(0, public.size, PART):
         part = slice(at, at + PART)
-        inputs, labels = public.inputs[part], public.labels[part]
+        inputs = public.inputs[part]
+        labels = public.labels[part]
         directions = normal(inputs.shape, source, like=inputs)
         yield example_changes(task, inputs, labels, directions)
 
@@ -180,7 +184,8 @@ def _by_layer(settings: PublicShape, task: Task, s: Tensor) -> Structured:
             new = _moment(part), _moment(part.transpose(1, 2))
             old = moments.get(start)
             moments[start] = new if old is None else (old[0] + new[0], old[1] + new[1])
-    scale, blocks = torch.ones_like(s), []
+    scale = torch.ones_like(s)
+    blocks = []
     for _, _, start, stop in task.layout:
         total = s[start:stop].sum()
         if start not in wide:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.client import local_update
+from leakbound.core import Task, Unit, Unknown, Update
 from leakbound.defenses.base import Context, Defense, Resolved, Sent, State
-from leakbound.random import Source, uniform
-from leakbound.types import Task, Unit, Unknown, Update
+from leakbound.randomness import Source, uniform
 
 MOST_BITS = 24
 COARSE = 4

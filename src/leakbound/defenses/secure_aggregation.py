@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from leakbound import check
+from leakbound.core import Unit, Update
 from leakbound.defenses.base import Context, Defense, Sent, State
-from leakbound.random import Source
-from leakbound.types import Unit, Update
+from leakbound.randomness import Source
 
 
 @dataclass(frozen=True, repr=False)

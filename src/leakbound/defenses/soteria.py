@@ -12,10 +12,10 @@ from torch.func import jvp, vmap
 
 from leakbound import check
 from leakbound.client import layer_inputs
+from leakbound.core import NotApplicable, Task, Unit, Update
 from leakbound.defenses.base import Context, Defense, Sent, State
-from leakbound.random import Source
+from leakbound.randomness import Source
 from leakbound.task import weight_names
-from leakbound.types import NotApplicable, Task, Unit, Update
 
 TOGETHER = 2**22
 """Number of input values that one vectorized pass may move at once."""
@@ -139,7 +139,8 @@ def distances(task: Task, inputs: Tensor, layer: str) -> Tensor:
 
 def _by_pixel(of: Callable[[Tensor], Tensor], inputs: Tensor, r: Tensor) -> Tensor:
     """||dr_i/dx||^2, (B, F), from one forward-mode pass per pixel."""
-    size, numel = len(inputs), inputs[0].numel()
+    size = len(inputs)
+    numel = inputs[0].numel()
 
     def moved(pixel: Tensor) -> Tensor:
         tangent = nn.functional.one_hot(pixel, numel).to(inputs).reshape(inputs.shape[1:])

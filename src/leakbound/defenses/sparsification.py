@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound.core import Exact, Task, Unit, Unknown, Update
 from leakbound.defenses.base import Context, Defense, Sent, State
-from leakbound.random import Source, bernoulli
-from leakbound.types import Exact, Task, Unit, Unknown, Update
+from leakbound.randomness import Source, bernoulli
 
 LATE = "it holds what earlier rounds withheld"
 
@@ -22,7 +22,8 @@ def smallest(values: Tensor, rate: float) -> Tensor:
     if not count:
         return torch.zeros_like(values, dtype=torch.bool)
     largest = values.kthvalue(count).values  # several times faster than sorting all
-    mask, ties = values < largest, values == largest
+    mask = values < largest
+    ties = values == largest
     if largest.isnan():  # above all numbers
         ties = values.isnan()
         mask = ~ties
@@ -92,7 +93,7 @@ class GradientDropout(Defense):
     Source: Liu et al. 2025, GradDropout.
 
     Example:
-        >>> from leakbound.random import stream
+        >>> from leakbound.randomness import stream
         >>> update = Update(torch.ones(1, 100), Unit.CLIENT, (1,))
         >>> sent, _ = GradientDropout(0.5).transform(update, None, None, stream(0))
         >>> sent.rows.unique()

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from leakbound import check
 from leakbound._util import copies
+from leakbound.core import LocalPlan, Optimizer, Task, Unit, Unknown, Update
 from leakbound.defenses.base import Context, Defense, Sent, State
-from leakbound.random import SecureSource, Source, bernoulli
-from leakbound.types import LocalPlan, Optimizer, Task, Unit, Unknown, Update
+from leakbound.randomness import SecureSource, Source, bernoulli
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,7 +30,7 @@ class LocalAggregation(Defense):
     Source: Liu et al. 2025, local aggregation (3 and 5 steps).
 
     Example:
-        >>> from leakbound.random import stream
+        >>> from leakbound.randomness import stream
         >>> task = LocalAggregation(3, 0.1).prepare(Task.of(nn.Linear(4, 2)), stream(0))
         >>> task.plan.steps, task.plan.learning_rate
         (3, 0.1)
@@ -124,13 +124,16 @@ class HiddenDropout(Defense):
         if len(update.rows) > 1 or update.unit is not Unit.CLIENT:
             return task
         weights = task.unflatten(update.rows[0])
-        masks, units, dropped = {}, 0, 0
+        masks = {}
+        units = 0
+        dropped = 0
         for name, _, _ in _hidden_layers(task.model):
             weight = weights.get(f"{name}.weight" if name else "weight")
             if weight is None:  # frozen: nothing of it is sent
                 continue
             alive = weight.transpose(0, 1).flatten(1).abs().sum(1) > 0
-            units, dropped = units + len(alive), dropped + int((~alive).sum())
+            units = units + len(alive)
+            dropped = dropped + int((~alive).sum())
             if bool(alive.any()):
                 masks[name] = alive.double() / (1 - self.rate)
         # It is unlikely that all of these units were kept: noise, or a sum, covers the zeros.

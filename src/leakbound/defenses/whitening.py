@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass
 from torch import Tensor
 
 from leakbound import check
+from leakbound.core import Task, Update
 from leakbound.covariance import Structured
 from leakbound.defenses.base import (
     Chain,
@@ -20,8 +21,7 @@ from leakbound.defenses.base import (
 )
 from leakbound.defenses.dp_sgd import DpSgd
 from leakbound.defenses.public import PublicShape, public_shape
-from leakbound.random import Source
-from leakbound.types import Task, Update
+from leakbound.randomness import Source
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,7 +76,9 @@ class Whiten(Defense):
         return update.mapped(root, whiten=self.maps_basis is not None)
 
     def _settings(self) -> PublicShape:
-        correlation, rank, images = self.correlation, self.rank, self.images
+        correlation = self.correlation
+        rank = self.rank
+        images = self.images
         return PublicShape(rule=self.rule, correlation=correlation, rank=rank, images=images)
 
     def resolve(self, task: Task, examples: int, previous: Defense | None = None) -> Defense:
@@ -98,7 +100,7 @@ class Color(Whiten):
 
     Example:
         >>> import torch
-        >>> from leakbound.types import Batch, Unit
+        >>> from leakbound.core import Batch, Unit
         >>> public = Batch(torch.linspace(0, 1, 32).reshape(8, 4), torch.arange(8) % 2)
         >>> task = Task.of(torch.nn.Linear(4, 2), public=public)
         >>> update, source = Update(torch.ones(1, 10), Unit.EXAMPLE, (1,)), torch.Generator()

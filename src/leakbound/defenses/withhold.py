@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from leakbound import check
+from leakbound.core import Exact, Refused, Task, Unit, Unknown, Update
 from leakbound.defenses.base import Context, Defense, State
 from leakbound.defenses.sparsification import LATE
-from leakbound.random import Source, uniform
+from leakbound.randomness import Source, uniform
 from leakbound.tensors import weight_spans
-from leakbound.types import Exact, Refused, Task, Unit, Unknown, Update
 
 __all__ = ["ClientState", "Withhold"]
 
@@ -77,7 +77,8 @@ class Withholding(Defense):
                 f"state holds {len(kept.exists)} weights and the model {len(task.parameters)}; "
                 "begin with the state of this model, or with None"
             )
-        server, own = task.parameters, kept.weights
+        server = task.parameters
+        own = kept.weights
         if task.kept is not kept.pruned:
             exists = _existing(task, kept.spans)
             if own is not None and not torch.equal(kept.exists, exists):
@@ -114,7 +115,8 @@ class Withholding(Defense):
         # `masked` on no coordinates gives the law after the mask; `rows` are masked already.
         before = None if update.mask is None else update.mask[:, :0]
         none = replace(update, rows=update.rows[:, :0], mask=before)
-        by_value, drawn = self.masks_by_value, self.draws_mask
+        by_value = self.masks_by_value
+        drawn = self.draws_mask
         sent = none.masked(torch.ones_like(none.rows).bool(), by_value=by_value, drawn=drawn)
         sent = replace(sent, rows=rows[None], mask=mask[None])
         if late and isinstance(sent.law, Exact):
@@ -126,8 +128,10 @@ class Withholding(Defense):
         self, change: Tensor, kept: ClientState, mask: Tensor, late: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The sent values in gradient units, zero where withheld, and the kept weights."""
-        rows, weights = torch.empty_like(change), None
-        start, server = kept.start, kept.server
+        rows = torch.empty_like(change)
+        weights = None
+        start = kept.start
+        server = kept.server
         if start is not None and self.pseudo:
             weights = torch.empty_like(start)
         for part in blocks(((0, len(change)),)):
@@ -165,8 +169,8 @@ class Withhold(Withholding):
     Source: Chu et al. 2024 (paper D), section 5.1, insights 1 and 2.
 
     Example:
-        >>> from leakbound.random import stream
-        >>> from leakbound.types import Task, Unit, Update
+        >>> from leakbound.randomness import stream
+        >>> from leakbound.core import Task, Unit, Update
         >>> task = Task.of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1)))
         >>> top, row = Withhold(rate=0.5), torch.tensor([[1.0, -3.0, 2.0, 0.5, 9.0]])
         >>> sent, _ = top.transform(Update(row, Unit.CLIENT, (1,)), top.init(task), None, stream(0))
@@ -262,7 +266,8 @@ def as_bytes(mask: Tensor) -> Tensor:
 def choose(mask: Tensor, yes: Tensor, no: Tensor, out: Tensor) -> None:
     """`torch.where` on a block, by bits: no branch, which a random mask makes slow."""
     whole = WHOLE[out.element_size()]
-    bits, other = out.view(whole), no.view(whole)
+    bits = out.view(whole)
+    other = no.view(whole)
     torch.bitwise_xor(yes.view(whole), other, out=bits)
     bits.mul_(as_bytes(mask).to(whole)).bitwise_xor_(other)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from leakbound.domains.base import Domain
 from leakbound.domains.table import Column, TableDomain
 from leakbound.domains.tokens import TokenDomain
-from leakbound.random import stream
+from leakbound.randomness import stream
 
 FORMS = ("split", "keywords", "dictionary")
 TRIALS = 16
@@ -59,7 +59,8 @@ def _looked_up(module: Any, bag: bool = False) -> tuple[Tensor, Tensor] | None:
         )
     if (looks := module.looks[times[id(module)] - 1]) is None:
         return None
-    weight, pad = module.weight, -1 if module.padding_idx is None else module.padding_idx
+    weight = module.weight
+    pad = -1 if module.padding_idx is None else module.padding_idx
     kept = torch.arange(len(weight), device=weight.device) != pad
     if pad >= 0:  # PyTorch gives this row no gradient, and leaves it out of a bag
         weight = torch.where(kept[:, None], weight, 0.0 if bag else weight.detach())
@@ -136,7 +137,10 @@ class TakesRows:
                 f"names is {tuple(names)!r}; give the names of the arguments for numbers and for "
                 'codes, with the form "split"'
             )
-        self.forward, self.domain, self.form, self.names = forward, domain, form, tuple(names)
+        self.forward = forward
+        self.domain = domain
+        self.form = form
+        self.names = tuple(names)
         self.constant: frozenset[int] | None = None
 
     def __call__(self, rows: Tensor) -> Any:
@@ -163,7 +167,8 @@ class TakesRows:
 
     def run(self, rows: Tensor, codes: Mapping[int, Tensor]) -> Any:
         """Call the model: numbers and shares come from `rows`, codes (N,) by column."""
-        numbers, apart = dict[str, Tensor](), dict[str, Tensor]()
+        numbers = dict[str, Tensor]()
+        apart = dict[str, Tensor]()
         for k, (column, place) in enumerate(
             zip(self.domain.columns, self.domain.places, strict=True)
         ):
@@ -207,7 +212,8 @@ class TakesTokens:
     """
 
     def __init__(self, forward: Callable[..., Any], domain: TokenDomain) -> None:
-        self.forward, self.domain = forward, domain
+        self.forward = forward
+        self.domain = domain
         known = inspect.signature(forward).parameters
         self.masked = "attention_mask" in known and domain.padding is not None
         self.fixed: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
@@ -263,7 +269,8 @@ def _read(model: nn.Module, own: TakesRows) -> None:
     rows = base + (high - low) * torch.linspace(-0.5, 0.5, TRIALS).to(like)[:, None]
     for start, stop in own.domain.groups:
         rows[:, start:stop] = base[:, start:stop]
-    alone, trials = dict[int, Tensor](), dict[int, Tensor]()
+    alone = dict[int, Tensor]()
+    trials = dict[int, Tensor]()
     for k, (start, stop) in own.coded.items():
         alone[k] = torch.tensor([0, *(level * (k == other) for other, level in changes)])
         trials[k] = torch.randint(stop - start, (TRIALS,), generator=stream(0, "trials", k))
@@ -277,7 +284,8 @@ def _read(model: nn.Module, own: TakesRows) -> None:
         half = len(calls[name]) // 2
         pairs = zip(calls[name][:half], calls[name][half:], strict=True)
         looks = [_looks(name, own, changes, trials, *pair) for pair in pairs]
-        module.__class__, module.looks = _COLUMNS[type(module)], looks
+        module.__class__ = _COLUMNS[type(module)]
+        module.looks = looks
         places = {look.place for each in looks for look in each or ()}
         used |= {k for k, place in own.coded.items() if place in places}
     apart = (k for k in own.coded if own.domain.columns[k].encoding == "embedding")
@@ -355,7 +363,8 @@ def _looks(
     flat, again = (x.reshape(len(x), -1).cpu() for x in (alone, tried))
     for at, seen in enumerate(flat.T):
         columns = {changes[r][0] for r in (seen[1:] != seen[0]).nonzero()[:, 0].tolist()}
-        look, expected = _Look(seen[:1]), seen[:1].expand(TRIALS)
+        look = _Look(seen[:1])
+        expected = seen[:1].expand(TRIALS)
         for k in columns:
             rows = [0, *(r for r, (other, _) in enumerate(changes, 1) if other == k)]
             look = _Look(seen[rows], own.coded[k])

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from leakbound._util.decibels import PSNR_CAP, mse_of_psnr, psnr_of_mse
 from leakbound._util.results import ColumnResult, SequenceResult
-from leakbound.random import uniform
+from leakbound.randomness import uniform
 
 Score = Literal["psnr", "snr", "columns", "tokens"]
-_SHOWN, _VALUES = 8, 100
+_SHOWN = 8
+_VALUES = 100
 """Number of examples whose values are shown, and number of values of each."""
 
 
@@ -180,9 +181,12 @@ class NumberDomain:
     shape: tuple[int, ...]
     input_range: tuple[float, float] = (0.0, 1.0)
     dtype: torch.dtype = torch.float32
-    name, noun = "values", "example"
+    name = "values"
+    noun = "example"
     metric: ClassVar[Score] = "psnr"
-    has_neighbors, distance_is_rmse, copies_count_once = False, True, True
+    has_neighbors = False
+    distance_is_rmse = True
+    copies_count_once = True
 
     def project(self, x: Tensor) -> Tensor:
         """Clip to the box; NaN becomes its middle."""
@@ -260,7 +264,8 @@ class NumberDomain:
 class ImageDomain(NumberDomain):
     """Images (C, H, W): values with similar neighbors, shown as pictures."""
 
-    name, noun = "images", "image"
+    name = "images"
+    noun = "image"
     has_neighbors = True
 
     def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
@@ -288,7 +293,8 @@ class SeriesDomain(NumberDomain):
     """
 
     scales: tuple[float, ...] = ()
-    name, noun = "series", "series"
+    name = "series"
+    noun = "series"
     metric: ClassVar[Score] = "snr"
     distance_is_rmse = False
 

@@ -16,20 +16,22 @@ from torch import Tensor
 from leakbound import check
 from leakbound._util.results import ColumnResult
 from leakbound.domains.base import Fields, Score, most_wrong
-from leakbound.random import normal
+from leakbound.randomness import normal
 
 KINDS = ("continuous", "integer", "date", "categorical")
 ENCODINGS = ("onehot", "code", "embedding")
 DECIMALS = (".", ",")
 CENSORED = ("", "limit", "missing")
-WHOLE, NEAR = 0.49, 0.05
+WHOLE = 0.49
+NEAR = 0.05
 """Default tolerances: of whole numbers, and of others in units of the public spread."""
 MISSING = "(missing)"
 SLACK = 1e-6
 """Part by which an error may exceed a tolerance: rounding of float32 inputs."""
 FARTHEST = 1e30
 """Limit of an input's absolute value."""
-FAR, ABSENT = 1e3, -1e15
+FAR = 1e3
+ABSENT = -1e15
 """Codes of two levels of a category are this far apart; the code of a missing number."""
 PAIRS = 20_000_000
 """Numbers of one block of comparisons between all rows of two sets."""
@@ -209,7 +211,9 @@ class TableDomain:
     name = "table"
     noun = "row"
     metric: ClassVar[Score] = "columns"
-    has_neighbors, distance_is_rmse, copies_count_once = False, False, False
+    has_neighbors = False
+    distance_is_rmse = False
+    copies_count_once = False
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -222,7 +226,8 @@ class TableDomain:
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
         """Where each column starts and ends in a row."""
-        found, start = [], 0
+        found = []
+        start = 0
         for column in self.columns:
             found.append((start, start + column.width))
             start += column.width
@@ -242,7 +247,8 @@ class TableDomain:
     @cached_property
     def box(self) -> tuple[Tensor, Tensor]:
         """(n,) the lowest and the highest input of each number that stores a row."""
-        low, high = torch.zeros(self.shape), torch.ones(self.shape)
+        low = torch.zeros(self.shape)
+        high = torch.ones(self.shape)
         for column, (start, _) in zip(self.columns, self.places, strict=True):
             if not column.categorical:
                 low[start] = (column.low - column.origin) / column.unit_length
@@ -252,12 +258,14 @@ class TableDomain:
     @cached_property
     def typical(self) -> tuple[Tensor, Tensor]:
         """(n,) the typical input of each number and its spread; 0 and 1 for categories."""
-        center, scale = torch.zeros(self.shape), torch.ones(self.shape)
+        center = torch.zeros(self.shape)
+        scale = torch.ones(self.shape)
         low, high = self.box
         for column, (start, stop) in zip(self.columns, self.places, strict=True):
             if column.categorical:
                 continue
-            center[start], scale[start] = (low[start] + high[start]) / 2, (high - low)[start] / 4
+            center[start] = (low[start] + high[start]) / 2
+            scale[start] = (high - low)[start] / 4
             scale[start + 1 : stop] = 0.1
             if column.typical is not None and column.spread is not None:
                 center[start] = (column.typical - column.origin) / column.unit_length
@@ -274,7 +282,8 @@ class TableDomain:
         """The same columns with the median and the spread of public rows (N, n)."""
         if len(public) == 0:
             return self
-        held, columns = public.detach().cpu().double(), []
+        held = public.detach().cpu().double()
+        columns = []
         for column, (start, _) in zip(self.columns, self.places, strict=True):
             values = held[:, start]
             if column.missing and not column.categorical:
@@ -306,7 +315,8 @@ class TableDomain:
                 found[:, start:stop] = _one_hot(found[:, start:stop])
                 continue
             if column.whole:
-                own, origin = column.unit_length, column.origin
+                own = column.unit_length
+                origin = column.origin
                 whole = (found[:, start].double() * own + origin).round()
                 found[:, start] = ((whole - origin) / own).to(found)
             if column.missing:
@@ -327,7 +337,8 @@ class TableDomain:
         if public is None or len(public) == 0:
             low, high = self.box
             return self.hard((low + high)[None] / 2)[0].to(self.dtype)
-        held, found = public.detach(), public.new_empty(self.shape)
+        held = public.detach()
+        found = public.new_empty(self.shape)
         for column, (start, stop) in zip(self.columns, self.places, strict=True):
             part = held[:, start:stop]
             if column.categorical:
@@ -415,7 +426,8 @@ class TableDomain:
         return list(zip(*(self._texts(k, held) for k in range(len(self.columns))), strict=True))
 
     def _texts(self, k: int, held: Tensor) -> list[str]:
-        column, (start, stop) = self.columns[k], self.places[k]
+        column = self.columns[k]
+        (start, stop) = self.places[k]
         if column.categorical:
             return [column.names[at] for at in held[:, start:stop].argmax(-1).tolist()]
         values = column.origin + column.unit_length * held[:, start].double()

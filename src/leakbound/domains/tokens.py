@@ -11,7 +11,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound._util.results import SequenceResult
 from leakbound.domains.base import Fields, Score, most_wrong
-from leakbound.random import uniform
+from leakbound.randomness import uniform
 
 _SHOWN = 8
 
@@ -36,10 +36,13 @@ class TokenDomain:
     length: int
     padding: int | None = None
     words: tuple[str, ...] = ()
-    name, noun = "tokens", "sequence"
+    name = "tokens"
+    noun = "sequence"
     metric: ClassVar[Score] = "tokens"
     dtype: ClassVar[torch.dtype] = torch.int64
-    has_neighbors, distance_is_rmse, copies_count_once = False, False, False
+    has_neighbors = False
+    distance_is_rmse = False
+    copies_count_once = False
 
     def __post_init__(self) -> None:
         check.count(vocabulary=self.vocabulary, length=self.length)
@@ -114,7 +117,8 @@ class TokenDomain:
 
     def distances(self, a: Tensor, b: Tensor) -> Tensor:
         """(A, B) numbers of places that differ, of all pairs, float64 on the CPU."""
-        left, right = a.detach().cpu(), b.detach().cpu()
+        left = a.detach().cpu()
+        right = b.detach().cpu()
         if not len(left) or not len(right):
             return torch.zeros(len(left), len(right), dtype=torch.float64)
         return torch.stack([(right != row).sum(1) for row in left]).double()

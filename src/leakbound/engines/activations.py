@@ -124,12 +124,15 @@ class Gelu(Activation):
     def second(self, saved: tuple[Tensor, Tensor]) -> Tensor:
         u = saved[1]
         if self.approximate == "none":  # phi(u) (2 - u^2), phi the normal density
-            square, scale = u * u, (2 * math.pi) ** -0.5
+            square = u * u
+            scale = (2 * math.pi) ** -0.5
             density = (square * -0.5).exp_()
             return square.mul_(-scale).add_(2 * scale).mul_(density)
-        scale, cubic = (2 / math.pi) ** 0.5, 0.044715
+        scale = (2 / math.pi) ** 0.5
+        cubic = 0.044715
         inner = torch.tanh(scale * (u + cubic * u**3))
-        first, second = scale * (1 + 3 * cubic * u * u), 6 * scale * cubic * u
+        first = scale * (1 + 3 * cubic * u * u)
+        second = 6 * scale * cubic * u
         slope = 1 - inner * inner
         return cast(Tensor, slope * (first + 0.5 * u * (second - 2 * inner * first * first)))
 

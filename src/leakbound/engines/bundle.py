@@ -106,19 +106,22 @@ class Bundle:
         kept: Tensor | None = None,
         loss: Loss = nn.functional.cross_entropy,
     ) -> None:
-        self.cells, self.loss = len(parameters), loss
+        self.cells = len(parameters)
+        self.loss = loss
         self.kept = kept
         self.layers = [build(parameters) for build in found.builds]
         self.found = aligned(self.cells, parameters)
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        inputs, labels = inputs.detach(), labels.detach()
+        inputs = inputs.detach()
+        labels = labels.detach()
         a = inputs.transpose(1, 2) if inputs.ndim == 5 else inputs
         for layer in self.layers:
             a = layer.forward(a)
         self.head = head(self.loss, a.flatten(0, 1), labels.flatten(0, 1), a.shape[1])
-        found, d = self.found, self.head.deltas.view(a.shape)
+        found = self.found
+        d = self.head.deltas.view(a.shape)
         for place, layer in reversed(list(enumerate(self.layers))):
             layer.gradients(d, found)
             if place:
@@ -156,7 +159,9 @@ def _plan(task: Task, shape: Shape) -> BundlePlan:
 
 
 def _build(task: Task, layer: Layer) -> Build | None:
-    kind, options, images = layer.kind, layer.options, len(layer.before) == 3
+    kind = layer.kind
+    options = layer.options
+    images = len(layer.before) == 3
     if kind is Kind.ACTIVATION:
         return lambda _: BundledActivation(options["function"])
     if kind is Kind.RESHAPE and len(options["shape"]) == 1:
@@ -249,7 +254,9 @@ class BundledConvolution(_Weighted):
         self, parameters: Tensor, place: Place, kernel: Pair, stride: Pair, padding: Pair
     ) -> None:
         super().__init__(parameters, place)
-        self.kernel, self.stride, self.padding = kernel, stride, padding
+        self.kernel = kernel
+        self.stride = stride
+        self.padding = padding
 
     def forward(self, a: Tensor) -> Tensor:
         self.given = a.shape
@@ -301,7 +308,8 @@ class BundledConvolution(_Weighted):
         return (number, channels, size, high, wide)
 
     def _inside(self, bordered: Tensor) -> Tensor:
-        (high, wide), (top, left) = self.given[3:], self.padding
+        (high, wide) = self.given[3:]
+        (top, left) = self.padding
         return bordered[..., top : top + high, left : left + wide]
 
     def _windows(self, a: Tensor, name: str) -> Tensor:
@@ -322,7 +330,8 @@ class BundledConvolution(_Weighted):
         number, channels, size = self.given[:3]
         columns = columns.view(number, channels, *self.kernel, size, *self.sides)
         total = self.buffer(name, self._border(), columns).zero_()
-        (high, wide), (down, right) = self.sides, self.stride
+        (high, wide) = self.sides
+        (down, right) = self.stride
         for i in range(self.kernel[0]):
             for j in range(self.kernel[1]):
                 part = total[..., i : i + down * high : down, j : j + right * wide : right]
@@ -368,8 +377,10 @@ class BundledMaxPool(BundledLayer):
         self.kernel = kernel
 
     def forward(self, a: Tensor) -> Tensor:
-        self.given, (down, right) = a.shape, self.kernel
-        high, wide = a.shape[3] // down, a.shape[4] // right
+        self.given = a.shape
+        (down, right) = self.kernel
+        high = a.shape[3] // down
+        wide = a.shape[4] // right
         inner = a[..., : high * down, : wide * right]
         best, column = _largest([inner[..., j::right] for j in range(right)])
         best, row, column = _of_rows(best, column, down)
@@ -403,7 +414,8 @@ class BundledMeanPool(BundledLayer):
 
     def _places(self) -> list[Any]:
         down, right = self.kernel
-        high, wide = self.given[3] // down * down, self.given[4] // right * right
+        high = self.given[3] // down * down
+        wide = self.given[4] // right * right
         return [
             (..., slice(i, high, down), slice(j, wide, right))
             for i in range(down)
@@ -411,7 +423,8 @@ class BundledMeanPool(BundledLayer):
         ]
 
     def back(self, d: Tensor) -> Tensor:
-        full, share = d.new_zeros(self.given), d / (self.kernel[0] * self.kernel[1])
+        full = d.new_zeros(self.given)
+        share = d / (self.kernel[0] * self.kernel[1])
         for place in self._places():
             full[place] = share
         return full
@@ -431,7 +444,8 @@ class BundledFlatten(BundledLayer):
 
 def _largest(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The largest of several tensors, and the index of the first that has it."""
-    best, which = parts[0], torch.zeros_like(parts[0], dtype=torch.bool)
+    best = parts[0]
+    which = torch.zeros_like(parts[0], dtype=torch.bool)
     for number, part in enumerate(parts[1:], start=1):
         higher = part > best
         which = higher if number == 1 else torch.where(higher, number, which)

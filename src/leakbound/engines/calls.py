@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from leakbound.core import Task
 from leakbound.engines import activations
 from leakbound.engines.reader import (
     Kind,
@@ -31,7 +32,6 @@ from leakbound.engines.reader import (
     max_pool,
 )
 from leakbound.engines.tape import Call, PerExample, Recording, Slot, record
-from leakbound.types import Task
 
 _SEQUENCES: WeakKeyDictionary[nn.Module, dict[Shape, Layers | str]] = WeakKeyDictionary()
 
@@ -53,11 +53,13 @@ def read(task: Task, shape: Shape) -> Layers:
         Unreadable: why the calls cannot be repeated on other inputs.
     """
     found = record(task, shape)
-    trained, uses = task.names, Counter(own for call in found.calls for own in call.sources)
+    trained = task.names
+    uses = Counter(own for call in found.calls for own in call.sources)
     known = {call.output: _known(call, found, uses) for call in found.calls}
     inside = {own for at in known.values() if at for own in (*at.weights, *at.buffers)}
     layers: list[Layer] = []
-    live, moving = {0}, set[int]()
+    live = {0}
+    moving = set[int]()
     missing = trained - set(found.named.values())
     loose = dict(enumerate(sorted(missing), 1 + max([0, *known]))) | {
         at: name for at, name in found.named.items() if at not in inside
@@ -77,7 +79,8 @@ def read(task: Task, shape: Shape) -> Layers:
             for group in (own.weights, own.buffers)
         )
         name = next((weight.rpartition(".")[0] for weight in weights if weight), call.name)
-        owns, moves = not trained.isdisjoint(weights), not moving.isdisjoint(own.sources)
+        owns = not trained.isdisjoint(weights)
+        moves = not moving.isdisjoint(own.sources)
         lives = owns or not live.isdisjoint(own.sources)
         shapes = _example(call.before), _example(call.after)
         place = (own.sources, call.output, *shapes, weights, buffers, owns, moves, lives)
@@ -95,7 +98,8 @@ def sequence(task: Task, shape: Shape) -> Layers:
     Raises:
         Unreadable: the model has another form.
     """
-    known, key = _SEQUENCES.setdefault(task.model, {}), tuple(shape)
+    known = _SEQUENCES.setdefault(task.model, {})
+    key = tuple(shape)
     if key not in known:
         try:
             known[key] = _sequence(task, key)
@@ -138,7 +142,8 @@ def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]] | N
         return []
     if type(model) is not nn.Sequential:
         return [(name, model)] if type(model).__module__.startswith("torch.nn.modules") else None
-    prefix, found = f"{name}." if name else "", list[tuple[str, nn.Module]]()
+    prefix = f"{name}." if name else ""
+    found = list[tuple[str, nn.Module]]()
     for own, module in model._modules.items():  # `named_children` leaves out repeated modules
         parts = None if module is None else _leaves(module, prefix + own)
         if parts is None:
@@ -155,7 +160,8 @@ def _altered(module: nn.Module) -> bool:
 
 def _needed(layers: Sequence[Layer], last: int) -> Layers:
     """The layers on whose values the output depends, and all trained weights."""
-    wanted, kept = {last}, list[Layer]()
+    wanted = {last}
+    kept = list[Layer]()
     for layer in reversed(layers):
         if layer.output in wanted or (layer.kind is Kind.TENSOR and layer.owns):
             wanted.update(layer.sources)

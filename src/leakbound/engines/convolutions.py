@@ -68,7 +68,8 @@ class Patches:
         top, left = self.padding
         x = nn.functional.pad(x, (left, left, top, top)) if top or left else x
         batch, channel, row, column = x.stride()
-        (down, right), (high, wide) = self.stride, self.dilation
+        (down, right) = self.stride
+        (high, wide) = self.dilation
         steps = (channel, row * high, column * wide, batch, row * down, column * right)
         shape = (x.shape[1], *self.kernel, len(x), *self.sides)
         inner = x.shape[1] * self.kernel[0] * self.kernel[1]
@@ -95,10 +96,12 @@ class ConvolutionRule(Rule):
         self, given: Given, options: tuple[Any, ...], turned: list[int] | None = None
     ) -> None:
         super().__init__(given)
-        self.weight, self.bias = there(given.weights[0]), given.weights[1]
+        self.weight = there(given.weights[0])
+        self.bias = given.weights[1]
         *how, groups = options
         self.how = (*how, turned is not None, turned or [0] * len(how[0]), groups)
-        on_cpu, trained = self.weight.device.type == "cpu", not given.frozen
+        on_cpu = self.weight.device.type == "cpu"
+        trained = not given.frozen
         flat = self.weight.ndim == 4
         self.last = given.curved and trained and on_cpu and flat and kernels() == "packed"
 
@@ -197,7 +200,8 @@ class ChangingRule(Rule):
     def __init__(self, given: Given, options: tuple[Any, ...]) -> None:
         super().__init__(given)
         self.inner = there(given.weights[0])[0].numel()
-        self.columns, self.kernels = ColumnsRule(given, options), ConvolutionRule(given, options)
+        self.columns = ColumnsRule(given, options)
+        self.kernels = ConvolutionRule(given, options)
 
     def forward(self, x: Tensor) -> Tensor:
         few = _few(x, self.inner, math.prod(self.columns.patches.see(x.shape)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakbound.random import Source, normal
+from leakbound.randomness import Source, normal
 
 BYTES = 2**26
 
@@ -30,7 +30,8 @@ class RandomDirections:
         size = len(self.inputs)
         places = torch.arange(size, device=self.inputs.device)
         for drawn in self._drawn(max(1, step // size)):
-            which, directions = places.repeat(len(drawn)), drawn.flatten(0, 1)
+            which = places.repeat(len(drawn))
+            directions = drawn.flatten(0, 1)
             for at in range(0, len(which), step):
                 yield which[at : at + step], directions[at : at + step]
 

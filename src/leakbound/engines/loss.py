@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from leakbound.core import Loss
 from leakbound.losses import NamedLoss, named
-from leakbound.types import Loss
 
 
 class CrossEntropy:
@@ -16,7 +16,8 @@ class CrossEntropy:
     """
 
     def __init__(self, logits: Tensor, labels: Tensor, size: int) -> None:
-        self.chances, self.size = torch.softmax(logits, -1), size
+        self.chances = torch.softmax(logits, -1)
+        self.size = size
         self.mass: Tensor | None = None
         if labels.ndim == 1:
             deltas = torch.scatter(self.chances, 1, labels[:, None].long(), -1.0, reduce="add")
@@ -63,11 +64,13 @@ class _Elementwise:
         assert loss.slope is not None
         mean = loss.mean(logits)
         self.share = loss.scale / (size * logits[0].numel())
-        self.slope, self.labels = loss.slope(mean), labels
+        self.slope = loss.slope(mean)
+        self.labels = labels
         self.deltas = (mean - loss.target(logits, labels)).mul_(self.share)
 
     def moved(self, tangent: Tensor) -> tuple[Tensor, Tensor | None]:
-        change, labels = self.slope * tangent * self.share, self.labels
+        change = self.slope * tangent * self.share
+        labels = self.labels
         if not labels.is_floating_point():
             return change, None
         soft = tangent * -self.share
@@ -81,7 +84,8 @@ class _Traced:
 
     def __init__(self, loss: Loss, logits: Tensor, labels: Tensor) -> None:
         with torch.enable_grad():
-            self.logits, self.labels = logits.detach().requires_grad_(), labels.detach()
+            self.logits = logits.detach().requires_grad_()
+            self.labels = labels.detach()
             if labels.is_floating_point():
                 self.labels.requires_grad_()
             value = loss(self.logits, self.labels)
@@ -111,7 +115,8 @@ def closed(loss: Loss) -> bool:
 
 def head(loss: Loss, logits: Tensor, labels: Tensor, size: int | None = None) -> LossHead:
     """The derivatives at logits of `size` rows per batch; None: all are one batch."""
-    own, size = named(loss), len(logits) if size is None else size
+    own = named(loss)
+    size = len(logits) if size is None else size
     if own.name == "cross_entropy" and logits.ndim == 2:
         return CrossEntropy(logits, labels, size)
     if own.name == "cross_entropy" and logits.ndim > 2 and size == len(logits):

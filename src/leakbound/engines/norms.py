@@ -25,7 +25,8 @@ class FixedNormRule(Rule):
         super().__init__(given)
         self.weight, self.bias = given.weights
         self.mean, self.variance = map(there, given.buffers)
-        self.eps, self.rate = eps, torch.rsqrt(self.variance + eps)
+        self.eps = eps
+        self.rate = torch.rsqrt(self.variance + eps)
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = x
@@ -53,7 +54,8 @@ class FixedNormRule(Rule):
     def moved(self, delta: Tensor) -> Tensor:
         if self.curved:
             self._curve(delta)
-        change, weight = delta * self.scale, self.directions[0]
+        change = delta * self.scale
+        weight = self.directions[0]
         if weight is None:
             return change
         return change.addcmul_(self.delta, channels(weight * self.rate, delta))
@@ -99,7 +101,9 @@ class NormRule(Rule):
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
         weight, bias = (None if own is None else self._wide(own) for own in self.directions)
-        self.hat, own, self.changes = self._standard(), None, x is not None
+        self.hat = self._standard()
+        own = None
+        self.changes = x is not None
         if weight is not None:
             own = self.hat * weight if bias is None else torch.addcmul(bias, self.hat, weight)
         if x is None:

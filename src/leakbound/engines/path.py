@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from leakbound import client
 from leakbound._util import copies
-from leakbound.random import stream, uniform
-from leakbound.types import Task
+from leakbound.core import Task
+from leakbound.randomness import stream, uniform
 
 DRAWS = 20
 """Draws of the random generators for which a layer must get the same from an example."""
@@ -100,18 +100,21 @@ class Path:
         """(N, D) the examples behind what the layer got. Rows (N, D) and (N,) may be multiples of
         [input | 1]: these are the same multiples of the examples then.
         """
-        shift, scale = self.shift.to(inputs.device), self.scale.to(inputs.device)
+        shift = self.shift.to(inputs.device)
+        scale = self.scale.to(inputs.device)
         return self._sorted((inputs.double() - ones.double()[:, None] * shift) / scale).to(inputs)
 
     def spread(self, inputs: Tensor, ones: Tensor) -> Tensor:
         """(N, D) the variances of `back`, from those of its arguments."""
-        shift, scale = self.shift.to(inputs.device), self.scale.to(inputs.device)
+        shift = self.shift.to(inputs.device)
+        scale = self.scale.to(inputs.device)
         total = inputs.double() + ones.double()[:, None] * shift.square()
         return self._sorted(total / scale.square()).to(inputs)
 
     def folded(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Weights (units, D) and bias with the same outputs, for a layer that gets the example."""
-        shift, scale = self.shift.to(weight.device), self.scale.to(weight.device)
+        shift = self.shift.to(weight.device)
+        scale = self.scale.to(weight.device)
         moved = bias.double() + weight.double() @ shift
         return self._sorted(weight.double() * scale).to(weight), moved.to(bias)
 
@@ -136,7 +139,8 @@ def path_to(task: Task, shape: Sequence[int], name: str) -> Path:
     Raises:
         NoPath: the layer may get something else.
     """
-    known, key = _PATHS.setdefault(task.model, {}), (name, tuple(shape))
+    known = _PATHS.setdefault(task.model, {})
+    key = (name, tuple(shape))
     if key not in known or known[key][0] is not task.buffers:
         try:
             known[key] = task.buffers, _path_to(task, tuple(shape), name)
@@ -164,7 +168,8 @@ def _path_to(task: Task, shape: tuple[int, ...], name: str) -> Path:
         raise NoPath("the layer computes something else than a layer of its kind")
     found: list[Path] = []
     for mode, model in _modes(task):
-        each, failed = list[Path](), ""
+        each = list[Path]()
+        failed = ""
         # Some models treat one example in another way, or mix it with that of the call before.
         for at, count in enumerate((1, 1, 2, 2)):
             try:
@@ -194,7 +199,8 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
         NoPath: it does not.
     """
     example = example.to(task.parameters) if example.is_floating_point() else example
-    wanted, first = path.of(example), None
+    wanted = path.of(example)
+    first = None
     for _, model in _modes(task):
         tensors = _tensors(task)
         for count in (1, 2):
@@ -238,7 +244,8 @@ def unchanging(task: Task, inputs: Tensor, name: str, *, whole: bool = True) -> 
             drawn = list[bool]()
             watched = _watched(model, name, drawn, whole=whole)
             try:
-                generators, end = _generators(task, draw), suppress(_Entered)
+                generators = _generators(task, draw)
+                end = suppress(_Entered)
                 with generators, watched as seen, torch.no_grad(), end:
                     client.call(replace(task, model=model), tensors, inputs, twice=False)
             except Exception:  # batch norm in training mode takes no single value
@@ -310,7 +317,8 @@ def _watched(
     """What the layer gets; and whether numbers were drawn before. Unless `whole`, the run ends at
     the layer.
     """
-    seen, before = list[Tensor](), _drawn_so_far()
+    seen = list[Tensor]()
+    before = _drawn_so_far()
 
     def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.append(next(_tensors_in((args, kwargs))).detach().clone())
@@ -327,7 +335,8 @@ def _watched(
 
 
 def _traced(task: Task, model: nn.Module, inputs: Tensor, name: str) -> Path:
-    tensors, layer = _tensors(task), model.get_submodule(name)
+    tensors = _tensors(task)
+    layer = model.get_submodule(name)
     prefix = f"{name}." if name else ""
     own = [tensors[prefix + key] for key in ("weight", "bias") if prefix + key in tensors]
     trained = [value for key, value in tensors.items() if key in task.names]
@@ -386,7 +395,8 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, inputs: Tensor, own: Sequence[Tensor], trained: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.inside, self.drawn = False, False
+        self.inside = False
+        self.drawn = False
         self.problem: str | None = None
         self.entered: list[_State | str] = []
         self.kept: list[Any] = [inputs]  # no address is used twice
@@ -533,7 +543,8 @@ def _memory(tensor: Tensor) -> int:
 
 def _place(tensor: Tensor) -> _Place:
     with torch._C.DisableTorchFunction():
-        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        shape = tuple(tensor.shape)
+        stride = tuple(tensor.stride())
         return _memory(tensor), int(tensor.storage_offset()), shape, stride
 
 

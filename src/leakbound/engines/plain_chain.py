@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from leakbound.core import Task
 from leakbound.engines import weight_changes as changes
 from leakbound.engines.activations import Activation, Clamp, Rectifier
 from leakbound.engines.calls import sequence
@@ -24,9 +25,8 @@ from leakbound.engines.directions import BYTES, Directions, RandomDirections, fi
 from leakbound.engines.loss import example_delta_changes, example_deltas
 from leakbound.engines.reader import Kind, Layer, Unreadable, plain_weights, pools_first
 from leakbound.engines.weight_changes import Forward, PlainLayer, Power, convolution_adjoints
-from leakbound.random import Source
+from leakbound.randomness import Source
 from leakbound.task import weight_names
-from leakbound.types import Task
 
 _STRAIGHT = (Kind.RESHAPE, Kind.MAX_POOL, Kind.AVERAGE_POOL, Kind.ADAPTIVE_POOL)
 _SIZES: WeakKeyDictionary[nn.Module, dict[Any, int]] = WeakKeyDictionary()
@@ -53,7 +53,8 @@ def plan(task: Task, inputs: Tensor) -> Parts | None:
 
 
 def _computed(task: Task, layer: Layer) -> bool:
-    kind, function = layer.kind, layer.options.get("function")
+    kind = layer.kind
+    function = layer.options.get("function")
     if kind in (Kind.LINEAR, Kind.CONVOLUTION):
         return plain_weights(task.model.get_submodule(layer.name))
     if isinstance(function, Rectifier):
@@ -85,7 +86,9 @@ class ChainStep:
 
 class WeightedStep(ChainStep):
     def __init__(self, module: nn.Linear | nn.Conv2d, own: Mapping[str, Tensor], x: Tensor) -> None:
-        self.module, self.weight, self.seen = module, own["weight"], x
+        self.module = module
+        self.weight = own["weight"]
+        self.seen = x
 
     def of(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if isinstance(self.module, nn.Linear):
@@ -105,7 +108,9 @@ class WeightedStep(ChainStep):
 
 class ActivationStep(ChainStep):
     def __init__(self, slope: Tensor, second: Tensor | None) -> None:
-        self.slope, self.second, self.curved = slope, second, second is not None
+        self.slope = slope
+        self.second = second
+        self.curved = second is not None
 
     def push(self, moved: Tensor) -> Tensor:
         return moved * self.slope
@@ -122,7 +127,9 @@ class ActivationStep(ChainStep):
 
 class PoolStep(ChainStep):
     def __init__(self, places: Tensor, sides: torch.Size, overlapping: bool) -> None:
-        self.places, self.sides, self.overlapping = places, sides, overlapping
+        self.places = places
+        self.sides = sides
+        self.overlapping = overlapping
 
     def push(self, moved: Tensor) -> Tensor:
         places = self.places.flatten(2)
@@ -133,7 +140,8 @@ class PoolStep(ChainStep):
         return self.pull_moved(delta, delta[None], None)[0]
 
     def pull_moved(self, delta: Tensor, change: Tensor, moved: Tensor | None) -> Tensor:
-        change, places = change.flatten(-2), self.places.flatten(2)
+        change = change.flatten(-2)
+        places = self.places.flatten(2)
         wide = change.new_zeros(*change.shape[:-1], self.sides[0] * self.sides[1])
         places = places.expand(change.shape)
         if self.overlapping:
@@ -147,7 +155,8 @@ class StraightStep(ChainStep):
     """A layer without weights that is linear in its input: a flattening, a mean pool."""
 
     def __init__(self, module: nn.Module, shape: torch.Size) -> None:
-        self.module, self.shape = module, shape
+        self.module = module
+        self.shape = shape
 
     def push(self, moved: Tensor) -> Tensor:
         return _apart(moved, self.module)
@@ -206,7 +215,9 @@ class ChainPoint:
 
     def __init__(self, task: Task, parts: Parts, inputs: Tensor, labels: Tensor) -> None:
         tensors = task.tensors(task.parameters.detach())
-        self.task, self.labels, self.output = task, labels, inputs
+        self.task = task
+        self.labels = labels
+        self.output = inputs
         self.steps: list[tuple[str, ChainStep]] = []
         for name, module, function in parts:
             self.output, step = take(module, function, self.output, _own(tensors, name, module))
@@ -226,7 +237,8 @@ class ChainPoint:
     def inputs_moved(self, directions: Tensor) -> dict[str, Tensor]:
         """The input changes (k, n, D) of the plain Linear layers, along (k, n, *S)."""
         outer = [_trains(s) and changes.is_outer(s.module, s.seen) for _, s in self.steps]
-        found, moved = {}, directions
+        found = {}
+        moved = directions
         for at, (name, step) in enumerate(self.steps):
             if outer[at]:
                 found[name] = moved
@@ -265,7 +277,8 @@ class ChainPoint:
 
     def power(self, directions: Tensor, more: Mapping[str, Forward] | None = None) -> Power:
         """The sums (P,) over directions (k, n, *S) of each example's own squared changes."""
-        total, norm = {}, {}
+        total = {}
+        norm = {}
         for name, at in self._moved(directions):
             found = changes.powers(*at, more.get(name) if more else None)
             total[name] = {part: power.total for part, power in found.items()}
@@ -278,8 +291,10 @@ class ChainPoint:
         places = {name: slice(start, stop) for name, _, start, stop in self.task.layout}
         for name, (_, _, delta) in self._weighted():
             if name in more and f"{name}weight" in places:  # perhaps only its bias is trained
-                found, place = more[name].power(delta), places[f"{name}weight"]
-                total[place], norm[place] = found.total.flatten(), found.norm.flatten()
+                found = more[name].power(delta)
+                place = places[f"{name}weight"]
+                total[place] = found.total.flatten()
+                norm[place] = found.norm.flatten()
         return Power(total, norm)
 
     def along(self, directions: Tensor) -> Tensor:
@@ -304,7 +319,8 @@ class ChainPoint:
             moved = step.push(moved)
         change = example_delta_changes(self.task.loss, self.output, self.labels, moved)
         for at in reversed(range(self.first, len(self.steps))):
-            (name, step), delta = self.steps[at], self.deltas[at - self.first]
+            (name, step) = self.steps[at]
+            delta = self.deltas[at - self.first]
             before = seen.pop()
             if _trains(step):
                 assert before is not None  # kept above
@@ -350,7 +366,8 @@ class ChainPasses:
         key = (part.start, part.stop)
         if key not in self._last:
             self._last.clear()
-            x, y = self.inputs[part], self.labels[part]
+            x = self.inputs[part]
+            y = self.labels[part]
             self._last[key] = ChainPoint(self.task, self.parts, x, y)
         return self._last[key]
 
@@ -366,12 +383,14 @@ class ChainPasses:
         `more` holds the results of further directions for Linear inputs, by prefix.
         """
         parts: list[Power] = []
-        gradient, left = torch.zeros_like(self.task.parameters), 0
+        gradient = torch.zeros_like(self.task.parameters)
+        left = 0
         for part, directions in pairs.blocks(self.step()):
             point = self.point(part)
             own = {name: forward.of(part) for name, forward in (more or {}).items()}
             if part.start == left:  # not visited before
-                gradient, left = gradient + point.gradient(), part.stop
+                gradient = gradient + point.gradient()
+                left = part.stop
                 parts += [point.power_of(own)] if own else []
             for few in directions:
                 parts = [reduce(Power.plus, [*parts, point.power(few, own)])]
@@ -381,7 +400,8 @@ class ChainPasses:
         """The results of `forward` more directions per example for plain Linear layers' inputs."""
         squares: dict[str, Tensor] = {}
         fourths: dict[str, Tensor] = {}
-        size, pairs = len(self.inputs), RandomDirections(self.inputs, source, forward)
+        size = len(self.inputs)
+        pairs = RandomDirections(self.inputs, source, forward)
         for part, drawn in pairs.blocks(self.step(_CACHED)):
             for few in drawn:
                 for name, moved in self.point(part).inputs_moved(few).items():
@@ -418,7 +438,8 @@ class ChainPasses:
         return total / len(self.inputs)
 
     def _slices(self) -> list[slice]:
-        few, size = self.step(), len(self.inputs)
+        few = self.step()
+        size = len(self.inputs)
         return [slice(at, min(at + few, size)) for at in range(0, size, few)]
 
 
@@ -427,7 +448,9 @@ def elements(task: Task, parts: Parts, one: Tensor) -> int:
     known = _SIZES.setdefault(task.model, {})
     key = (one.shape, one.dtype, one.device)
     if key not in known:
-        tensors, kept, largest = task.tensors(task.parameters.detach()), one.numel(), 0
+        tensors = task.tensors(task.parameters.detach())
+        kept = one.numel()
+        largest = 0
         for name, module, function in parts:
             out, step = take(module, function, one, _own(tensors, name, module))
             largest = max(largest, one.numel() + out.numel())

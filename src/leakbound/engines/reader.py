@@ -86,7 +86,8 @@ def convolution(
     `turned`: a transposed convolution, with this padding of its output.
     """
     sides = len(kernel)
-    dilation, padding = _numbers(dilation, sides), 0 if padding == "valid" else padding
+    dilation = _numbers(dilation, sides)
+    padding = 0 if padding == "valid" else padding
     if isinstance(padding, str):
         spans = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         if any(span % 2 for span in spans):

@@ -61,7 +61,9 @@ class Rule:
     """
 
     def __init__(self, given: Given) -> None:
-        self.moving, self.curved, self.frozen = given.moving, given.curved, given.frozen
+        self.moving = given.moving
+        self.curved = given.curved
+        self.frozen = given.frozen
         self.gradients = given.gradients
         self.directions: Sequence[Tensor | None] = (None,) * len(given.weights)
 
@@ -110,7 +112,8 @@ class SumRule(Rule):
     """The sum of two values, of which one may broadcast."""
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
-        self.shapes, value = (x.shape, other.shape), x + other
+        self.shapes = (x.shape, other.shape)
+        value = x + other
         self.shape = value.shape
         return value
 
@@ -128,7 +131,8 @@ class BilinearRule(Rule):
     """A product of two values; subclasses say which."""
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
-        self.x, self.other = x, other
+        self.x = x
+        self.other = other
         return self.of(x, other)
 
     def backward(self, delta: Tensor) -> Back:
@@ -141,7 +145,8 @@ class BilinearRule(Rule):
         return own if other is None else self.of(self.x, other, own)
 
     def moved(self, delta: Tensor) -> Back:
-        x, other = self.left(delta, self.other), self.right(self.x, delta)
+        x = self.left(delta, self.other)
+        other = self.right(self.x, delta)
         first, second = self.changes
         if self.moving:  # else there was no delta
             x = x if second is None else self.left(self.delta, second, x)
@@ -188,7 +193,8 @@ class MatrixProductRule(BilinearRule):
 
     def tangent(self, x: Tensor | None, other: Tensor | None) -> Tensor | None:
         stacks = (None if own is None else _stack(own) for own in (x, other))
-        own, (first, second) = super().tangent(*stacks), self.shapes
+        own = super().tangent(*stacks)
+        (first, second) = self.shapes
         return None if own is None else own.view(*first[:-1], second[-1])
 
     def moved(self, delta: Tensor) -> Back:
@@ -295,7 +301,8 @@ class MaxPoolRule(Rule):
     def forward(self, x: Tensor) -> Tensor:
         value, self.places = _max_pool(x, *self.options)
         if self.x is None or self.x.shape != x.shape or self.x.stride() != x.stride():
-            self.back, self.back_change = torch.empty_like(x), torch.empty_like(x)
+            self.back = torch.empty_like(x)
+            self.back_change = torch.empty_like(x)
         self.x = x
         return value
 
@@ -305,7 +312,8 @@ class MaxPoolRule(Rule):
         places = self.places
         if places.is_contiguous():
             return x.flatten(2).gather(2, places.flatten(2)).view(places.shape)
-        rows, order = x.permute(0, 2, 3, 1).flatten(1, 2), places.permute(0, 2, 3, 1)
+        rows = x.permute(0, 2, 3, 1).flatten(1, 2)
+        order = places.permute(0, 2, 3, 1)
         return rows.gather(1, order.flatten(1, 2)).view(order.shape).permute(0, 3, 1, 2)
 
     def backward(self, delta: Tensor) -> Tensor | None:
@@ -382,10 +390,12 @@ class LinearRule(Rule):
 
     def __init__(self, given: Given) -> None:
         super().__init__(given)
-        self.weight, self.bias = there(given.weights[0]), given.weights[1]
+        self.weight = there(given.weights[0])
+        self.bias = given.weights[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        self.shape, self.x = x.shape, _rows(x)
+        self.shape = x.shape
+        self.x = _rows(x)
         return self._value(nn.functional.linear(self.x, self.weight, self.bias))
 
     def backward(self, delta: Tensor) -> Back:
@@ -458,7 +468,8 @@ class StraightCallRule(Rule):
 
     def __init__(self, given: Given, call: Call, live: tuple[bool, ...]) -> None:
         super().__init__(given)
-        self.call, self.live = call, live
+        self.call = call
+        self.live = live
 
     def forward(self, *xs: Tensor) -> Tensor:
         leaves = [

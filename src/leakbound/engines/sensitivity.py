@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.func import grad, jvp, vmap
 
 from leakbound import check, client
+from leakbound.core import NotApplicable, Task
 from leakbound.engines import plain_chain, taps
 from leakbound.engines.directions import Directions, RandomDirections, UnitDirections, fitting
 from leakbound.engines.loss import closed
 from leakbound.engines.plain_chain import ChainPasses, ChainPoint
 from leakbound.engines.weight_changes import Forward, Power, power_of
-from leakbound.random import Source, normal
-from leakbound.types import NotApplicable, Task
+from leakbound.randomness import Source, normal
 
 __all__ = [
     "ESTIMATORS",
@@ -133,7 +133,7 @@ def sensitivity(
     (`batch`, k = 10).
 
     Example:
-        >>> from leakbound.random import stream
+        >>> from leakbound.randomness import stream
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
         >>> x, y = torch.ones(1, 1, 2, 2), torch.tensor([0])
         >>> sensitivity(Task.of(model), x, y, stream(0), estimator="exact").values.shape
@@ -170,9 +170,12 @@ def sensitivity(
 
 
 def _drawn(passes: ChainPasses | AnyPasses, source: Source, k: int, forward: int) -> Sensitivity:
-    name, more, size = "per_sample", None, len(passes.inputs)
+    name = "per_sample"
+    more = None
+    size = len(passes.inputs)
     if forward and isinstance(passes, ChainPasses):
-        name, more = "with_forward", passes.forward_only(source, k, forward)
+        name = "with_forward"
+        more = passes.forward_only(source, k, forward)
     power, gradient = passes.powers(RandomDirections(passes.inputs, source, k), more)
     # a draw is q = ||.||^2 chi2_1: its variance 2 ||.||^4 is two thirds of its mean square
     error = power.norm * (math.sqrt(2 / 3) / (k * size**2))
@@ -182,14 +185,16 @@ def _drawn(passes: ChainPasses | AnyPasses, source: Source, k: int, forward: int
 
 
 def _batch(passes: ChainPasses | AnyPasses, source: Source, directions: int) -> Sensitivity:
-    task, inputs = passes.task, passes.inputs
+    task = passes.task
+    inputs = passes.inputs
     step = passes.chunk or fitting(_elements(task, inputs), inputs, limit=2**25)
     total = torch.zeros_like(task.parameters)
     for start in range(0, directions, step):
         count = min(step, directions - start)
         drawn = torch.stack([normal(inputs.shape, source, like=inputs) for _ in range(count)])
         total = total + passes.along(drawn).square().sum(0)
-    values, spread = total / directions, math.sqrt(2 / directions)
+    values = total / directions
+    spread = math.sqrt(2 / directions)
     relative = spread if bool((values > 0).any()) else 0.0
     return Sensitivity(values, passes.gradient(), values * spread, relative, "batch", directions)
 
@@ -214,22 +219,30 @@ class AnyPasses:
         self, pairs: Directions, more: Mapping[str, Forward] | None = None
     ) -> tuple[Power, Tensor]:
         """As `ChainPasses.powers`; `more` is None here."""
-        task, inputs, labels = self.task, self.inputs, self.labels
-        found, size = taps.plan(task, inputs, labels), len(inputs)
+        task = self.task
+        inputs = self.inputs
+        labels = self.labels
+        found = taps.plan(task, inputs, labels)
+        size = len(inputs)
         wide = found.elements if found else _elements(task, inputs[:1])
         sums: Power | None = None
         gradient: Tensor | None = None
-        left, covered = size if pairs.leading else 0, pairs.leading
+        left = size if pairs.leading else 0
+        covered = pairs.leading
         for places, tangents in pairs.rounds(self.chunk or fitting(wide, inputs)):
-            x, y, fresh = inputs[places], labels[places], min(left, len(places))
+            x = inputs[places]
+            y = labels[places]
+            fresh = min(left, len(places))
             fast = taps.powers(task, found, x, y, tangents, fresh) if found else None
             if fast:
                 part, first = fast
                 if first is not None:
                     gradient = first / size if gradient is None else gradient + first / size
             else:
-                part, covered = power_of(pair_changes(task, x, y, tangents)), covered and not fresh
-            sums, left = part if sums is None else sums.plus(part), left - fresh
+                part = power_of(pair_changes(task, x, y, tangents))
+                covered = covered and not fresh
+            sums = part if sums is None else sums.plus(part)
+            left = left - fresh
         assert sums is not None  # a batch has at least one example
         return sums, self.gradient() if gradient is None or not covered else gradient
 
@@ -286,7 +299,8 @@ def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tup
         return client.pure_gradient(task, inputs, labels), changes
     with torch.no_grad():
         passes = ChainPasses(task, inputs, labels, None, parts)
-        changes, gradient = passes.along(directions), passes.gradient()
+        changes = passes.along(directions)
+        gradient = passes.gradient()
     if task.kept is not None:
         return gradient * task.kept, changes * task.kept
     return gradient, changes

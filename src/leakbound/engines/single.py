@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import client
+from leakbound.core import Task
 from leakbound.engines import norms, rules
 from leakbound.engines.base import Pulled, kernels
 from leakbound.engines.calls import read
@@ -30,8 +31,7 @@ from leakbound.engines.convolutions import convolution
 from leakbound.engines.loss import LossHead, head
 from leakbound.engines.reader import Kind, Layer, Layers, Shape, pools_first
 from leakbound.engines.rules import Back, Given, Rule, Some
-from leakbound.random import normal
-from leakbound.types import Task
+from leakbound.randomness import normal
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Layers | None]] = WeakKeyDictionary()
 EXACT = (1e-7, 1e-7)
@@ -92,7 +92,8 @@ class Single:
     cells = 1
 
     def __init__(self, task: Task, plan: Layers, row: Tensor | None = None) -> None:
-        self.task, self.layers = task, plan
+        self.task = task
+        self.layers = plan
         tensors = task.tensors(task.parameters.detach())
         curved = row is not None
         self.row = torch.zeros_like(task.parameters, requires_grad=False) if row is None else row
@@ -105,7 +106,8 @@ class Single:
             still = {name: torch.zeros_like(tensors[name]) for name in own if name not in places}
             unread = {name: torch.empty_like(value) for name, value in still.items()}
             self.frozen.append(still)
-            weights, buffers = _chosen(layer.weights, tensors), _chosen(layer.buffers, task.buffers)
+            weights = _chosen(layer.weights, tensors)
+            buffers = _chosen(layer.buffers, task.buffers)
             gradients = _chosen(layer.weights, {**places, **unread})
             given = Given(weights, buffers, gradients, layer.moving, curved)
             self.rules.append(RULES[layer.kind](given, **layer.options))
@@ -170,11 +172,13 @@ class LocalSteps:
     cells = 1
 
     def __init__(self, task: Task, layers: Layers) -> None:
-        self.task, self.rate = task, task.plan.learning_rate
+        self.task = task
+        self.rate = task.plan.learning_rate
         self.start = task.parameters.detach()
         self.steps = [Single(task, layers)]
         row = torch.empty_like(self.start)  # each gradient is added up before the next is written
-        self.total, self.along = torch.empty_like(self.start), torch.empty_like(self.start)
+        self.total = torch.empty_like(self.start)
+        self.along = torch.empty_like(self.start)
         for _ in range(1, task.plan.steps):
             own = replace(task, parameters=self.start.clone())
             self.steps.append(Single(own, layers, row))
@@ -182,7 +186,8 @@ class LocalSteps:
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        self.inputs, self.labels = inputs.detach(), labels.detach()
+        self.inputs = inputs.detach()
+        self.labels = labels.detach()
         size = self.task.plan.batch_size or inputs.shape[1]
         parts = [slice(at, at + size) for at in range(0, inputs.shape[1], size)]
         self.parts = [parts[at % len(parts)] for at in range(len(self.steps))]
@@ -197,10 +202,12 @@ class LocalSteps:
     def pull(self, cotangent: Tensor) -> Pulled:
         if self.inputs is None:
             raise ValueError("pull was called before gradient; call gradient first")
-        along, slopes = self.along.copy_(cotangent[0]), torch.zeros_like(self.inputs)
+        along = self.along.copy_(cotangent[0])
+        slopes = torch.zeros_like(self.inputs)
         soft = torch.zeros_like(self.labels) if self.labels.is_floating_point() else None
         for at in reversed(range(len(self.steps))):
-            step, part = self.steps[at], self.parts[at]
+            step = self.steps[at]
+            part = self.parts[at]
             pulled = step.pull(along[None])
             slopes[:, part] += pulled.inputs
             if soft is not None and pulled.labels is not None:
@@ -254,7 +261,8 @@ def _plan(task: Task, shape: Shape, curved: bool) -> Layers | None:
 
 def _weights_of_no_one(task: Task) -> Tensor:
     """Arbitrary weights: what is inferred of a model must not depend on the first caller."""
-    source, parts = torch.Generator().manual_seed(0), list[Tensor]()
+    source = torch.Generator().manual_seed(0)
+    parts = list[Tensor]()
     for _, shape, _, _ in task.layout:
         drawn = normal(shape, source, like=task.parameters)
         wide = len(shape) > 1
@@ -267,7 +275,8 @@ def _agrees(
     task: Task, found: Layers, shape: Shape, within: tuple[float, float], curved: bool
 ) -> bool:
     """Whether gradient and derivatives equal autograd's, at random inputs and cotangent."""
-    source, weights = torch.Generator().manual_seed(0), task.parameters
+    source = torch.Generator().manual_seed(0)
+    weights = task.parameters
     size = 2 if curved or task.coupled else 1
     x = normal((size, *shape), source, like=weights).requires_grad_()
     labels = torch.zeros(len(x), dtype=torch.long, device=x.device)

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from leakbound import client
-from leakbound.types import Task
+from leakbound.core import Task
 
 _BRANCHES = {"__bool__", "__float__", "__index__", "__int__", "item", "numpy", "tolist"}
 """Functions by which Python learns the values of a tensor."""
@@ -112,7 +112,8 @@ class _Recorder(TorchFunctionMode):
         self.numbers = {id(inputs): 0}
         self.kept: list[Any] = [inputs]  # no address is used twice
         self.made: set[int] = set()
-        self.found, self.count = Recording(), 1
+        self.found = Recording()
+        self.count = 1
 
     def __torch_function__(
         self, func: Any, types_: Any, args: Any = (), kwargs: dict[str, Any] | None = None

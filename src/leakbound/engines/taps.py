@@ -24,6 +24,7 @@ from torch.nn.grad import conv2d_input
 from torch.overrides import TorchFunctionMode
 
 from leakbound import client
+from leakbound.core import Task
 from leakbound.engines.weight_changes import (
     Power,
     Tapped,
@@ -31,7 +32,6 @@ from leakbound.engines.weight_changes import (
     tapped_gradient,
     tapped_powers,
 )
-from leakbound.types import Task
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, TapPlan | None]] = WeakKeyDictionary()
 
@@ -79,7 +79,8 @@ def powers(
     sums: dict[str, Power] = {}
     gradients: dict[str, Tensor] = {}
     for name, tapped in taps.items():
-        module, prefix = task.model.get_submodule(name), f"{name}." if name else ""
+        module = task.model.get_submodule(name)
+        prefix = f"{name}." if name else ""
         own = _own(tensors, prefix)
         each = tapped_powers(module, tapped, own)
         sums |= {prefix + key: power for key, power in each.items()}
@@ -205,7 +206,8 @@ def _trial(
         moving = one.repeat(rows, *[1] * (one.ndim - 1)).requires_grad_()
         with _recorded(task.model, names) as calls:
             output = client.call(task, {**task.buffers, **leaves}, moving)
-        taps, uses = _fitting(calls, rows), _uses(output)
+        taps = _fitting(calls, rows)
+        uses = _uses(output)
         for name, (a, _) in (taps or {}).items():
             own = _own(leaves, f"{name}." if name else "")
             alone = _uses(functional_call(task.model.get_submodule(name), own, (a.detach(),)))
@@ -217,7 +219,8 @@ def _trial(
 def _uses(output: Tensor) -> Counter[int]:
     """How often each leaf, by its id, enters the graph behind `output`."""
     uses: Counter[int] = Counter()
-    todo, met = [output.grad_fn], {output.grad_fn}
+    todo = [output.grad_fn]
+    met = {output.grad_fn}
     while todo:
         node = todo.pop()
         for after, _ in () if node is None else node.next_functions:
@@ -276,7 +279,9 @@ class _Constant(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:
-        ctx.weight, ctx.how, ctx.shape = weight, how, x.shape
+        ctx.weight = weight
+        ctx.how = how
+        ctx.shape = x.shape
         return _mapped(x, weight, bias, how)
 
     @staticmethod

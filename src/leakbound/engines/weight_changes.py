@@ -42,7 +42,8 @@ class Power(NamedTuple):
 def power_of(changes: Tensor) -> Power:
     """The sums over pairs of squared changes (N, *T), each (*T)."""
     square = changes.square()
-    total, top = square.sum(0), square.amax().clamp_min(torch.finfo(square.dtype).tiny)
+    total = square.sum(0)
+    top = square.amax().clamp_min(torch.finfo(square.dtype).tiny)
     # float32 loses squares below 1e-19; relative to the largest they are harmless
     return Power(total, square.div_(top).square_().sum(0).sqrt_().mul_(top))
 
@@ -164,8 +165,12 @@ def _outer_power(a: Tensor, da: Tensor, d: Tensor, dd: Tensor, forward: Forward 
     (a, da), left = _scaled(a, da)
     (d, dd), right = _scaled(d, dd)
     scale = (left * right).square()
-    a2, d2, da2, dd2 = a * a, d * d, da * da, dd * dd
-    mixed_a, mixed_d = a * da, d * dd
+    a2 = a * a
+    d2 = d * d
+    da2 = da * da
+    dd2 = dd * dd
+    mixed_a = a * da
+    mixed_d = d * dd
     share = forward.share if forward else 1.0
     squares = _summed([dd2.sum(0), 2 * mixed_d, d2], [a2, mixed_a, share * da2.sum(0)])
     if forward:
@@ -173,7 +178,8 @@ def _outer_power(a: Tensor, da: Tensor, d: Tensor, dd: Tensor, forward: Forward 
         middle = a2 * ((3 + 3 * share) * da2 + (3 - 3 * share) * other)
         last = 12 * share * mixed_a * other
     else:
-        middle, last = 6 * a2 * da2, 4 * mixed_a * da2
+        middle = 6 * a2 * da2
+        last = 4 * mixed_a * da2
     fourths = _summed(
         [(dd2 * dd2).sum(0), 4 * dd2 * mixed_d, dd2 * d2, mixed_d * d2, d2 * d2],
         [a2 * a2, a2 * mixed_a, middle, last, share**2 * (da2 * da2).sum(0)],
@@ -202,7 +208,8 @@ def _each(module: PlainLayer, a: Tensor, da: Tensor, d: Tensor, dd: Tensor) -> I
     """Every pair's change of the weight, (few, *weight.shape), a few pairs at a time."""
     step = max(1, _TOGETHER // module.weight.numel())
     for along, part in _parts(da.shape[0], da.shape[1], step):
-        dx, dy = da[along, part], dd[along, part]
+        dx = da[along, part]
+        dy = dd[along, part]
         # two "examples" a pair, whose gradients are added: (a, dd) and (da, d)
         x, y = (
             torch.stack([one, two]).flatten(1, 2)
@@ -227,7 +234,8 @@ def _parts(directions: int, examples: int, step: int) -> Iterator[tuple[slice, s
 
 def _of_each(module: nn.Conv2d, x: Tensor, y: Tensor) -> Tensor:
     """Weight gradients (m, *weight.shape), each summed over s, from x and y (s, m, ...)."""
-    weight, count = module.weight, x.shape[1]
+    weight = module.weight
+    count = x.shape[1]
     if weight.numel() > _GROUPED or 1 < module.in_channels < 8:
         each = [
             convolution_adjoints(module, y[:, i], x[:, i], weight, inputs=False)
@@ -235,7 +243,8 @@ def _of_each(module: nn.Conv2d, x: Tensor, y: Tensor) -> Tensor:
         ]
         return torch.stack(each)
     wide = weight.new_empty(count * weight.shape[0], *weight.shape[1:])  # only its sides are used
-    x, y = x.flatten(1, 2), y.flatten(1, 2)
+    x = x.flatten(1, 2)
+    y = y.flatten(1, 2)
     found = convolution_adjoints(module, y, x, wide, inputs=False, groups=count)
     return found.view(count, *weight.shape)
 
@@ -282,10 +291,14 @@ def _tapped_weight_power(module: nn.Module, tapped: Tapped) -> Power:
     if a.ndim == 2:
         return _tapped_outer_power(tapped)
     if isinstance(module, nn.Conv2d):
-        d, dd, view = d.flatten(2), dd.flatten(2), _Windows(module, a)
+        d = d.flatten(2)
+        dd = dd.flatten(2)
+        view = _Windows(module, a)
     else:
         a, da, d, dd = (part.flatten(1, -2) for part in (a, da, d, dd))
-        d, dd, view = d.mT, dd.mT, None
+        d = d.mT
+        dd = dd.mT
+        view = None
     sums: list[Power] = []
     shape: torch.Size = module.weight.shape  # type: ignore[assignment]
     step = view.step if view else len(a)
@@ -327,8 +340,11 @@ def _tapped_outer_power(tapped: Tapped) -> Power:
     (a, da), left = _scaled(tapped.a, tapped.da)
     (d, dd), right = _scaled(tapped.d, tapped.dd)
     scale = (left * right).square()
-    left2, mixed, right2 = dd * dd, dd * d, d * d
-    rows2, columns2 = torch.cat([left2, 2 * mixed, right2]), torch.cat([a * a, a * da, da * da])
+    left2 = dd * dd
+    mixed = dd * d
+    right2 = d * d
+    rows2 = torch.cat([left2, 2 * mixed, right2])
+    columns2 = torch.cat([a * a, a * da, da * da])
     squares = rows2.T @ columns2
     rows4 = [left2 * left2, 4 * left2 * mixed, 6 * mixed * mixed, 4 * mixed * right2]
     first, cross, last = columns2.chunk(3)

@@ -58,7 +58,9 @@ class Applied:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Import and run the app inside this block; Flower's functions are put back after it."""
-        local, fixed, adaptive = "LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod"
+        local = "LocalDpMod"
+        fixed = "fixedclipping_mod"
+        adaptive = "adaptiveclipping_mod"
         places: list[tuple[Any, str, Callable[[Any], Any]]] = [
             (Strategy, "start", self._start),
             (client_apps, "make_ffn", _with_mods),
@@ -79,7 +81,8 @@ class Applied:
 
         def call(message: Message, context: Any) -> Message:
             records = list(message.content.array_records.values())
-            self._steps, self._rates = [], set()
+            self._steps = []
+            self._rates = set()
             self._keys = list(records[0]) if len(records) == 1 else []
             with watched_seals(self._sealed):
                 reply: Message = app(message, context)
@@ -92,10 +95,12 @@ class Applied:
         found = {declared.NOTE: text} if (text := self._note_of_server()) else {}
         if not self._steps:
             return found
-        want, kept = digest(only_arrays(reply.content, "the reply")[1]), list[AppliedStep]()
+        want = digest(only_arrays(reply.content, "the reply")[1])
+        kept = list[AppliedStep]()
         for step in reversed(self._steps):
             if step.out == want:
-                kept, want = [step, *kept], step.given
+                kept = [step, *kept]
+                want = step.given
                 if step.anew:
                     break
         who = " and ".join(dict.fromkeys(step.who for step in kept or self._steps))
@@ -138,7 +143,8 @@ class Applied:
             bound = signature.bind(*given, **named)
             bound.apply_defaults()
             values = bound.arguments
-            self.strategy, self.rounds = values["self"], values.get("num_rounds")
+            self.strategy = values["self"]
+            self.rounds = values.get("num_rounds")
             self.arrays = values.get("initial_arrays")
             return real(*given, **named)
 
@@ -152,7 +158,9 @@ class Applied:
 
             def change(*given: Any, **named: Any) -> Any:
                 values = list(signature.bind(*given, **named).arguments.values())
-                arrays, level, before = values[0], float(values[-1]), self._digest(values[0])
+                arrays = values[0]
+                level = float(values[-1])
+                before = self._digest(values[0])
                 found = real(*given, **named)
                 if level > 0:
                     self._step(f"Flower's {mod}", [link(level)], before, arrays)

@@ -30,7 +30,9 @@ def error_reply(message: Message, reason: str, *, raised: bool = False) -> Messa
 
 def take_identity(run_id: int) -> None:
     """Flower stamps messages with the identity of the process, which is the node's here."""
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
+    TaskIdentity.task_id = 1
+    TaskIdentity.run_id = run_id
+    TaskIdentity.node_id = 1
 
 
 def empty_run(run_id: int) -> Run:

@@ -170,7 +170,8 @@ def describe(
         clip, noise, claim = _server(rule, effects)
         local = facts.Local()
     elif noise.at == "none" and not rule.known:
-        noise, clip = facts.Noise(), facts.ClipFacts() if clip.kind == "none" else clip
+        noise = facts.Noise()
+        clip = facts.ClipFacts() if clip.kind == "none" else clip
     if noise.seeded is None and noise.at != "none":
         noise = msgspec.structs.replace(noise, seeded=seeded)
     who = _participation(rule, population, replies)
@@ -202,7 +203,8 @@ def describe(
 def _rule(strategy: Any) -> ServerRule:
     while type(strategy).__module__.startswith("leakbound."):  # `Watched`, `WatchedSum`
         strategy = strategy.strategy
-    noisy, inner = None, strategy
+    noisy = None
+    inner = strategy
     while hasattr(inner, "strategy"):
         if noisy is None and (flower_name(inner) or "").startswith("DifferentialPrivacy"):
             noisy = inner
@@ -231,9 +233,11 @@ def _effects(mod: Any, rule: ServerRule) -> Iterator[ModEffect]:
 
 
 def _of_link(mod: DefenseMod, link: Any) -> ModEffect:
-    name, replayed = f"DefenseMod({link!r})", mod.seed is not None
+    name = f"DefenseMod({link!r})"
+    replayed = mod.seed is not None
     rate = mod.setup.learning_rate
-    gradient, rate = isinstance(rate, str), 1.0 if isinstance(rate, str) else rate
+    gradient = isinstance(rate, str)
+    rate = 1.0 if isinstance(rate, str) else rate
     if isinstance(link, Clip):
         own = facts.ClipFacts(norm=rate * link.clip_norm, kind="l2", at="client")
         return ModEffect(name, clip=own, gradient=gradient)
@@ -246,7 +250,8 @@ def _of_link(mod: DefenseMod, link: Any) -> ModEffect:
         return ModEffect(name, noise=level, gradient=gradient)
     if type(link) is GaussianMechanism:  # not one whose noise is correlated over rounds
         level = facts.Noise(multiplier=link.noise_multiplier, at="optimizer", seeded=replayed)
-        steps, batch = mod.setup.steps, mod.setup.batch_size
+        steps = mod.setup.steps
+        batch = mod.setup.batch_size
         local = facts.Local(steps=steps, batch=batch, normalizer="realized")
         return ModEffect(name, noise=level, local=local)
     if isinstance(link, LaplaceNoise):
@@ -294,7 +299,8 @@ def _server(
 def _clip(rule: ServerRule, norm: float | None, at: Any) -> facts.ClipFacts:
     if norm is None or not rule.adapts:
         return facts.ClipFacts(norm=norm, kind="l2", at=at)
-    own, wrong = rule.noisy, bool(faults.of_adaptive(rule.name))
+    own = rule.noisy
+    wrong = bool(faults.of_adaptive(rule.name))
     adaptive = facts.Adaptive(
         quantile=own.target_clipped_quantile,
         rate=own.clip_norm_lr,
@@ -321,11 +327,13 @@ def _weights(rule: ServerRule) -> Any:
 def _participation(
     rule: ServerRule, population: int | None, replies: int | None
 ) -> facts.Participation:
-    inner, said = rule.inner, getattr(rule.noisy, "num_sampled_clients", None)
+    inner = rule.inner
+    said = getattr(rule.noisy, "num_sampled_clients", None)
     share = getattr(inner, "fraction_train", getattr(inner, "fraction_fit", None))
     least = getattr(inner, "min_train_nodes", getattr(inner, "min_fit_clients", None))
     if rule.strict:
-        replies, held = said, rule.noisy.accountant.config.population_size
+        replies = said
+        held = rule.noisy.accountant.config.population_size
         population = held if population is None else population
     if share is None or least is None:
         return facts.Participation(cohort=said, population=population, replies=replies)
@@ -339,7 +347,8 @@ def _participation(
 
 def _divided(rule: ServerRule, noise: facts.Noise, cohort: int) -> tuple[facts.Noise, facts.Claim]:
     """The noise on the sum of the clients that are really sampled."""
-    said, z = rule.noisy.num_sampled_clients, noise.multiplier or 0.0
+    said = rule.noisy.num_sampled_clients
+    z = noise.multiplier or 0.0
     because = f"it is divided by num_sampled_clients = {said}, and {cohort} clients are sampled"
     return (
         msgspec.structs.replace(noise, multiplier=z * cohort / said),
@@ -364,7 +373,8 @@ def _of_flower(
     sent = {name: (tuple(v.shape), str(v.dtype)) for name, v in (arrays or {}).items()}
     bare = next((name for name, (shape, _) in sent.items() if not shape), None)
     whole = next((name for name, (shape, kind) in sent.items() if shape and "int" in kind), None)
-    adaptive, who = given.clip.adaptive, given.participation
+    adaptive = given.clip.adaptive
+    who = given.participation
     ratio = None
     if adaptive is not None and adaptive.rate is not None and adaptive.quantile is not None:
         ratio = math.exp(min(700.0, adaptive.rate * (1 - adaptive.quantile)))

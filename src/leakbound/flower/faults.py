@@ -150,7 +150,8 @@ def _reply(values: Values, **metrics: int) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    logger, state = logging.getLogger("flwr"), np.random.get_state()  # noqa: NPY002
+    logger = logging.getLogger("flwr")
+    state = np.random.get_state()  # noqa: NPY002
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:

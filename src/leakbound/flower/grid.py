@@ -14,7 +14,8 @@ from flwr.serverapp import Grid, ServerApp
 from leakbound import check
 from leakbound.flower.compat import delivered, empty_run, error_reply, log, take_identity
 
-POLLS, APART = 3, 0.5
+POLLS = 3
+APART = 0.5
 """So many questions for nodes in a row, so many seconds apart, wait for nodes that never come."""
 
 
@@ -47,10 +48,13 @@ class InProcessGrid(Grid):
     ) -> None:
         check.count(clients=clients)
         take_identity(run_id)
-        self._app, self._run_id, self._on_exchange = client_app, run_id, on_exchange
+        self._app = client_app
+        self._run_id = run_id
+        self._on_exchange = on_exchange
         self._replies: dict[str, Message] = {}
         self._count = 0
-        self._polls, self._polled = 0, 0.0
+        self._polls = 0
+        self._polled = 0.0
         self.contexts: dict[int, Context] = {}
         for number in range(clients):
             node = number + 2  # 1 is the server
@@ -92,7 +96,8 @@ class InProcessGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Get every client's answer, in the order of the messages."""
-        names, self._polls = [], 0
+        names = []
+        self._polls = 0
         for message in messages:
             self._count += 1
             names.append(str(self._count))

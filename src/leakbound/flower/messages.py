@@ -29,7 +29,8 @@ HEADER = 10_000
 """The most bytes of an array's own header; longer ones are rejected unread."""
 COUNTS = ("num-examples", "num_examples")
 """Metrics in which clients report their number of examples."""
-SENT, REPLY = "the server's message", "the reply"
+SENT = "the server's message"
+REPLY = "the reply"
 _STORAGE = "numpy.ndarray"
 _KINDS = {"f": "floating-point", "i": "whole", "u": "whole", "b": "boolean"}
 _TYPES = (
@@ -207,7 +208,8 @@ def load(records: RecordDict, key: str, owner: str, defense: Chain) -> Any:
     """
     if f"{key}.tree" not in records:
         return None
-    kept, arrays = records[f"{key}.tree"], records[f"{key}.arrays"]
+    kept = records[f"{key}.tree"]
+    arrays = records[f"{key}.arrays"]
     if not isinstance(kept, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise ValueError(f"the state under {key!r} is not what was stored there; start a new run")
     if kept["owner"] != owner:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util import files
+from leakbound.core import Exact, Law, Task, Unit, Unknown, Update
 from leakbound.defenses.base import Defense, NoDefense, chain
 from leakbound.flower import messages
 from leakbound.flower.compat import error_reply
@@ -26,9 +27,8 @@ from leakbound.meter.client import BROKEN, REFUSED, keep, logger, note, released
 from leakbound.meter.defended import Tapped, distinct
 from leakbound.meter.setup import Setup, refuse_thawed
 from leakbound.protocol import resolve
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.tensors import flat
-from leakbound.types import Exact, Law, Task, Unit, Unknown, Update
 
 ROUNDS = "leakbound.meter"
 
@@ -77,7 +77,9 @@ class LeakMeter:
         path: Path | str | None = None,
     ) -> None:
         check.count(every=every)
-        self.setup, self.policy, self.release = setup, policy or Policy(), release
+        self.setup = setup
+        self.policy = policy or Policy()
+        self.release = release
         self.defense = None if defense is None else chain(defense)
         self.every = every
         self.path = None if path is None else Path(path)

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor
 
+from leakbound.core import Guarantee, Update
 from leakbound.defenses.base import Chain, Defense, chain
 from leakbound.flower import messages
 from leakbound.flower.compat import error_reply, flower_name, log
@@ -31,9 +32,8 @@ from leakbound.meter.defended import (
     public_text,
 )
 from leakbound.meter.setup import Setup, refuse_thawed
-from leakbound.random import Source, secure, stream
+from leakbound.randomness import Source, secure, stream
 from leakbound.tensors import flat
-from leakbound.types import Guarantee, Update
 
 ANSWERED = "the reply of the train function"
 CHANGING = frozenset({"LocalDpMod", "adaptiveclipping_mod", "fixedclipping_mod"})
@@ -129,7 +129,9 @@ class _FlowerRound:
 
     def __init__(self, mod: DefenseMod, message: Message, context: Context, depth: int) -> None:
         """Read and check the message and the stored state; decide from which weights to start."""
-        self.defense, self.setup, self.context = mod.defense, mod.setup, context
+        self.defense = mod.defense
+        self.setup = mod.setup
+        self.context = context
         config = settings(message, context)
         source: Source = secure()
         if mod.seed is not None:

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from flwr.app import Message
 from torch import Tensor
 
+from leakbound.core import Batch, Update
 from leakbound.defenses.base import Chain
 from leakbound.flower.messages import digest, only_arrays
 from leakbound.meter.defended import Tapped
-from leakbound.types import Batch, Update
 
 T = TypeVar("T")
 _TAP: ContextVar[Tapped | None] = ContextVar("leakbound_tap", default=None)
@@ -124,7 +124,8 @@ def seal(reply: Message, defense: Chain, **about: Any) -> None:
 
     Call it outside of `collecting`.
     """
-    outer, watch = _INSIDE.get(), _WATCH.get()
+    outer = _INSIDE.get()
+    watch = _WATCH.get()
     if outer is None and watch is None:
         return
     own = Seal(defense, digest(only_arrays(reply.content, "the reply")[1]), **about)

@@ -78,7 +78,9 @@ class Watched(Strategy):
         self.strategy = strategy
         self.rounds = checked_rounds(rounds)
         self.captures: list[Capture] = []
-        self._out, self._on_round, self._rate = out, on_round, learning_rate
+        self._out = out
+        self._on_round = on_round
+        self._rate = learning_rate
         self._sent: dict[int, Message] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -155,7 +157,8 @@ class WatchedSum(SumStrategy):
         self.strategy = strategy
         self.rounds = checked_rounds(rounds)
         self.captures: list[Capture] = []
-        self._rate, self._out = learning_rate, out
+        self._rate = learning_rate
+        self._out = out
         self._before: dict[str, Tensor] = {}
 
     initialize_parameters = _passed_on("initialize_parameters")
@@ -277,7 +280,9 @@ def capture_app(
         ValueError: the folder has no Flower app, the code does not import, or no requested reply
             came.
     """
-    wanted, say, place = checked_rounds(rounds), on_progress or (lambda text: None), Path(folder)
+    wanted = checked_rounds(rounds)
+    say = on_progress or (lambda text: None)
+    place = Path(folder)
     about = _about(place)
     known = _flat(about.get("config", {}))
     for key in run_config or {}:
@@ -339,8 +344,13 @@ class _CapturingGrid(InProcessGrid):
         **given: Any,
     ) -> None:
         super().__init__(*app, **given, on_exchange=self._keep)
-        self.round, self.seen, self.written = 0, set[int](), list[Path]()
-        self._wanted, self._out, self._say, self._declared = wanted, out, say, declared
+        self.round = 0
+        self.seen = set[int]()
+        self.written = list[Path]()
+        self._wanted = wanted
+        self._out = out
+        self._say = say
+        self._declared = declared
         self._said = {""}
         self.problem: str | None = None
         self.refusal: ValueError | None = None
@@ -350,7 +360,8 @@ class _CapturingGrid(InProcessGrid):
         messages = list(messages)
         if any(is_train(message) for message in messages):
             self._stop_when_done()
-            self.round, self.problem = self.round + 1, None
+            self.round = self.round + 1
+            self.problem = None
             self._say(f"round {self.round}: {len(messages)} clients train")
         names = super().push_messages(messages)
         if self.problem is not None and self.round not in self.seen:
@@ -464,7 +475,8 @@ def _refuse_namesake(folder: Path, package: str) -> None:
 @contextmanager
 def _importing(folder: Path) -> Iterator[None]:
     """Put the folder first in the import path; its modules are removed afterwards."""
-    place, known = str(folder.resolve()), set(sys.modules)
+    place = str(folder.resolve())
+    known = set(sys.modules)
     sys.path.insert(0, place)
     importlib.invalidate_caches()
     try:

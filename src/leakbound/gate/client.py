@@ -21,7 +21,7 @@ from leakbound.audit.context import module_of
 from leakbound.gate import noise
 from leakbound.gate.noise import Array, Spans
 from leakbound.gate.policy import BROKEN, HOLDS, UNSURE, ClientPolicy, NamedModel, Requirement
-from leakbound.random import stream, uniform
+from leakbound.randomness import stream, uniform
 from leakbound.registry import spec_of
 from leakbound.risk.deployment import Deployment, parse
 from leakbound.risk.deployment.file import read
@@ -75,8 +75,11 @@ def declared_of(own: ClientPolicy, given: Deployment) -> Declared:
     Raises:
         ValueError: the file does not say so much of one client's release.
     """
-    bound, std, at = given.clip.l2, std_of(given.clip, given.noise), given.noise.at
-    examples, batch = given.clip.kind == "example", own.batch or given.local.batch
+    bound = given.clip.l2
+    std = std_of(given.clip, given.noise)
+    at = given.noise.at
+    examples = given.clip.kind == "example"
+    batch = own.batch or given.local.batch
     if at in ("server", "none"):
         std = 0.0
     elif at not in ("client", "optimizer") or (at == "optimizer") != examples:
@@ -142,7 +145,8 @@ def _sent(seen: Sent) -> Requirement:
 
 def _reported(own: ClientPolicy, given: Deployment, facts: dict[str, Any]) -> Requirement:
     """The client's settings beside the deployment's, key by key."""
-    said, stated = _leaves(msgspec.to_builtins(parse(facts))), _leaves(msgspec.to_builtins(given))
+    said = _leaves(msgspec.to_builtins(parse(facts)))
+    stated = _leaves(msgspec.to_builtins(given))
     wrong = [
         f"{key} is {value!r}, stated {stated[key]!r}"
         for key, value in said.items()
@@ -171,7 +175,10 @@ def _both(own: ClientPolicy, declared: Declared) -> list[Sent]:
     if sys.platform == "linux":  # twice as fast; macOS's own libraries do not stand a fork
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
-    end, ends, workers, found = time.monotonic() + own.seconds, [], [], list[Sent]()
+    end = time.monotonic() + own.seconds
+    ends = []
+    workers = []
+    found = list[Sent]()
     try:
         for _ in range(2):
             here, there = context.Pipe(duplex=False)
@@ -215,11 +222,13 @@ def built(own: NamedModel) -> torch.nn.Module:
 
 
 def _called(own: ClientPolicy, declared: Declared) -> Sent:
-    net, calls = built(own), own.repeats // 2
+    net = built(own)
+    calls = own.repeats // 2
     expected = {n: tuple(p.shape) for n, p in net.named_parameters() if p.requires_grad}
     if sum(p.numel() for p in net.parameters()) * calls * 6 > MOST:
         raise ValueError("the model is too large for so many repeats; give a smaller one")
-    function, batches = user_code.find("update", own.update), _batches(own, declared)
+    function = user_code.find("update", own.update)
+    batches = _batches(own, declared)
     shapes: dict[str, tuple[int, ...]] = {}
     rows: dict[str, list[Array]] = {name: [] for name in batches}
     for _ in range(calls):
@@ -228,7 +237,8 @@ def _called(own: ClientPolicy, declared: Declared) -> Sent:
             shapes |= {str(key): value.shape for key, value in sent.items()}
             kept = [sent[key].ravel() for key in expected if key in sent]
             rows[name].append(np.concatenate([*kept, np.zeros(0)]))
-    spans, at = {}, 0
+    spans = {}
+    at = 0
     for key in expected:
         if key in sent:
             spans[key] = slice(at, at := at + sent[key].size)
@@ -247,12 +257,14 @@ def _batches(own: ClientPolicy, declared: Declared) -> dict[str, tuple[torch.Ten
     example of each.
     """
     low, high = own.input_range
-    shape, labels = (declared.batch, *own.input_shape), torch.arange(declared.batch) % own.classes
+    shape = (declared.batch, *own.input_shape)
+    labels = torch.arange(declared.batch) % own.classes
     plain, large = (
         factor * (low + (high - low) * uniform(shape, stream(0, "gate", name)))
         for name, factor in (("plain", 1.0), ("large", LARGE))
     )
-    mixed, zero = torch.cat([plain[:-1], large[-1:]]), 0 * labels
+    mixed = torch.cat([plain[:-1], large[-1:]])
+    zero = 0 * labels
     found = {"plain": (plain, labels), "large": (large, zero)}
     if declared.change is not None:
         found["replaced"] = (mixed, torch.cat([labels[:-1], zero[-1:]]))

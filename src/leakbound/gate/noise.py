@@ -46,11 +46,14 @@ def contrasts(rows: Array) -> Array:
 
 def faults_of(rows: Array, spans: Spans, *, ratio: float, level: float) -> Iterator[str]:
     """What is wrong with the noise of releases (n, P), over std."""
-    whole, signal = contrasts(rows), len(rows) * ratio**2  # the most energy that signals add
+    # the most energy that signals add
+    whole = contrasts(rows)
+    signal = len(rows) * ratio**2
     count = len(whole)
     for name, span in spans.items():
         own = whole[:, span]
-        energy, number = float(np.square(own).sum()), own.size
+        energy = float(np.square(own).sum())
+        number = own.size
         low = stats.chi2.cdf(energy, number) < level
         if low or energy > _upper(number, signal, level):
             share = math.sqrt(energy / number)
@@ -68,7 +71,8 @@ def faults_of(rows: Array, spans: Spans, *, ratio: float, level: float) -> Itera
     limit = math.sqrt(signal) - float(special.ndtri(level / 2))
     for (name, span), (other, at) in combinations(spans.items(), 2):
         size = min(span.stop - span.start, at.stop - at.start)
-        one, two = whole[:, span][:, :size], whole[:, at][:, :size]
+        one = whole[:, span][:, :size]
+        two = whole[:, at][:, :size]
         if abs(float((one * two).sum())) > limit * float(np.linalg.norm(two)):
             yield f"{name} and {other} have the same noise"
 
@@ -79,7 +83,8 @@ def norm_of(
     """The norm of the signal behind a mean (P,) with noise of this variance; whether it is above
     the bound; its estimate, and from where on it is.
     """
-    energy, size = float(np.square(mean).sum()), mean.size
+    energy = float(np.square(mean).sum())
+    size = mean.size
     if not variance:
         norm = math.sqrt(energy)
         return f"{norm:.3g}", not energy <= bound**2 * (1 + 1e-5), (norm, bound)
@@ -107,5 +112,6 @@ def _nearest(rows: Array) -> tuple[float, tuple[int, int]]:
 
 def _distance(values: Array) -> float:
     """The largest difference from the normal distribution function."""
-    below, steps = special.ndtr(np.sort(values, None)), np.arange(values.size + 1) / values.size
+    below = special.ndtr(np.sort(values, None))
+    steps = np.arange(values.size + 1) / values.size
     return float(max((steps[1:] - below).max(), (below - steps[:-1]).max()))

@@ -162,7 +162,8 @@ def read(path: Path) -> GatePolicy:
 
 def _tables(what: str, text: str, table: dict[str, Any]) -> Iterator[tuple[str, int, Any]]:
     for kind, rows in table.items():
-        place, key = 0, kind
+        place = 0
+        key = kind
         try:
             if kind not in KINDS:
                 raise ValueError(f"there is no table {kind!r}; {check.closest(kind, KINDS)}")

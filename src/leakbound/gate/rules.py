@@ -44,7 +44,8 @@ def decide(
     """
     found = []
     for kind, place, own in policy.tables:
-        rows, subject = list[Requirement](), f"{kind} {place + 1}"
+        rows = list[Requirement]()
+        subject = f"{kind} {place + 1}"
         code = [getattr(own, key, None) for key in ("update", "facts", "model", "plan")]
         say("checking " + ", ".join([subject, *filter(None, code)]))
         try:
@@ -109,13 +110,15 @@ def _of_audit(own: policies.AuditPolicy, base: Path, workers: int) -> Iterator[R
 
 def _run(own: policies.AuditPolicy, base: Path, workers: int) -> folder.Run:
     """The audit's records; of a plan, after it has run within its time."""
-    place, end = None if own.folder is None else base / own.folder, time.monotonic() + own.seconds
+    place = None if own.folder is None else base / own.folder
+    end = time.monotonic() + own.seconds
     if own.plan is None:
         assert place is not None  # asked by the policy
         return folder.read(place)
 
     def watch(now: Progress) -> None:
-        left, need = end - time.monotonic(), now.left or 0.0
+        left = end - time.monotonic()
+        need = now.left or 0.0
         if now.done < now.total and (left < 0 or (not now.done and need > left)):
             raise ValueError(
                 f"the audit of {own.plan} takes about {need:.0f} s more, with {left:.0f} of "
@@ -162,7 +165,8 @@ def _no_worse(
         words = f"{len(higher)} of {len(rows)}; about {0.025 * len(rows):.1f} by chance"
         stated = f"at most {own.higher_scores} attacks score visibly higher"
         words = "; ".join([words, *labels, *found.grave])
-        answer, numbers = UNSURE if found.grave else answer, (len(higher), own.higher_scores)
+        answer = UNSURE if found.grave else answer
+        numbers = (len(higher), own.higher_scores)
         yield Requirement("higher_scores", stated, words, answer, numbers=numbers)
 
 
@@ -170,7 +174,9 @@ def _cost(
     own: policies.AuditPolicy, limit: float, found: dict[tuple[str, str], tables.Accuracy]
 ) -> Requirement:
     """Decided by the interval over training seeds: by its upper end it holds, by its lower not."""
-    words, answers, means = [], list[Answer](), list[float]()
+    words = []
+    answers = list[Answer]()
+    means = list[float]()
     for (_, label), row in found.items():
         if label == tables.title(tables.NO_DEFENSE) or not _counts(own, label):
             continue
@@ -187,7 +193,8 @@ def _cost(
         means.append(mean)
         words.append(f"{label}: {mean:.2f} [{low:.2f}, {high:.2f}], {row.lost.n} seeds")
     if not answers:
-        words, answers = ["there is no training of a defense ([utility])"], [UNSURE]
+        words = ["there is no training of a defense ([utility])"]
+        answers = [UNSURE]
     stated = f"a defense costs at most {limit:g} points of accuracy"
     numbers = (max(means), limit) if means else None
     return Requirement("accuracy_cost", stated, "; ".join(words), worst(answers), numbers=numbers)
@@ -201,7 +208,8 @@ def _of_deployment(
     given, mistakes = file.read(path)
     words = [f"{one.name}: {one.text}" for one in mistakes[:SHOWN]]
     allowed = own.mistakes or 0
-    found, many = "; ".join([str(len(mistakes)), *words]), len(mistakes) > allowed
+    found = "; ".join([str(len(mistakes)), *words])
+    many = len(mistakes) > allowed
     stated = f"{own.file} has at most {allowed} mistakes"
     where = (str(path), mistakes[0].line) if many else ("", None)
     answer: Answer = BROKEN if many else HOLDS
@@ -230,7 +238,8 @@ def _of_deployment(
                 found = "infinite" if value is None else f"at most {format_upper(value, 4)}"
                 answer = HOLDS if value is not None and value <= limit else BROKEN
                 if row.missing and answer == BROKEN:  # it may be the worst case of what is missing
-                    answer, found = UNSURE, f"{found}; not stated: {', '.join(row.missing)}"
+                    answer = UNSURE
+                    found = f"{found}; not stated: {', '.join(row.missing)}"
                 stated = f"{key} at most {limit:g} {at} {of}"
                 numbers = None if value is None else (value, limit)
                 yield Requirement(key, stated, found, answer, numbers=numbers)

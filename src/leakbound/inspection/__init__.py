@@ -7,6 +7,7 @@ that is no proof of safety: a server that knows the marks can avoid them (`BLIND
 
 from __future__ import annotations
 
+from leakbound.core import Batch, Task
 from leakbound.inspection.trials import on_probes, tried
 from leakbound.inspection.weights import (
     MANY,
@@ -21,7 +22,6 @@ from leakbound.inspection.weights import (
     parallel_rows,
     zeroed,
 )
-from leakbound.types import Batch, Task
 
 __all__ = [
     "BLIND_SPOTS",
@@ -35,7 +35,8 @@ __all__ = [
     "statistics",
 ]
 
-LEAST_PROBES, MOST_PROBES = 64, 256
+LEAST_PROBES = 64
+MOST_PROBES = 256
 
 KINDS = (
     *("imprint", "near-duplicate rows", "imprint on probes", "equal columns"),
@@ -71,7 +72,7 @@ def inspect(
     Example:
         >>> import torch
         >>> from leakbound import models
-        >>> from leakbound.random import stream, uniform
+        >>> from leakbound.randomness import stream, uniform
         >>> from leakbound.attacks import RobbingTheFed
         >>> def of(images):
         ...     net = models.mlp(input_shape=(1, 6, 6), classes=3, generator=stream(0, "model"))

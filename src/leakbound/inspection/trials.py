@@ -9,17 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import client
+from leakbound.core import NotApplicable, Task
 from leakbound.inspection.weights import MANY, LayerFinding, LayerRows, evened, layers, parallel
-from leakbound.random import normal, stream, uniform
-from leakbound.types import NotApplicable, Task
+from leakbound.randomness import normal, stream, uniform
 
-SAME_ANSWERS, LOUD = 0.999, 1000.0
-RARE, MOSTLY, FEWEST_UNITS = 0.25, 0.9, 16
+SAME_ANSWERS = 0.999
+LOUD = 1000.0
+RARE = 0.25
+MOSTLY = 0.9
+FEWEST_UNITS = 16
 FEW_IMAGES = 4
 
 
 def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[LayerFinding]:
-    found, flat = [], inputs.flatten(1)
+    found = []
+    flat = inputs.flatten(1)
     fits = [la for la in layers if la.linear and la.rows.shape[1] == flat.shape[1]]
     try:
         with torch.no_grad():  # two images show which layers see them

@@ -13,14 +13,20 @@ import scipy
 import torch
 from torch import Tensor, nn
 
-from leakbound.types import Task
+from leakbound.core import Task
 
 MANY = 4.0
 """This many similar units are a mark."""
-PARALLEL, EQUAL_COLUMNS = 0.99, 0.999
-FEW_WEIGHTS, FEWEST_SIGNS, BALANCED = 8.0, 32, 0.22
-UNLIKELY, APART, HEAVY = 12.0, 10.0, 8.0
-CENTERS, CHUNK = 4096, 256
+PARALLEL = 0.99
+EQUAL_COLUMNS = 0.999
+FEW_WEIGHTS = 8.0
+FEWEST_SIGNS = 32
+BALANCED = 0.22
+UNLIKELY = 12.0
+APART = 10.0
+HEAVY = 8.0
+CENTERS = 4096
+CHUNK = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,11 +149,13 @@ def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS)
     if len(index) == 0:
         return []
     unit = even[index] / even[index].norm(dim=1, keepdim=True)
-    count, best = -1, unit[0]
+    count = -1
+    best = unit[0]
     for part in unit[:: -(-len(unit) // CENTERS)].split(CHUNK):
         near = (part @ unit.T >= least).sum(1)
         if int(near.max()) > count:
-            count, best = int(near.max()), part[int(near.argmax())]
+            count = int(near.max())
+            best = part[int(near.argmax())]
     return [int(i) for i in index[unit @ best >= least]]
 
 
@@ -198,8 +206,10 @@ def balanced_signs(layer: LayerRows) -> LayerFinding:
     """
     count = (layer.rows != 0).sum(1)
     used = count >= FEWEST_SIGNS
-    count, rows = count[used], layer.rows[used]
-    strength, hits = 0.0, 0
+    count = count[used]
+    rows = layer.rows[used]
+    strength = 0.0
+    hits = 0
     if len(count):
         gap = (rows > 0).sum(1) - (rows < 0).sum(1)
         hits = int((gap.abs() <= BALANCED * count.double().sqrt()).sum())
@@ -217,7 +227,8 @@ def _chance_of_balance(count: Tensor) -> float:
     sizes, often = torch.unique(count, return_counts=True)
     n = sizes.double().numpy()
     reach = BALANCED * n**0.5
-    most, least = (n + reach) // 2, -((reach - n) // 2)
+    most = (n + reach) // 2
+    least = -((reach - n) // 2)
     inside = scipy.stats.binom.cdf(most, n, 0.5) - scipy.stats.binom.cdf(least - 1, n, 0.5)
     return float((inside * often.numpy()).sum() / often.sum())
 

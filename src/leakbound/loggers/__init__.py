@@ -140,7 +140,9 @@ def _content(found: Found) -> LoggedContent:
 
 def _of_gate(found: Sequence[Requirement]) -> LoggedContent:
     """`holds` is 1 or 0, and missing where it cannot be decided."""
-    key, taken, numbers = "leakbound/check", set[str](), dict[str, float]()
+    key = "leakbound/check"
+    taken = set[str]()
+    numbers = dict[str, float]()
     words = {f"{key}/answer": reports.summary(found)}
     for one in found:
         name = _name(taken, key, one.subject, one.key)
@@ -155,9 +157,11 @@ def _of_gate(found: Sequence[Requirement]) -> LoggedContent:
 def _of_run(place: Path) -> LoggedContent:
     """Numbers by the names of report.json; the rank of a verdict is 0 (the worst) to 9."""
     check_report()
-    run, taken = folder.read(place), set[str]()
+    run = folder.read(place)
+    taken = set[str]()
     subject = evidence.of_run(run, {}, accountant_of(epsilon, DELTA), images=False)
-    told, made = subject.sign_off, subject.provenance
+    told = subject.sign_off
+    made = subject.provenance
     key = _name(taken, "leakbound", subject.name)
     counts = Counter(row.verdict for row in subject.configurations)
     numbers = {_name(taken, f"{key}/verdicts", word): float(counts[word]) for word in VERDICTS}

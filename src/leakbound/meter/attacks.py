@@ -13,7 +13,7 @@ from leakbound.attacks.analytic import input_layer
 from leakbound.attacks.base import Attack, seen_task
 from leakbound.attacks.planted import chosen, in_front
 from leakbound.attacks.trap import Trap
-from leakbound.types import (
+from leakbound.core import (
     NotApplicable,
     Observation,
     Reconstruction,
@@ -38,7 +38,8 @@ class PlantedLayer(Attack):
         name = input_layer(task, observation.input_shape)
         parts = task.tensors()
         prefix = f"{name}." if name else ""
-        rows, bias = parts[f"{prefix}weight"].double(), parts[f"{prefix}bias"].double()
+        rows = parts[f"{prefix}weight"].double()
+        bias = parts[f"{prefix}bias"].double()
         members = inspection.parallel(rows)
         even, most = inspection.evened(rows)
         level = bias / most.clamp_min(1e-300) / even.norm(dim=1).clamp_min(1e-300)

@@ -9,11 +9,11 @@ from typing import Any
 
 from leakbound._util import files
 from leakbound.assess.record import UNDECIDED
+from leakbound.core import Batch, Guarantee, Task, Update
 from leakbound.defenses.base import Chain
 from leakbound.inspection import LayerFinding
 from leakbound.meter.reading import EXPERIMENT, Decision, Policy, Reading, measure
-from leakbound.random import stream
-from leakbound.types import Batch, Guarantee, Task, Update
+from leakbound.randomness import stream
 
 REFUSED = "refused by the client's policy"
 BROKEN = "the leak meter could not evaluate the update; the client's log says why"

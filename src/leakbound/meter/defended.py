@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check, losses
-from leakbound.defenses.base import Chain, Defense
-from leakbound.protocol import resolve, step
-from leakbound.random import Source, stream
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     ClientContext,
     Gaussian,
@@ -24,6 +21,9 @@ from leakbound.types import (
     Unit,
     Update,
 )
+from leakbound.defenses.base import Chain, Defense
+from leakbound.protocol import resolve, step
+from leakbound.randomness import Source, stream
 
 MARK = "leakbound-experiment-only"
 """Marks an update whose noise came from a seed."""
@@ -53,9 +53,15 @@ class DefendedRound:
     def __init__(
         self, defense: Chain, task: Task, source: Source, *, tap: str, stored: Any = None
     ) -> None:
-        self.defense, self.task, self.start, self.source = defense, task, task, source
-        self.anew, self.rate = computes_anew(defense), task.plan.learning_rate
-        self._tap, self._state, self._previous = tap, None, None
+        self.defense = defense
+        self.task = task
+        self.start = task
+        self.source = source
+        self.anew = computes_anew(defense)
+        self.rate = task.plan.learning_rate
+        self._tap = tap
+        self._state = None
+        self._previous = None
         if stored is not None:
             self._state, links = stored
             if links is not None:  # as resolved in an earlier round
@@ -99,7 +105,8 @@ class DefendedRound:
 
         `sizes` (P,) are what is sent (or close to it), and `step` the relative step of its type.
         """
-        law, rate = update.law, self.rate
+        law = update.law
+        rate = self.rate
         if not isinstance(law, Gaussian | Laplace):
             return
         spread = law.scale if isinstance(law, Laplace) else torch.as_tensor(law.variance).sqrt()

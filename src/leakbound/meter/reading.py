@@ -30,15 +30,7 @@ from leakbound.assess.verdict import verdict
 from leakbound.attacks import LinearInversion, infer_labels, label_accuracy
 from leakbound.attacks.base import Attack
 from leakbound.client import gradient
-from leakbound.defenses import Chain, NoDefense
-from leakbound.domains import Domain, of_shape
-from leakbound.inspection import KINDS, NOT_SAFE, LayerFinding, inspect
-from leakbound.meter.attacks import PlantedLayer
-from leakbound.risk import limits
-from leakbound.risk.limits import ErrorBoundSpec
-from leakbound.risk.released import Released, refuse_side_information
-from leakbound.risk.success import RiskSpec, model_probability, sample_probability
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     Exact,
     Guarantee,
@@ -49,6 +41,14 @@ from leakbound.types import (
     Unit,
     Update,
 )
+from leakbound.defenses import Chain, NoDefense
+from leakbound.domains import Domain, of_shape
+from leakbound.inspection import KINDS, NOT_SAFE, LayerFinding, inspect
+from leakbound.meter.attacks import PlantedLayer
+from leakbound.risk import limits
+from leakbound.risk.limits import ErrorBoundSpec
+from leakbound.risk.released import Released, refuse_side_information
+from leakbound.risk.success import RiskSpec, model_probability, sample_probability
 
 STAND_INS = 32
 """Public images whose outputs replace the batch's when labels are inferred."""
@@ -64,7 +64,9 @@ COUNTED = (
 Values = tuple[float | None, ...]
 ACTIONS = ("ignore", "warn", "refuse")
 REFUSALS = ("error", "send nothing useful")
-SEND, WARN, REFUSE = "send", "warn", "refuse"
+SEND = "send"
+WARN = "warn"
+REFUSE = "refuse"
 
 BLIND_TO_LABELS = ThreatModel(labels_known=False)
 
@@ -298,10 +300,11 @@ def measure(
             input range.
 
     Example:
-        >>> from leakbound import models, protocol, random
-        >>> net = models.mlp(input_shape=(1, 6, 6), classes=3, generator=random.stream(0, "model"))
-        >>> task, source = Task.of(net, classes=3), random.stream(0, "batch")
-        >>> batch = Batch(random.uniform((1, 1, 6, 6), source), torch.tensor([2]))
+        >>> from leakbound import models, protocol, randomness
+        >>> weights = randomness.stream(0, "model")
+        >>> net = models.mlp(input_shape=(1, 6, 6), classes=3, generator=weights)
+        >>> task, source = Task.of(net, classes=3), randomness.stream(0, "batch")
+        >>> batch = Batch(randomness.uniform((1, 1, 6, 6), source), torch.tensor([2]))
         >>> update = protocol.send(task, batch, NoDefense(), source)
         >>> reading = measure(task, update, batch=batch, source=source)
         >>> reading.verdict, reading.decision.action, reading.labels
@@ -344,7 +347,8 @@ class _Case:
         return (sum(self.update.examples) if self.batch is None else self.batch.size,)
 
     def read(self, findings: tuple[LayerFinding, ...], began: float) -> Reading:
-        policy, seen = self.policy, self.view()
+        policy = self.policy
+        seen = self.view()
         criterion = Criterion.of(self.domain, psnr=policy.psnr, share=policy.share)
         attacks = (LinearInversion(), PlantedLayer(), *policy.attacks)  # closed forms are cheap
         ran = [self.attacked(attack, seen, criterion) for attack in attacks]
@@ -371,7 +375,9 @@ class _Case:
         )
 
     def view(self) -> Observation:
-        threat, batch, update = self.policy.threat, self.batch, self.update
+        threat = self.policy.threat
+        batch = self.batch
+        update = self.update
         return Observation(
             update=update.seen(defense_known=threat.defense_known),
             task=self.task,
@@ -385,7 +391,8 @@ class _Case:
 
     def doubt(self) -> str | None:
         """Why the batch may not be the training batch, if nothing else changed the update."""
-        batch, update = self.batch, self.update
+        batch = self.batch
+        update = self.update
         plain = not self.defense.links and isinstance(update.law, Exact) and len(update.rows) == 1
         if batch is None or not plain:
             return None
@@ -405,7 +412,8 @@ class _Case:
         """The available bounds, and why others are missing."""
         if self.seeded:
             return (), (EXPERIMENT,)
-        policy, released = self.policy, self.released(criterion)
+        policy = self.policy
+        released = self.released(criterion)
         found: list[Bound] = []
         notes: list[str] = []
         try:
@@ -460,7 +468,9 @@ class _Case:
     def attacked(
         self, attack: Attack, seen: Observation, criterion: Criterion
     ) -> tuple[AttackOutcome, Values]:
-        began, scores, baseline = time.perf_counter(), Values(), Values()
+        began = time.perf_counter()
+        scores = Values()
+        baseline = Values()
         matched: tuple[bool, ...] = ()
         facts: tuple[Fact, ...] = ()
         try:
@@ -474,7 +484,8 @@ class _Case:
                     decoys=self.decoys,
                 )
                 scores = found.metrics[self.domain.metric]
-                matched, baseline = found.matched, found.baseline
+                matched = found.matched
+                baseline = found.baseline
         except NotApplicable as error:
             problem = f"not applicable: {error.reason}"
         seconds = time.perf_counter() - began

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
+from leakbound.core import Batch, LocalPlan, Loss, Task
 from leakbound.domains import Domain
 from leakbound.task import trained
-from leakbound.types import Batch, LocalPlan, Loss, Task
 
 MOST_BYTES = 2**32
 """The most bytes of arrays in one message."""

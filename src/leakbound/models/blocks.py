@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound._util.modules import unfilled
 from leakbound._util.recurrent import step_by_step
-from leakbound.random import normal, uniform
+from leakbound.randomness import normal, uniform
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -28,7 +28,8 @@ _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.RNNBase)
 _WITH_RESET = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d)
 
 
-IMAGE, SERIES = ("channels", "height", "width"), ("channels", "times")
+IMAGE = ("channels", "height", "width")
+SERIES = ("channels", "times")
 
 
 def checked_shape(

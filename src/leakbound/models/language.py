@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound.models.adapters import AdapterLayer
 from leakbound.models.blocks import initialized
-from leakbound.random import normal
+from leakbound.randomness import normal
 
 TURNS = 10_000.0
 """The base of the wavelengths of rotary positions."""
@@ -28,18 +28,23 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, causal: bool, rotary: bool) -> None:
         super().__init__()
-        self.heads, self.causal, self.rotary = heads, causal, rotary
-        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.heads = heads
+        self.causal = causal
+        self.rotary = rotary
+        self.before = nn.LayerNorm(width)
+        self.after = nn.LayerNorm(width)
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.out = nn.Linear(width, width)
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         seen = self.before(x)
         parts = (layer(seen) for layer in (self.query, self.key, self.value))
         query, key, value = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
         if self.rotary:
-            query, key = _turned(query), _turned(key)
+            query = _turned(query)
+            key = _turned(key)
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
         if mask is not None:
             hidden = mask[:, None, None, :].logical_not()
@@ -100,8 +105,10 @@ def _turned(x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     rates = TURNS ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
     angles = torch.arange(x.shape[-2], device=x.device, dtype=x.dtype)[:, None] * rates
-    one, two = x[..., :half], x[..., half:]
-    cos, sin = angles.cos(), angles.sin()
+    one = x[..., :half]
+    two = x[..., half:]
+    cos = angles.cos()
+    sin = angles.sin()
     return torch.cat([one * cos - two * sin, one * sin + two * cos], -1)
 
 
@@ -214,7 +221,8 @@ def _built(
     **given: Any,
 ) -> nn.Module:
     """The model with these settings, after a check of them."""
-    width, heads = given["width"], given["heads"]
+    width = given["width"]
+    heads = given["heads"]
     check.count(classes=classes, vocabulary=vocabulary, width=width, heads=heads)
     check.count(layers=given["layers"])
     if len(shape) != 1:

@@ -19,7 +19,7 @@ from leakbound.models.blocks import (
     new_activation,
     new_norm,
 )
-from leakbound.random import normal
+from leakbound.randomness import normal
 
 
 def mlp(
@@ -324,7 +324,8 @@ def headed(
     )
 
     def head() -> nn.Module:
-        inner, outer = nn.Linear(features, width), nn.Linear(width, classes)
+        inner = nn.Linear(features, width)
+        outer = nn.Linear(width, classes)
         return nn.Sequential(
             OrderedDict(inner=inner, activation=new_activation(activation), outer=outer)
         )

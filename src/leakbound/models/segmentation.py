@@ -19,9 +19,11 @@ class _Segmenter(nn.Module):
         def block(before: int, after: int) -> nn.Module:
             return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), new_activation(activation))
 
-        self.first, self.second = block(channels, width), block(width, 2 * width)
+        self.first = block(channels, width)
+        self.second = block(width, 2 * width)
         self.middle = block(2 * width, 2 * width)
-        self.third, self.last = block(4 * width, width), block(2 * width, width)
+        self.third = block(4 * width, width)
+        self.last = block(2 * width, width)
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:

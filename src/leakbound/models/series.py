@@ -81,7 +81,8 @@ class _Recurrent(nn.Module):
 
     def __init__(self, layer: nn.RNNBase, classes: int, pooling: str) -> None:
         super().__init__()
-        self.layer, self.head = layer, nn.Linear(layer.hidden_size, classes)
+        self.layer = layer
+        self.head = nn.Linear(layer.hidden_size, classes)
         self.pooling = pooling
 
     def forward(self, x: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ from leakbound.risk.deployment.nvflare import (
     workflows_in,
 )
 
-META, SERVER, CLIENT = "meta", "config_fed_server", "config_fed_client"
+META = "meta"
+SERVER = "config_fed_server"
+CLIENT = "config_fed_client"
 NO_CHANGE = "ConvertWeights"
 """NVFlare 2.9 clears the task's data before filters of results run, so it changes nothing."""
 FORMATS = (".json", ".conf", ".yml")
@@ -75,7 +77,8 @@ def capture_job(
     check.count(clients=clients)
     check.positive(seconds=seconds)
     wanted = ServerWatch(str(out), rounds).rounds
-    say, place = on_progress or (lambda text: None), Path(folder).resolve()
+    say = on_progress or (lambda text: None)
+    place = Path(folder).resolve()
     meta_path = _config(place, META)
     if meta_path is None:
         raise ValueError(f"folder is {str(folder)!r}, which has no meta.json; give a job folder")
@@ -222,7 +225,8 @@ def _simulate(base: Path, names: Sequence[str], seconds: float, say: Say) -> Non
     command += [str(base / "job"), "-w", str(base / "workspace")]
     command += ["-c", ",".join(names), "-t", str(len(names)), "-m", str(len(names))]
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    end, ended = time.monotonic() + seconds, False
+    end = time.monotonic() + seconds
+    ended = False
     with (base / "log.txt").open("wb") as log, _started(command, base, log, path) as process:
         while process.poll() is None:
             if time.monotonic() > end:
@@ -230,7 +234,8 @@ def _simulate(base: Path, names: Sequence[str], seconds: float, say: Say) -> Non
                     return  # all is kept: the rest is stopped
                 raise ValueError(f"the job ran longer than {seconds:g} s; give more seconds")
             if not ended and (base / DONE).exists():
-                ended, end = True, time.monotonic() + GRACE
+                ended = True
+                end = time.monotonic() + GRACE
                 say("the last round is kept; the simulator ends")
             time.sleep(POLL)
 

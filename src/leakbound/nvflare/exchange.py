@@ -13,7 +13,8 @@ from torch import Tensor
 
 from leakbound.meter.defended import PrivateError
 
-WEIGHTS, CHANGE = DataKind.WEIGHTS, DataKind.WEIGHT_DIFF
+WEIGHTS = DataKind.WEIGHTS
+CHANGE = DataKind.WEIGHT_DIFF
 KINDS = {WEIGHTS: "weights", CHANGE: "delta"}
 """What an object of weights holds, as a capture names it."""
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from leakbound._util import files, user_code
 from leakbound.audit.plan import build_defense
 from leakbound.audit.plan_file import only, row_of
+from leakbound.core import Update
 from leakbound.defenses.base import Chain, Defense
 from leakbound.inspection import LayerFinding, inspect
 from leakbound.meter import Decision, Policy
@@ -39,14 +40,15 @@ from leakbound.meter.defended import (
 from leakbound.meter.setup import Setup, refuse_thawed
 from leakbound.nvflare.exchange import CHANGE, WEIGHTS, coarsest, exchanged, read, write
 from leakbound.nvflare.taps import listen, shown
-from leakbound.random import Source, secure, stream
+from leakbound.randomness import Source, secure, stream
 from leakbound.tensors import flat
-from leakbound.types import Update
 
-RECEIVED, ANSWERED = "leakbound.received", "leakbound.answered"
+RECEIVED = "leakbound.received"
+ANSWERED = "leakbound.answered"
 WHY = "leakbound.why"
 """The header of an empty result that says why it is empty."""
-SENT, RESULT = "the server's task", "the result"
+SENT = "the server's task"
+RESULT = "the result"
 TAP = "leakbound.nvflare.tap"
 PACKAGE = "leakbound"
 MARKS = "LeakboundFilter"
@@ -125,9 +127,14 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
         # NVFlare's job writer reads the settings from attributes of these names
         self.defense = defense if isinstance(defense, str | list) else _texts(defense)
         self.model = model if isinstance(model, str) else f"{model.__module__}:{model.__qualname__}"
-        self.learning_rate, self.policy, self.loss = learning_rate, policy, loss
-        self.input_range, self.classes = list(input_range), classes
-        self.path, self.release, self.seed = path, release, seed
+        self.learning_rate = learning_rate
+        self.policy = policy
+        self.loss = loss
+        self.input_range = list(input_range)
+        self.classes = classes
+        self.path = path
+        self.release = release
+        self.seed = seed
         self._chain = chain_of(self.defense)
         check_of_client(self._chain, "a client's filter; use secure aggregation")
         if ":" not in self.model:
@@ -276,8 +283,11 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
     ) -> tuple[Decision, dict[str, float]]:
         assert self._rules is not None  # asked by the caller
         assert got.work is not None
-        batch, findings, task = distinct(tapped, TAP), got.findings, got.work.task
-        decision, reading = self._rules.before(findings), None
+        batch = distinct(tapped, TAP)
+        findings = got.findings
+        task = got.work.task
+        decision = self._rules.before(findings)
+        reading = None
         if not decision.refused:
             reading, decision = settle(
                 *(task, update, batch, self._rules, ready, findings), seeded=self.seed is not None
@@ -304,7 +314,8 @@ def keep_installed(job: Any) -> None:
 def _row(got: _Received, dxo: DXO, like: Mapping[str, Tensor]) -> Tensor:
     """(start - weights after training) / learning rate, (P,)."""
     assert got.work is not None  # asked by the caller
-    task, start = got.work.task, got.work.start.parameters
+    task = got.work.task
+    start = got.work.start.parameters
     named = read(dxo.data, like, RESULT, private=True)
     is_change = dxo.data_kind == CHANGE
     before = {n: torch.zeros_like(v) for n, v in named.items()} if is_change else got.named

@@ -6,8 +6,8 @@ from threading import Lock
 
 from torch import Tensor
 
+from leakbound.core import Batch
 from leakbound.meter.defended import Tapped
-from leakbound.types import Batch
 
 _LOCK = Lock()
 _SHOWN: Tapped | None = None
@@ -46,5 +46,6 @@ def shown() -> Tapped:
     """The batches shown since `listen`; they are forgotten here."""
     global _SHOWN
     with _LOCK:
-        found, _SHOWN = _SHOWN or [], None
+        found = _SHOWN or []
+        _SHOWN = None
         return found

@@ -20,7 +20,8 @@ from leakbound.captured import declared
 from leakbound.nvflare.exchange import KINDS, exchanged, tensor
 from leakbound.nvflare.filter import MARKS, WHY, keep_installed
 
-PROBLEM, DONE = "problem.txt", "done.txt"
+PROBLEM = "problem.txt"
+DONE = "done.txt"
 """Files that a watch writes next to the log of a run of `capture_job`."""
 
 
@@ -57,11 +58,14 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         super().__init__()
         for number in rounds:
             check.count(rounds=number)
-        self.out, self.rounds, self.notes = out, sorted(set(rounds)), notes
+        self.out = out
+        self.rounds = sorted(set(rounds))
+        self.notes = notes
         self.clients = list(clients or ())
         self.about = about
         self.defenses = defenses
-        self._waits, self._count = bool(clients), 0
+        self._waits = bool(clients)
+        self._count = 0
         self._sent: dict[str, tuple[int, dict[str, Tensor]]] = {}
         self._first: int | None = None
         self._seen: set[tuple[int, str]] = set()

@@ -30,8 +30,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
-from leakbound.random import secure
-from leakbound.types import NotApplicable
+from leakbound.core import NotApplicable
+from leakbound.randomness import secure
 
 LIBRARIES = ("torch.", "opacus.", "leakbound.")
 

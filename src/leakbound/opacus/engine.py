@@ -20,6 +20,7 @@ from leakbound import check
 from leakbound._util import files
 from leakbound.bounds import conversions
 from leakbound.bounds.record_priors import Baseline
+from leakbound.core import NotApplicable
 from leakbound.opacus.batches import (
     KINDS,
     counted,
@@ -38,7 +39,6 @@ from leakbound.risk import (
     calibrate_setting,
 )
 from leakbound.risk.corridor import Participation
-from leakbound.types import NotApplicable
 
 MODES = (*KINDS, "ghost")
 FLAGS = ("experiment_only", "poisson_sampling")
@@ -77,7 +77,9 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             super().__init__(accountant=accountant, secure_mode=False)
         self._flags = {"experiment_only": False, "poisson_sampling": True}
         self._trains = False
-        self._passes, self._batches = 0, 0  # over shuffled examples, and batches that they gave
+        # over shuffled examples, and batches that they gave
+        self._passes = 0
+        self._batches = 0
         self._rate = 0.0  # the largest share of a batch; Opacus multiplies it where batches join
         self._repeats = False  # whether a pass may give an example twice
         self._sampled: set[bool] = set()  # whether trainings had Poisson sampling
@@ -207,7 +209,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         private = self.make_private(noise_multiplier=calibration.noise_multiplier, **rest)
         goal = {"eta": target.eta}
         if target.psnr is not None:
-            goal, input_range = {"psnr": target.psnr}, _width(target)
+            goal = {"psnr": target.psnr}
+            input_range = _width(target)
         whom = {"dim": dim, "norm": norm, "prior": prior}
         whom |= {"participation": participation, "input_range": input_range}
         self._asked = {"whom": whom, "goal": goal}
@@ -290,7 +293,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         typed = (type(passes), type(batches), type(rate)) == (int, int, float)
         if typed and min(passes, batches, rate) >= 0:
             self._rate = max(self._rate, rate)
-            self._passes, self._batches = self._passes + passes, self._batches + batches
+            self._passes = self._passes + passes
+            self._batches = self._batches + batches
         else:
             self._repeats = True
         loaded = super().load_checkpoint(path=whole, torch_load_kwargs=settings, **rest)

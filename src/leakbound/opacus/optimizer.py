@@ -9,8 +9,8 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping  # ty
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed  # type: ignore[import-untyped]
 
 from leakbound import check
-from leakbound.random import Source, normal, on_grid, secure
-from leakbound.types import NotApplicable
+from leakbound.core import NotApplicable
+from leakbound.randomness import Source, normal, on_grid, secure
 
 EXPERIMENT = "EXPERIMENT ONLY: seeded noise, which anyone with the seed can subtract"
 

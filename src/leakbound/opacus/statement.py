@@ -16,11 +16,11 @@ from leakbound.bounds import mixed_steps as mixed
 from leakbound.bounds.law import Scope, positive, probability, single
 from leakbound.bounds.privacy_loss import Part
 from leakbound.bounds.record_priors import Baseline
+from leakbound.core import NotApplicable
 from leakbound.risk import Target, TrainingSetting
 from leakbound.risk.corridor import Participation, attained_scope, corridor, success_bound
 from leakbound.risk.corridor import epsilon as homogeneous_epsilon
 from leakbound.risk.statement import STRONG, of_membership
-from leakbound.types import NotApplicable
 
 Divisor = Literal["constant", "batch size"]
 
@@ -223,7 +223,8 @@ def risk(
     edges = corridor(setting, goal.eta, prior=prior)
     log_kappa = float(edges.log_kappa[0])
     if len(parts) == 1:
-        lower, upper = float(edges.attained[0]), float(edges.bound[0])
+        lower = float(edges.attained[0])
+        upper = float(edges.bound[0])
         privacy = homogeneous_epsilon(setting, delta)
     elif parts:
         visible = participation == "visible"
@@ -235,7 +236,8 @@ def risk(
         privacy = mixed.epsilon(mixed.merged(parts), delta, visible=visible)
     else:
         lower = float(identification.kappa_sphere(dim=dim, eta=goal.eta, norm=norm))
-        upper, privacy = math.exp(log_kappa), 0.0
+        upper = math.exp(log_kappa)
+        privacy = 0.0
     scope = edges.attained_scope if len(parts) == 1 else attained_scope(setting, None)
     return Statement(
         history=parts,
@@ -319,7 +321,9 @@ def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:
             raise ValueError(
                 f"history holds {row!r}; give a list of (noise multiplier, rate, steps)"
             )
-        noise, rate, steps = float(row[0]), float(row[1]), row[2]
+        noise = float(row[0])
+        rate = float(row[1])
+        steps = row[2]
         if not (math.isfinite(noise) and noise >= 0):
             raise ValueError(f"history holds the noise multiplier {noise}; give one of at least 0")
         if not 0 < rate <= 1:

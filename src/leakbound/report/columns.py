@@ -151,7 +151,8 @@ def paired(pairs: Sequence[tuple[bool, bool]]) -> float:
         >>> paired([(True, False)] * 5 + [(True, True)])
         0.03125
     """
-    won, differ = sum(a and not b for a, b in pairs), sum(a != b for a, b in pairs)
+    won = sum(a and not b for a, b in pairs)
+    differ = sum(a != b for a, b in pairs)
     return float(bdtrc(won - 1, differ, 0.5)) if won else 1.0
 
 
@@ -179,7 +180,8 @@ def row_of(own: Assessment) -> RowTable | None:
 
 def _sequence(own: SequenceResult, place: int) -> RowTable:
     count = len(own.reconstruction)
-    truth, right = own.truth or (None,) * count, own.matched or (None,) * count
+    truth = own.truth or (None,) * count
+    right = own.matched or (None,) * count
     shares = own.agreement or (None,) * count
     cells = tuple(
         RowCell(str(k), False, *values)
@@ -189,5 +191,6 @@ def _sequence(own: SequenceResult, place: int) -> RowTable:
 
 
 def _share(hits: Sequence[bool]) -> ShareInterval:
-    n, found = len(hits), sum(hits)
+    n = len(hits)
+    found = sum(hits)
     return ShareInterval(found, n, found / n, *wilson(found, n), tables.LEVEL)

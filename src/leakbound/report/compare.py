@@ -290,7 +290,9 @@ def concerns(
 
     `pairs` are experiments of equal settings.
     """
-    runs, one, other = {"A": first, "B": second}, first.info, second.info
+    runs = {"A": first, "B": second}
+    one = first.info
+    other = second.info
     threats = [sorted({threat_words(a.threat) for a in r.assessments}) for r in runs.values()]
     limits = [sorted({a.criterion.text for a in r.assessments}) for r in runs.values()]
     grave = [
@@ -302,7 +304,8 @@ def concerns(
     ]
     notes = []
     for letter, run in runs.items():
-        count, failed = len(run.assessments), sum(a.status == "failed" for a in run.assessments)
+        count = len(run.assessments)
+        failed = sum(a.status == "failed" for a in run.assessments)
         if run.missing:
             words = f"{letter} is not finished: {run.missing} of {run.info.experiments} experiments"
             grave.append(f"{words} are missing.")
@@ -430,7 +433,8 @@ def tiny(value: float | None) -> str:
 
 def summary(found: RunComparison) -> str:
     counts = Counter(pair.change for pair in found.verdicts)
-    changed, many = counts[-1] + counts[1], plural(counts.total(), "configuration")
+    changed = counts[-1] + counts[1]
+    many = plural(counts.total(), "configuration")
     if not found.verdicts:
         return "The runs share no configuration of model, batch size and defense."
     if not changed:
@@ -441,7 +445,8 @@ def summary(found: RunComparison) -> str:
 
 
 def _name(run: Run) -> str:
-    name, folder = run.info.name, run.folder.resolve().name
+    name = run.info.name
+    folder = run.folder.resolve().name
     return name if folder == name else f"{name} ({folder})"
 
 

@@ -53,9 +53,11 @@ def examples(
     grid = drawn.subplots(2, shown, squeeze=False)
     for row, (word, batch) in enumerate((("true", truth), ("reconstructed", guess))):
         for place in range(shown):
-            axes, own = grid[row][place], batch[place].detach().cpu().double()
+            axes = grid[row][place]
+            own = batch[place].detach().cpu().double()
             if pictures.is_image(own[None]):
-                (low, high), level = input_range, own.permute(1, 2, 0).numpy()
+                (low, high) = input_range
+                level = own.permute(1, 2, 0).numpy()
                 color = level.shape[2] > 1
                 level = np.clip((level - low) / (high - low), 0, 1) if color else level.squeeze(-1)
                 axes.imshow(level, cmap="gray", vmin=low, vmax=high)
@@ -110,7 +112,8 @@ def corridor(
 
     def draw(axes: Axes) -> None:
         least = min(LEAST_DRAWN, 10.0 ** math.floor(math.log10(max(accepted, FAINTEST)) - 1))
-        low, high = np.maximum(attained, least), np.maximum(bound, least)
+        low = np.maximum(attained, least)
+        high = np.maximum(bound, least)
         axes.fill_between(thresholds, low, high, color=COLORS[4], alpha=0.35, lw=0)
         axes.plot(thresholds, high, color=COLORS[0])
         axes.plot(thresholds, low, color=COLORS[1], ls="--")

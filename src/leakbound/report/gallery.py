@@ -185,7 +185,8 @@ def cards_of(
     run: Run, names: Names, page: Sequence[CardSource], *, images: bool, inline: bool
 ) -> list[Card]:
     load = cache(partial(run.picture, inline=inline))
-    most, commands = room(page), reruns(run.info.plan, _experiments(page))
+    most = room(page)
+    commands = reruns(run.info.plan, _experiments(page))
 
     def entries(own: Iterable[Assessment]) -> Iterable[GalleryEntry]:
         last: dict[str, str] = {}

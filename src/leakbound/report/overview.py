@@ -235,7 +235,8 @@ def next_command(
 
     `guessed`: no noise meets this risk, so it is `bound`, which shows a threshold that can be met.
     """
-    risk, data = plan.get("risk"), plan.get("data")
+    risk = plan.get("risk")
+    data = plan.get("data")
     accepted = risk.get("probability") if isinstance(risk, dict) else None
     source = data.get("source") if isinstance(data, dict) else plan.get("public")
     if not isinstance(source, str) or not source or len(source) > 200:

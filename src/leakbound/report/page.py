@@ -44,7 +44,8 @@ from leakbound.report.template import (
 FILE = "report.html"
 ROWS = 500
 """How many rows of one kind the first page shows."""
-PANELS, LINES = 12, 20
+PANELS = 12
+LINES = 20
 """Of how many models and batch sizes the first page has tables, and of how many attacks."""
 _LONG = (
     *("verdicts", "summaries", "failed", "untrained", "captured", "settings"),
@@ -95,7 +96,8 @@ def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
     names = tables.Names(run.assessments, run.trainings)
     parts = pages_of(run.assessments, names)
     pages_at = [FILE, *(f"report-{number}.html" for number in range(2, len(parts) + 1))]
-    common, best = _context(run, names), best_examples(parts, names)
+    common = _context(run, names)
+    best = best_examples(parts, names)
     counted = (a for a in run.assessments if a.status != "not_applicable")
     place = {a.experiment: number for number, a in enumerate(counted, 1)}
     ends = [[place[a.experiment] for s in part for a in s.experiments] or [0] for part in parts]
@@ -130,7 +132,9 @@ def _opening(
     run: Run, names: tables.Names, context: Mapping[str, Any], *, images: bool, inline: bool
 ) -> dict[str, Any]:
     """What the first page begins with, and its functions for single lines."""
-    rows, accuracies, best = context["verdicts"], context["accuracies"], context["best"]
+    rows = context["verdicts"]
+    accuracies = context["accuracies"]
+    best = context["best"]
     found = overview.overview(run, names, rows, accuracies, best, images=images, inline=inline)
     views = found.views[: overview.VIEWS]
     return {
@@ -179,7 +183,8 @@ def _context(run: Run, names: tables.Names) -> dict[str, Any]:
     theorems = tables.Theorems(own)
     verdicts = tables.configurations(own, names, theorems)
     summaries = tables.attack_summaries(own, names)
-    words, defenses = _verdict_words(own), _defenses(own)
+    words = _verdict_words(own)
+    defenses = _defenses(own)
     facts = revealed(own, names)
     accuracies = tables.accuracies(run.trainings, names)
     counts = Counter(row.verdict for row in verdicts)
@@ -335,7 +340,8 @@ def _defenses(own: Sequence[Assessment]) -> list[tuple[str, str, bool, list[str]
 def _best_attack(run: Run, names: tables.Names) -> dict[str, Any]:
     found = best_attack.best_attack_tables(run.assessments, run.trainings, names)
     rows = [row for table in found for row in table.rows]
-    shown, room = [], ROWS
+    shown = []
+    room = ROWS
     for table in found:
         if room > 0:
             shown.append(replace(table, rows=table.rows[:room]))

@@ -157,7 +157,8 @@ def _rerun(known: Table, name: str) -> Rerun:
 
 
 def _command(known: Table) -> str:
-    threat, words = known["threat"], ["leakbound", "attack"]
+    threat = known["threat"]
+    words = ["leakbound", "attack"]
     words += ["--attack", _words(known["attack"]), "--model", _words(_model(known["model"]))]
     words += ["--data", known["data"]["source"]]
     words += ["--schema", known["data"]["schema"]] if known["data"].get("schema") else []
@@ -170,7 +171,8 @@ def _command(known: Table) -> str:
         "--statistics-known": threat["statistics_known"],
     }
     words += [flag for flag, given in flags.items() if given]
-    kind, weights = known["error_bound"]["kind"], known["lpips_weights"]
+    kind = known["error_bound"]["kind"]
+    weights = known["lpips_weights"]
     words += [] if kind == "trace" else ["--error-bound", kind]
     people = known["risk"].get("people", 1)
     words += [] if people == 1 else ["--people", str(people)]

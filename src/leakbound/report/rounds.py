@@ -30,7 +30,8 @@ def _sentence(defense: str, own: Sequence[Assessment], chosen: bool) -> str:
     idle = sum(not release.effective for release in releases)
     if rounds == [1] and not idle:
         return ""
-    first, last = rounds[0], rounds[-1]
+    first = rounds[0]
+    last = rounds[-1]
     where = f"round {first}" if first == last else f"rounds {first} to {last}"
     text = f"{brief(defense)} was attacked in {where} of a training"
     if not chosen:

@@ -280,7 +280,8 @@ class Names:
         return self._setting(record.defense).label
 
     def attack(self, assessment: Assessment) -> str:
-        name, mark = assessment.attack.name, assessment.attack.hash
+        name = assessment.attack.name
+        mark = assessment.attack.hash
         return f"{name} [{mark[:6]}]" if name in self._twins else name
 
     def key(self, assessment: Assessment) -> ConfigurationKey:
@@ -337,7 +338,8 @@ def middle(values: Sequence[float]) -> MedianInterval | None:
     """
     if not values:
         return None
-    ordered, n = sorted(values), len(values)
+    ordered = sorted(values)
+    n = len(values)
     rank = 0
     while rank < n // 2 and bdtr(rank, n, 0.5) <= (1 - LEVEL) / 2:
         rank += 1
@@ -387,7 +389,8 @@ def mean_of(values: Sequence[float]) -> MeanInterval | None:
     """A mean over seeds with its 95 % interval by Student's t; None of nothing."""
     if not values:
         return None
-    n, found = len(values), fmean(values)
+    n = len(values)
+    found = fmean(values)
     if n == 1:
         return MeanInterval(found, None, None, n, LEVEL)
     half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * stdev(values) / math.sqrt(n)
@@ -555,7 +558,8 @@ def accuracies(trainings: Iterable[Training], names: Names) -> dict[tuple[str, s
     for (model, name, label), own in ran.items():
         before = plain.get(model, [])
         defended = name != NO_DEFENSE
-        skilled, ranks = _skilled(before), _ranks(before)
+        skilled = _skilled(before)
+        ranks = _ranks(before)
         values = [t.accuracy for t in own if t.accuracy is not None]
         rows[model, label] = Accuracy(
             _mean(values),

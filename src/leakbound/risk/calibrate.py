@@ -53,7 +53,8 @@ NEAR = 5e-5
 """Relative tolerance of a search."""
 LEAST = 1e-12
 """Smallest probability that a target may accept: no prior is known to a higher precision."""
-KAPPA_ERROR, GAMMA_ERROR = 1e-8, 1e-9
+KAPPA_ERROR = 1e-8
+GAMMA_ERROR = 1e-9
 """Bounds on the relative errors of log kappa and gamma; the check moves both to the unsafe side."""
 
 
@@ -138,7 +139,8 @@ class Calibration(Presented):
     @property
     def _most_kappa(self) -> float:
         """The prior-only success at which the upper bound equals the accepted probability."""
-        low, high = math.log(1e-300), math.log(self.target.gamma)
+        low = math.log(1e-300)
+        high = math.log(self.target.gamma)
         while high - low > 1e-6:
             middle = (low + high) / 2
             if float(success_bound(self.setting, middle)) <= self.target.gamma:
@@ -149,7 +151,8 @@ class Calibration(Presented):
 
     def plain(self) -> dict[str, Any]:
         """All fields as JSON values; infinite ones are None."""
-        found, noise = self.corridor, self.identification_noise
+        found = self.corridor
+        noise = self.identification_noise
         blind = float(found.log_kappa[0]) / math.log(10)
         return {
             "target": {**asdict(self.target), "words": str(self.target)},
@@ -189,8 +192,8 @@ class Calibration(Presented):
                 "noise_multiplier is 0: the example is sampled so rarely that the target needs no "
                 "noise; give a larger sampling_rate, more steps or a smaller probability"
             )
+        from leakbound.core import NotApplicable
         from leakbound.defenses import DpSgd
-        from leakbound.types import NotApplicable
 
         own = self.setting
         if own.participation == "hidden" and own.sampling_rate < 1:
@@ -205,14 +208,17 @@ class Calibration(Presented):
     def _figure(self) -> Figure:
         from leakbound.report import figures
 
-        prior, level = self.corridor.prior, self.target.eta
+        prior = self.corridor.prior
+        level = self.target.eta
         places, eta, name = around(prior, level, self.input_width, 41)
         found = self.corridor.at(eta)
         return figures.corridor(places, found.attained, found.bound, self.target.gamma, name)
 
     def _repr_html_(self) -> str:
         """The target, the setting that meets it, and its meaning."""
-        edges, setting, saved = self.corridor, self.setting, self.less_noise
+        edges = self.corridor
+        setting = self.setting
+        saved = self.less_noise
         pairs: list[tuple[str, object]] = [
             ("noise multiplier", f"{setting.noise_multiplier:g}"),
             ("clip norm", f"{self.clip_norm:g}"),
@@ -485,7 +491,8 @@ def _sharpened(
         return bool(upper_bound(prior, setting, eta)[0][0] <= gamma)
 
     if solve in ("noise_multiplier", "clip_norm"):
-        low, high = 0.0, found.noise_multiplier
+        low = 0.0
+        high = found.noise_multiplier
         while high - low > NEAR * high:
             middle = (low + high) / 2
             tried = rounded(middle, DIGITS, up=True)
@@ -495,9 +502,11 @@ def _sharpened(
                 low = middle
         return replace(found, noise_multiplier=high)
     if solve == "steps":
-        low, high = found.steps, found.steps
+        low = found.steps
+        high = found.steps
         while high < MOST_STEPS and holds(replace(found, steps=high)):
-            low, high = high, min(MOST_STEPS, 2 * high)
+            low = high
+            high = min(MOST_STEPS, 2 * high)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if holds(replace(found, steps=middle)) else (low, middle)
@@ -506,7 +515,8 @@ def _sharpened(
 
 
 def _noise(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) -> float:
-    q, count = setting.sampling_rate, setting.steps
+    q = setting.sampling_rate
+    count = setting.steps
     start = float(
         composition.visible.noise_for(gamma, sampling_rate=q, steps=count, log_kappa=blind)
     )
@@ -514,14 +524,17 @@ def _noise(excess: Excess, setting: TrainingSetting, blind: float, gamma: float)
         return 0.0
     if setting.participation == "hidden" and q < 1 and count > 1:
         start = _sharper(excess, start, -1, lambda noise: rounded(noise, DIGITS, up=True))
-    found, step = rounded(start, DIGITS, up=True), 10.0 ** (1 - DIGITS)
+    found = rounded(start, DIGITS, up=True)
+    step = 10.0 ** (1 - DIGITS)
     while excess(found) > 0:
-        found, step = rounded(found * (1 + step), DIGITS, up=True), 2 * step
+        found = rounded(found * (1 + step), DIGITS, up=True)
+        step = 2 * step
     return found
 
 
 def _steps(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) -> int:
-    noise, q = setting.noise_multiplier, setting.sampling_rate
+    noise = setting.noise_multiplier
+    q = setting.sampling_rate
     start = composition.visible.steps_for(
         gamma, noise_multiplier=noise, sampling_rate=q, log_kappa=blind
     )
@@ -549,9 +562,11 @@ def _rate(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) 
     )
     if setting.participation == "hidden" and setting.steps > 1:
         start = _sharper(excess, start, 1, lambda q: rounded(min(1.0, q), DIGITS, up=False))
-    found, step = min(1.0, rounded(start, DIGITS, up=False)), 10.0 ** (1 - DIGITS)
+    found = min(1.0, rounded(start, DIGITS, up=False))
+    step = 10.0 ** (1 - DIGITS)
     while excess(found) > 0:
-        found, step = rounded(found * (1 - step), DIGITS, up=False), 2 * step
+        found = rounded(found * (1 - step), DIGITS, up=False)
+        step = 2 * step
     return found
 
 

@@ -161,7 +161,8 @@ class Corridor:
         never "protected" if the baseline matches more of the data than is accepted (`matched`), or
         under a prior that knows nothing about the data.
         """
-        attained, bound = float(self.attained[index]), float(self.bound[index])
+        attained = float(self.attained[index])
+        bound = float(self.bound[index])
         own = self.setting
         guess = max(float(np.exp(self.log_kappa[index])), matched or 0.0)
         baseline = guess
@@ -247,7 +248,9 @@ def corridor(
         lower = np.where(over, upper, lower) if prior is None else lower
     else:
         found = attacks.success(seen_of(setting), levels, parts=2)  # other half: kappa's limit
-        lower, baseline, names = found.success, found.baseline, found.attack
+        lower = found.success
+        baseline = found.baseline
+        names = found.attack
     scope = replace(
         bound_law(setting).scope,
         prior=f"averaged over {SPHERE if prior is None else prior.name}; other examples fixed or "
@@ -340,12 +343,16 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
     """
     most = single("delta", probability("delta", delta))
     own = setting.of_person
-    noise, steps, q = own.noise_multiplier, own.steps, own.sampling_rate
+    noise = own.noise_multiplier
+    steps = own.steps
+    q = own.sampling_rate
     if setting.participation == "hidden" or q == 1:
         return float(conversions.epsilon(noise, delta=most, steps=steps, sampling_rate=q))
-    hits, cut = scipy.stats.binom(steps, q), most * CUT
+    hits = scipy.stats.binom(steps, q)
+    cut = most * CUT
     k = np.arange(max(0.0, hits.ppf(cut)), min(steps, hits.isf(cut)) + 1)
-    mass, gain = hits.pmf(k), np.asarray(conversions.mu(noise, steps=np.maximum(k, 1)))
+    mass = hits.pmf(k)
+    gain = np.asarray(conversions.mu(noise, steps=np.maximum(k, 1)))
     gain = np.where(k == 0, 0.0, gain)
 
     def holds(level: Array) -> Array:
@@ -365,7 +372,8 @@ def around(
 
     `width` is that of the input range; about `count` places of a distance that is no count.
     """
-    levels, distance = np.atleast_1d(eta), _distance(prior)
+    levels = np.atleast_1d(eta)
+    distance = _distance(prior)
     if (columns := distance.columns) is not None:
         right = np.arange(max(1, columns - levels.max() - AROUND), columns + 1)
         return right.tolist(), columns - right, f"right {distance.parts} of {columns}"
@@ -390,7 +398,8 @@ def bound_law(setting: TrainingSetting) -> Any:
 
 def attained_scope(setting: TrainingSetting, attacks: Attainable | None) -> Scope:
     """The attackers that the attained success covers."""
-    scope, says = from_scratch.exact.scope, ATTACKER_KNOWS[setting.participation]
+    scope = from_scratch.exact.scope
+    says = ATTACKER_KNOWS[setting.participation]
     if attacks is not None:
         return Scope(
             covers="attained",

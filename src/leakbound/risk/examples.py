@@ -20,10 +20,13 @@ from leakbound.domains import Domain, tokens_of
 from leakbound.risk.kappa import BaselineMatches, baseline_matches, distance_of, row_matches
 from leakbound.risk.target import Target
 
-SHOWN, NAMED = 10, 5
+SHOWN = 10
+NAMED = 5
 """Maximum number of example names in one line, and of names of rare rows."""
 WIDEST = 1e100
-SAMPLE, THESE, SPHERE = "sample", "these", "sphere"
+SAMPLE = "sample"
+THESE = "these"
+SPHERE = "sphere"
 ASKED = (
     "give data with examples like yours (the bound then needs no model), or dim, norm and the "
     'prior "sphere" (a uniform direction, under which nothing is called protected)'
@@ -115,11 +118,13 @@ class Examples:
                 f"{len(matched)} examples within it, without any update: no amount of noise helps; "
                 "ask for a smaller error"
             )
-        images, norms = self.images[~matched], self.norms
+        images = self.images[~matched]
+        norms = self.norms
         if matched.any() and norms[0] == np.linalg.norm(self.images, axis=1).min():
             norms = (float(np.linalg.norm(images, axis=1).min()), norms[1])
         names = np.array(self.names)
-        kept, left = tuple(names[~matched]), tuple(names[matched])
+        kept = tuple(names[~matched])
+        left = tuple(names[matched])
         own, labels = (None if of is None else of[~matched] for of in (self.origins, self.labels))
         return replace(
             self, images=images, norms=norms, names=kept, labels=labels, origins=own, left_out=left
@@ -150,7 +155,8 @@ class Examples:
             raise ValueError(f"prior is not given; {ASKED}")
         if self.images is None:
             raise ValueError(f"prior is {name!r}, which is taken from examples; give --data")
-        kind, labels = name or SAMPLE, self.labels if labels_known else None
+        kind = name or SAMPLE
+        labels = self.labels if labels_known else None
         if kind == SAMPLE:
             return PublicSample(self.images, labels, sources=self.origins, **self._measured)
         if kind == THESE:
@@ -231,8 +237,11 @@ def _loaded(
     flat = dataset.inputs.flatten(1).double().numpy()
     names = dataset.files or tuple(map(str, range(len(flat))))
     keep = _kept(names, exclude)
-    flat, names = flat[keep], tuple(np.array(names)[keep])
-    domain, least, most = dataset.domain, flat.min(), flat.max()
+    flat = flat[keep]
+    names = tuple(np.array(names)[keep])
+    domain = dataset.domain
+    least = flat.min()
+    most = flat.max()
     if domain.distance_is_rmse and (least < low or most > high):
         raise ValueError(
             f"input_range is {low:g} to {high:g}, but the data run from {least:.6g} to "

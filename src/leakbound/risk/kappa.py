@@ -20,9 +20,9 @@ from leakbound.bounds.distances import ColumnMisses, Distance, GivenMetric, Squa
 from leakbound.bounds.language import BigramText
 from leakbound.bounds.law import positive, single
 from leakbound.bounds.record_priors import Baseline, flat_images, largest_match_rate
+from leakbound.core import Batch, NotApplicable
 from leakbound.domains import Domain, table_of, tokens_of
 from leakbound.risk.target import Target
-from leakbound.types import Batch, NotApplicable
 
 TIE = 1e-12
 """Errors that exceed eta by at most this part count as matched: rounding."""
@@ -101,13 +101,16 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
     """
     flat = flat_images(images)
     level = float(single("eta", positive("eta", eta))) * (1 + TIE)
-    middle, variance = flat.mean(1), flat.var(1)
+    middle = flat.mean(1)
+    variance = flat.var(1)
     mean = float((np.square(flat - flat.mean(0)).mean(1) <= level).mean())
-    example, inside = largest_match_rate(flat, level), variance <= level
+    example = largest_match_rate(flat, level)
+    inside = variance <= level
     if not inside.any():
         return BaselineMatches(len(flat), 0.0, float(middle.mean()), mean, example)
     half = np.sqrt(level - variance[inside])
-    low, high = middle[inside] - half, middle[inside] + half
+    low = middle[inside] - half
+    high = middle[inside] + half
     starts = np.sort(low)
     covered = np.searchsorted(starts, starts, "right") - np.searchsorted(np.sort(high), starts)
     best = int(np.argmax(covered))
@@ -121,7 +124,8 @@ def row_matches(rows: ArrayLike, domain: Domain, level: float) -> BaselineMatche
 
     For rows (n, values) of a table or a series; `mean` is the share of the baseline.
     """
-    flat, distance = flat_images(rows), distance_of(domain)
+    flat = flat_images(rows)
+    distance = distance_of(domain)
     public = torch.tensor(flat, dtype=domain.dtype).reshape(-1, *domain.shape)
     blind = domain.blind(public).flatten().double().numpy()
     mean = float((distance.paired(np.broadcast_to(blind, flat.shape), flat) <= level).mean())

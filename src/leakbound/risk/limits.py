@@ -25,6 +25,7 @@ from leakbound.bounds.smoothness import not_smooth
 from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weiss_weinstein_bound
 from leakbound.channel import ClassPriors
 from leakbound.channel.fisher import Channel, fisher_matrix, fisher_trace, overlaps, strange_power
+from leakbound.core import Batch, Gaussian, NotApplicable, Server
 from leakbound.risk.released import Released, nine, refuse_other_distances, refuse_side_information
 from leakbound.risk.success import (
     RiskSpec,
@@ -38,9 +39,9 @@ from leakbound.risk.success import (
     sample_probability,
     these_probability,
 )
-from leakbound.types import Batch, Gaussian, NotApplicable, Server
 
-PILOT, STEPS = 4, 5
+PILOT = 4
+STEPS = 5
 GRID = (30, 28, 26, 24.5, 23, 21.5, 20, 18.5, 17, 15.5, 14, 12)
 """PSNRs in dB at which the bound on the mean error evaluates the bound on success."""
 MANY = 96
@@ -154,7 +155,8 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
     found = released.cached("error bound", (tuple(labels.tolist()), spec), make)
     if isinstance(found, str):
         raise NotApplicable(found)
-    criterion, (low, high) = released.criterion, released.task.input_range
+    criterion = released.criterion
+    (low, high) = released.task.input_range
     return Bound(
         name=found.name,
         value=nine(found.value, up=False),
@@ -209,7 +211,8 @@ def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec
         return None
     refuse_other_distances(released)
     noise, scope, _ = found
-    sample, (low, high) = known_sample(released), released.task.input_range
+    sample = known_sample(released)
+    (low, high) = released.task.input_range
     levels = (high - low) ** 2 * 10 ** (-np.array(GRID) / 10)
     value = released.of_public(
         ("sample error", *sample_key(released), noise, high - low),
@@ -242,7 +245,8 @@ def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec
 def _error_bound(
     released: Released, spec: ErrorBoundSpec, labels: Tensor, source: torch.Generator
 ) -> ErrorBound:
-    channel, by_class = _channel(released), _by_class(spec, released)
+    channel = _channel(released)
+    by_class = _by_class(spec, released)
     prior = by_class.prior(labels)
     least = MANY + PILOT if spec.kind == "weiss_weinstein" else 4
     drawn = by_class.batches(labels, max(least, spec.images // len(labels)), source)
@@ -262,7 +266,8 @@ def _without_smoothness(
     channel: Channel, prior: Prior, drawn: list[Batch], basis: Tensor | None
 ) -> ErrorBound:
     """The Weiss-Weinstein bound, along the directions that a few pilot draws reveal least."""
-    pilot, rest = drawn[:PILOT], drawn[PILOT:]
+    pilot = drawn[:PILOT]
+    rest = drawn[PILOT:]
     fisher = np.mean([fisher_matrix(channel, b, basis) for b in pilot], axis=0)
     directions, known = least_informed(fisher, prior, max(1, prior.rank // 2))
     steps = default_steps(prior, STEPS, directions=directions, information=known)
@@ -292,7 +297,8 @@ def _channel(released: Released) -> Channel:
         raise NotApplicable(
             "the update sums several clients; a bound on the error is for one client's release"
         )
-    update, defense = released.update, released.defense
+    update = released.update
+    defense = released.defense
     task = defense.infer(released.task, update)
     channel = Channel(task, defense, update.law, update.mask, update.mask_private)
     if released.truth_known and released.batch is not None and not update.law.private:

@@ -75,7 +75,8 @@ class ReleaseBounds(Presented):
 
     def _repr_html_(self) -> str:
         """The verdict, every bound as a sentence, and the leak map."""
-        known, own = self.known, self.attained
+        known = self.known
+        own = self.attained
         return pictures.block(
             self.verdict,
             *map(pictures.note, of_bounds(self.bounds, self.criterion.goal)),

@@ -12,8 +12,8 @@ from torch import Tensor
 from leakbound._util.formats import rounded
 from leakbound.assess.criterion import Criterion
 from leakbound.client import batch_norms
+from leakbound.core import Batch, NotApplicable, Task, ThreatModel, Update
 from leakbound.defenses import Chain
-from leakbound.types import Batch, NotApplicable, Task, ThreatModel, Update
 
 T = TypeVar("T")
 _MADE: WeakKeyDictionary[Batch, dict[Any, Any]] = WeakKeyDictionary()

@@ -30,7 +30,8 @@ def of_assessment(found: Assessment, *, reasons: bool = True) -> list[str]:
 
 def of_attack(found: Assessment) -> str:
     """What the attack achieved, compared with the prior-only baseline."""
-    name, criterion = found.attack.name, found.criterion
+    name = found.attack.name
+    criterion = found.criterion
     if found.certificate is not None:
         return f"{name} reconstructed the input: {found.certificate}"
     if not found.truth_known and found.layer_input is not None:

@@ -20,15 +20,16 @@ from leakbound.bounds.known_model import KnownModel
 from leakbound.bounds.law import Scope
 from leakbound.bounds.record_priors import KINDS
 from leakbound.channel import clipped_gram, most_examples
+from leakbound.core import Batch, Guarantee, NotApplicable, Server, Task, Unit
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.defenses.dp_sgd import ClipExamples, Mean
 from leakbound.domains import tokens_of
 from leakbound.risk import kappa, near_copies
 from leakbound.risk.released import Released, nine, refuse_other_distances, refuse_side_information
 from leakbound.risk.statement import DOUBTED, GUESS, rare
-from leakbound.types import Batch, Guarantee, NotApplicable, Server, Task, Unit
 
-MOST_KNOWN, MOST_PRODUCTS = 2500, 2e11
+MOST_KNOWN = 2500
+MOST_PRODUCTS = 2e11
 """Maximum number of public examples whose gradients are compared, and of products; some seconds."""
 _LATEST: RecentCache[KnownModel] = RecentCache(0)  # the latest two: each holds a large matrix
 OF_SOURCES = (
@@ -110,7 +111,8 @@ def _doubts(released: Released, limit: float) -> list[str]:
 
 def known_sample(released: Released) -> counting.PublicSample:
     """The public examples as a sample, made once; labels count if they are known."""
-    public, origins = released.public, released.origins
+    public = released.public
+    origins = released.origins
     assert public is not None  # the callers ask
     return released.of_public(
         ("sample", *sample_key(released)),
@@ -137,7 +139,8 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
     found = private_noise(released, spec)
     if found is None or spec.probability is None:
         return None
-    public, eta = released.public, kappa.level_of(released.criterion)
+    public = released.public
+    eta = kappa.level_of(released.criterion)
     accepted = spec.probability
     if public is None or public.size < 2:
         raise NotApplicable(
@@ -145,12 +148,14 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
             f"{counting.examples_needed(accepted, confidence=1 - (1 - counting.CONFIDENCE) / 2)} "
             "public examples or more"
         )
-    sample, (noise, scope, name) = known_sample(released), found
+    sample = known_sample(released)
+    (noise, scope, name) = found
     edge, known = released.of_public(
         ("sample bound", *sample_key(released), noise, eta),
         lambda: tuple(float(v[0]) for v in sample.success_bound(noise, eta)),
     )
-    limit, least = math.exp(known), sample.needed(accepted, parts=2)
+    limit = math.exp(known)
+    least = sample.needed(accepted, parts=2)
     doubts = _doubts(released, limit)
     few = [f"a probability of {accepted:g} needs {least} public examples or more"]
     alone = len(sample.alone(eta))
@@ -189,7 +194,8 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
 
     None if no private examples were given to count.
     """
-    found, private = private_noise(released, spec), released.private
+    found = private_noise(released, spec)
+    private = released.private
     if found is None or spec.probability is None or private is None or not spec.these:
         return None
     if private.size > counting.MOST:
@@ -197,7 +203,8 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
             f"there are {private.size} private examples, and at most {counting.MOST} are counted "
             "one by one"
         )
-    (noise, scope, name), eta = found, kappa.level_of(released.criterion)
+    (noise, scope, name) = found
+    eta = kappa.level_of(released.criterion)
     known = released.threat.labels_known
 
     def make() -> tuple[float, int, str]:
@@ -247,7 +254,8 @@ def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     why = _why_not_known(released, spec)
     if why is not None:
         raise NotApplicable(f"no bound for this model alone: {why}")
-    noise, eta = found[0], released.criterion.error
+    noise = found[0]
+    eta = released.criterion.error
 
     def make() -> tuple[float, str, float, int]:
         own = _known_model(released)
@@ -332,7 +340,8 @@ def _why_not_known(released: Released, spec: RiskSpec) -> str | None:
 
 
 def _known_model(released: Released) -> KnownModel:
-    clip, sample = released.defense.links[0], known_sample(released)
+    clip = released.defense.links[0]
+    sample = known_sample(released)
     assert isinstance(clip, ClipExamples)
     assert released.public is not None
     given = released.task, released.public, clip.clip_norm, sample
@@ -411,7 +420,8 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     if tokens_of(released.criterion.domain) is None or copies:
         refuse_other_distances(released)
     labels_known = released.threat.labels_known
-    public, domain = released.public, released.criterion.domain
+    public = released.public
+    domain = released.criterion.domain
     eta = kappa.level_of(released.criterion)
     how = spec.prior, spec.components, labels_known, eta, domain
     prior, one = released.of_public(("baseline", *how), lambda: kappa.of_public(public, *how))
@@ -451,7 +461,8 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
     public = released.public
     if spec.probability is None or public is None or doubted(released):
         return None
-    sample, eta = known_sample(released), kappa.level_of(released.criterion)
+    sample = known_sample(released)
+    eta = kappa.level_of(released.criterion)
     attacks = released.of_public(
         ("attainable", *sample_key(released)), lambda: Attainable.of(sample)
     )

@@ -15,7 +15,8 @@ FORM = (
     'for tables "columns>=0.9 with probability<=0.01"'
 )
 _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)\s*(%?)"
-_LEAST, _MOST = "(?:>=|≥)", "(?:<=|≤)"
+_LEAST = "(?:>=|≥)"
+_MOST = "(?:<=|≤)"
 _PATTERN = re.compile(
     rf"\s*(psnr\s*{_LEAST}|mse\s*{_MOST}|(?:columns|tokens)\s*{_LEAST})\s*{_NUMBER}\s*(db)?\s+"
     rf"with\s+probability\s*{_MOST}\s*{_NUMBER}\s*",
@@ -82,7 +83,8 @@ class Target:
             raise wrong
         kind, level, percent, decibels, chance, per_cent = found.groups()
         kind = re.split(r"\W", kind.lower())[0]
-        is_psnr, is_share = kind == "psnr", kind in ("columns", "tokens")
+        is_psnr = kind == "psnr"
+        is_share = kind in ("columns", "tokens")
         if (percent and not is_share) or (decibels and not is_psnr):
             raise ValueError(f"target is {text[:200]!r}; {kind} has no {decibels or '%'}")
         try:
@@ -100,9 +102,11 @@ class Target:
         parts = domain is not None and domain.parts is not None
         fits = kind == domain.metric if parts and domain is not None else not is_share
         if not fits or (kind == "mse" and domain is not None):
-            what, form = "count by mean squared error", "psnr>=20"
+            what = "count by mean squared error"
+            form = "psnr>=20"
             if domain is not None and parts:
-                what, form = f"are {domain.noun}s, which count by {domain.metric}", domain.metric
+                what = f"are {domain.noun}s, which count by {domain.metric}"
+                form = domain.metric
                 form += ">=0.9"
             raise ValueError(
                 f'target is {text[:200]!r}, but the data {what}; write it as "{form} ..."'

@@ -16,6 +16,16 @@ from torch import Tensor
 
 from leakbound.attacks import Attack
 from leakbound.attacks.base import outputs_of
+from leakbound.core import (
+    Batch,
+    NotApplicable,
+    Observation,
+    Reconstruction,
+    Server,
+    Task,
+    ThreatModel,
+    Update,
+)
 from leakbound.defenses import (
     Chain,
     Clip,
@@ -45,7 +55,7 @@ from leakbound.defenses import (
 )
 from leakbound.pairing import pair
 from leakbound.protocol import play
-from leakbound.random import normal, permutation, stream
+from leakbound.randomness import normal, permutation, stream
 from leakbound.testing.common import (
     ContractError,
     Unchanged,
@@ -55,18 +65,10 @@ from leakbound.testing.common import (
     same_bits,
     small_batch,
 )
-from leakbound.types import (
-    Batch,
-    NotApplicable,
-    Observation,
-    Reconstruction,
-    Server,
-    Task,
-    ThreatModel,
-    Update,
-)
 
-CANDIDATES, REPEATS, UNLIKELY = 8, 8, 1e-4
+CANDIDATES = 8
+REPEATS = 8
+UNLIKELY = 1e-4
 """Number of images that include the truth, number of trials, and the chance level that is no luck.
 """
 DEFENDED: tuple[Defense, ...] = (
@@ -300,7 +302,8 @@ def _check_answer(answer: Reconstruction, observation: Observation, name: str) -
 
 
 def _check_types(answer: Reconstruction, observation: Observation, name: str) -> None:
-    inputs, domain = answer.inputs, observation.task.domain
+    inputs = answer.inputs
+    domain = observation.task.domain
     require(
         isinstance(inputs, Tensor) and inputs.layout == torch.strided and not inputs.is_meta,
         f"{name} returns inputs that are no dense tensor",
@@ -407,7 +410,8 @@ def _check_chance(attack: Attack, observation: Observation, batch: Batch, name: 
                 continue
             errors = [_error(truth_of(k), answer)]
             errors += [_error(distractor(k, i), answer) for i in range(1, CANDIDATES)]
-            asked, hits = asked + 1, hits + (errors[0] < min(errors[1:]))
+            asked = asked + 1
+            hits = hits + (errors[0] < min(errors[1:]))
         require(
             scipy.stats.binom.sf(hits - 1, max(asked, 1), 1 / CANDIDATES) > UNLIKELY,
             f"{name} was shown noise, but its answer was closest to the truth {hits} of {asked} "
@@ -443,7 +447,9 @@ def _beside(
     attack: Attack, observation: Observation, generator: torch.Generator, truth: Batch
 ) -> Reconstruction | None:
     """The answer while a truth is in this frame and visible to the garbage collector."""
-    batch, inputs, in_reach = truth, truth.inputs, [truth]
+    batch = truth
+    inputs = truth.inputs
+    in_reach = [truth]
     answer = _answer(attack, observation, generator)
     assert batch is in_reach[0]
     assert inputs is truth.inputs

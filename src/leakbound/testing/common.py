@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from leakbound.client import forward, unfit
+from leakbound.core import Batch, Task
 from leakbound.losses import named
 from leakbound.models import mlp
-from leakbound.random import stream, uniform
-from leakbound.types import Batch, Task
+from leakbound.randomness import stream, uniform
 
 CHANCE = 1e-6
 """A statistical check fails if its observation has a probability below this."""
@@ -102,7 +102,8 @@ class Unchanged:
     """Stores tensors, models and random states, and detects later writes to them."""
 
     def __init__(self, task: Task, batch: Batch, *tensors: Tensor | None) -> None:
-        self.task, self.batch = task, batch
+        self.task = task
+        self.batch = batch
         self.tensors = [
             (t, t.clone())
             for t in (task.parameters, batch.inputs, batch.labels, *task.buffers.values(), *tensors)

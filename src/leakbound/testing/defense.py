@@ -10,21 +10,7 @@ import torch
 from torch import Tensor
 
 from leakbound.client import example_gradients, local_update, simulate
-from leakbound.covariance import Structured
-from leakbound.defenses import Chain, ClipExamples, Defense, Mean, SecureAggregation, chain
-from leakbound.protocol import play
-from leakbound.random import normal, stream
-from leakbound.testing.common import (
-    CHANCE,
-    ContractError,
-    Unchanged,
-    check_repr,
-    check_settings,
-    given_or_small,
-    require,
-    same_bits,
-)
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     ClientContext,
     Exact,
@@ -35,8 +21,23 @@ from leakbound.types import (
     Unit,
     Update,
 )
+from leakbound.covariance import Structured
+from leakbound.defenses import Chain, ClipExamples, Defense, Mean, SecureAggregation, chain
+from leakbound.protocol import play
+from leakbound.randomness import normal, stream
+from leakbound.testing.common import (
+    CHANCE,
+    ContractError,
+    Unchanged,
+    check_repr,
+    check_settings,
+    given_or_small,
+    require,
+    same_bits,
+)
 
-FEW, MANY = 4, 256
+FEW = 4
+MANY = 256
 
 
 def check_defense(
@@ -195,7 +196,8 @@ def _check_imitate(link: Defense, update: Update, out: Update, name: str) -> Non
 def _check_same(out: Update, guess: Tensor, name: str) -> None:
     """`imitate` gives the release, or at least its signs if that has few values."""
     shown = _shown(out)
-    seen, guess = out.rows[shown], guess.detach()[shown]
+    seen = out.rows[shown]
+    guess = guess.detach()[shown]
     if len(seen) and len(torch.unique(seen)) < len(seen) / 4:
         same = bool((seen.sign() == guess.sign())[seen != 0].all())
     else:
@@ -362,7 +364,8 @@ def _released(
     """The update of fixed plain rows under fixed streams."""
     client, cohort = links.sides
     unit = links.starts if unit is None else unit
-    context, updates = ClientContext(task, batch), []
+    context = ClientContext(task, batch)
+    updates = []
     for i, rows in enumerate(clients):
         examples = (1,) * len(rows) if unit is Unit.EXAMPLE else (batch.size,)
         source = stream(0, "contract", "neighbor", i)
@@ -445,7 +448,8 @@ def _standard(draws: list[Update], center: Tensor | None, name: str) -> tuple[Te
     seen = torch.stack([_shown(draw).cpu() for draw in draws])
     std = torch.stack([spread(draw) for draw in draws])
     if center is None:
-        middle, count = (rows * seen).sum(0) / seen.sum(0).clamp_min(1), seen.sum(0).clamp_min(2)
+        middle = (rows * seen).sum(0) / seen.sum(0).clamp_min(1)
+        count = seen.sum(0).clamp_min(2)
         rest = (rows - middle) * seen * (count / (count - 1)).sqrt()
     else:
         rest = (rows - center.detach().double().cpu()) * seen
@@ -476,7 +480,8 @@ def _check_spread(
     if centered:
         squares = squares * (count / (count + 1))
     each = squares.sum(0)
-    total, number = float(each.sum()), float(count.sum())
+    total = float(each.sum())
+    number = float(count.sum())
     surprise = abs(total - number) / ((kurtosis - 1) * number) ** 0.5
     require(
         2 * scipy.stats.norm.sf(surprise) > CHANCE,

@@ -14,11 +14,14 @@ from leakbound._util.shares import wilson
 from leakbound.trees.model import Floats, TreeModel
 from leakbound.trees.reveal import Revealed, thresholds_of
 
-INTEGER, NEAR = 0.49, 0.05
+INTEGER = 0.49
+NEAR = 0.05
 """Default tolerances: of whole numbers; of others, in units of the public spread."""
 ROW = 0.9
 """A row is known if this share of its columns is."""
-PRIOR, GLOBAL, UPDATE = "prior only", "global model alone", "with the update"
+PRIOR = "prior only"
+GLOBAL = "global model alone"
+UPDATE = "with the update"
 """What is known: public rows; also the trees before; also the client's trees."""
 Values = NDArray[np.float64]
 
@@ -161,7 +164,8 @@ def _guesses(
     columns: list[Values], whole: list[bool], tau: Values, low: Any, high: Any
 ) -> tuple[Values, NDArray[np.bool_]]:
     """The best guess in each bracket (n, m), and which brackets are pinned."""
-    guess, pinned = np.empty(low.shape), np.zeros(low.shape, bool)
+    guess = np.empty(low.shape)
+    pinned = np.zeros(low.shape, bool)
     for j, public in enumerate(columns):
         distinct, counts = np.unique(public, return_counts=True)
         brackets = np.stack([low[:, j], high[:, j]], 1).astype(np.float64)
@@ -179,7 +183,8 @@ def _guesses(
             width = min(hi, public[-1]) - max(lo, public[0])
             found.append((best, last - first <= 1 if whole[j] else width <= 2 * tau[j]))
         best, tight = zip(*found, strict=True)
-        guess[:, j], pinned[:, j] = np.array(best)[place.ravel()], np.array(tight)[place.ravel()]
+        guess[:, j] = np.array(best)[place.ravel()]
+        pinned[:, j] = np.array(tight)[place.ravel()]
     return guess, pinned
 
 

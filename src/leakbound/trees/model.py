@@ -79,10 +79,12 @@ class Tree:
 
         A value that is missing narrows nothing.
         """
-        node, active = np.zeros(len(rows), np.int64), np.arange(len(rows))
+        node = np.zeros(len(rows), np.int64)
+        active = np.arange(len(rows))
         while len(active := active[self.left[node[active]] >= 0]):
             at = node[active]
-            column, limit = self.feature[at], self.threshold[at]
+            column = self.feature[at]
+            limit = self.threshold[at]
             held = rows[active, column]
             known = ~np.isnan(held)
             goes_left = np.where(known, held < limit, self.default_left[at])
@@ -98,7 +100,8 @@ class Tree:
         found: dict[int, tuple[float, float]] = {}
         while leaf:
             above = int(self._parent[leaf])
-            column, limit = int(self.feature[above]), float(self.threshold[above])
+            column = int(self.feature[above])
+            limit = float(self.threshold[above])
             low, high = found.get(column, (-np.inf, np.inf))
             is_left = self.left[above] == leaf
             found[column] = (low, min(high, limit)) if is_left else (max(low, limit), high)
@@ -224,9 +227,12 @@ def _model(found: Any) -> TreeModel:
     if (booster := _get(found, "learner.gradient_booster.name", str)) != "gbtree":
         why, mend = _BOOSTERS.get(booster, ("and only gbtree is read", _GBTREE))
         raise _Damaged(f"has the booster {booster[:40]!r}, {why}", mend)
-    learner, made = found["learner"], _get(found, "learner.gradient_booster.model", dict)
-    trees, features = _get(made, "trees", list), _count(learner, "learner_model_param.num_feature")
-    said, output = _count(made, "gbtree_model_param.num_trees"), _get(made, "tree_info", list)
+    learner = found["learner"]
+    made = _get(found, "learner.gradient_booster.model", dict)
+    trees = _get(made, "trees", list)
+    features = _count(learner, "learner_model_param.num_feature")
+    said = _count(made, "gbtree_model_param.num_trees")
+    output = _get(made, "tree_info", list)
     if not said == len(trees) == len(output):
         raise _Damaged(f"holds {len(trees)} trees, but says {said} (tree_info: {len(output)})")
     ends = _get(made, "iteration_indptr", list) if "iteration_indptr" in made else [0, 1]
@@ -238,7 +244,8 @@ def _model(found: Any) -> TreeModel:
         raise _Damaged(f"names {len(names)} features of {features}")
     # "5E-1"; since XGBoost 3.1 one number per output: "[5E-1]"
     scores = str(_get(learner, "learner_model_param.base_score", object)).strip("[]").split(",")
-    weight, path = 1.0, "objective.reg_loss_param.scale_pos_weight"
+    weight = 1.0
+    path = "objective.reg_loss_param.scale_pos_weight"
     if "reg_loss_param" in _get(learner, "objective", dict):
         weight = _number(learner, path)
     if not 1e-9 < weight < 1e9:
@@ -283,8 +290,10 @@ def _tree(tree: Any, where: str, features: int) -> Tree:
     for key, most in (("num_nodes", len(left)), ("size_leaf_vector", 1)):
         if "tree_param" in tree and (said := _count(tree, f"tree_param.{key}")) > most:
             raise _Damaged(f"{where} says {key} {said}; at most {most} is read")
-    order, zeros = _order(left, arrays["right_children"], where), np.zeros(len(left))
-    inner, feature = order[left[order] >= 0], arrays["split_indices"]
+    order = _order(left, arrays["right_children"], where)
+    zeros = np.zeros(len(left))
+    inner = order[left[order] >= 0]
+    feature = arrays["split_indices"]
     if arrays.get("split_type", zeros)[inner].any():
         mend = "train with one-hot columns (enable_categorical=False)"
         raise _Damaged(f"{where} splits by categories, which is not read", mend)
@@ -318,7 +327,9 @@ def _array(tree: Any, name: str, length: int | None, where: str) -> Doubles:
 
 def _order(left: Doubles, right: Doubles, where: str) -> Numbers:
     """The nodes from the root on, parents first; each may be reached once."""
-    seen, front, parts = np.zeros(len(left), bool), np.zeros(1, np.int64), []
+    seen = np.zeros(len(left), bool)
+    front = np.zeros(1, np.int64)
+    parts = []
     while len(front):
         if seen[front].any() or len(np.unique(front)) < len(front):
             raise _Damaged(f"{where} reaches a node twice (a cycle)")

@@ -203,7 +203,8 @@ def _rates(
 
     def inverse(strength: float) -> tuple[float, ...]:
         """1/eta at a lambda, the error of the fit, and the size of what is fitted."""
-        weight, right = known[1] + strength * known[2], constant - strength * known[0]
+        weight = known[1] + strength * known[2]
+        right = constant - strength * known[0]
         found = float(weight @ right / max(weight @ weight, 1e-300))
         size = [float(np.abs(x).max(initial=0)) for x in (right - found * weight, right)]
         return found, *size
@@ -222,7 +223,8 @@ def _equations(tree: Tree) -> Doubles:
     """(inner nodes, 4) constant = a lambda + b / eta + c lambda / eta, in units of its terms."""
     inner = tree.inner
     nodes = np.stack([inner, tree.left[inner], tree.right[inner]])
-    leaf, hessian = tree.left[nodes] < 0, tree.hessian[nodes]
+    leaf = tree.left[nodes] < 0
+    hessian = tree.hessian[nodes]
     weight = np.where(leaf, 0.0, tree.weight[nodes]) * np.array([[-1], [1], [1]])
     value = np.where(leaf, tree.value[nodes], 0.0)
     terms = np.stack([weight * hessian, -weight, -value * hessian, -value])
@@ -320,9 +322,12 @@ def _leaf_counts(
 ) -> list[LeafCount]:
     """Rows and targets of each leaf; () if the rows are not whole."""
     output = model.output[number] if number < model.first else 0
-    hessian, weight = tree.hessian[tree.leaves], model.positive_weight
-    squared, softmax = model.objective in SQUARED, model.objective in SOFTMAX
-    chance, targets = float(model.base_score[0]), None
+    hessian = tree.hessian[tree.leaves]
+    weight = model.positive_weight
+    squared = model.objective in SQUARED
+    softmax = model.objective in SOFTMAX
+    chance = float(model.base_score[0])
+    targets = None
     if softmax:  # before XGBoost 3.1 one base score for all classes
         base = np.resize(model.base_score, 1 + max(model.output))
         shares = np.exp(base - base.max())
@@ -334,7 +339,8 @@ def _leaf_counts(
         gradient = -tree.value[tree.leaves] * (hessian + strength) / eta
         targets = (rows * chance - gradient) / weight
         rows = rows - (weight - 1) * targets
-    counts, slack = np.rint(rows), WHOLE + 1e-6 * np.abs(rows)
+    counts = np.rint(rows)
+    slack = WHOLE + 1e-6 * np.abs(rows)
     if (np.abs(rows - counts) > slack).any() or counts.min() < 1 or slack.max() > 0.25:
         return []
     if targets is not None and not squared:

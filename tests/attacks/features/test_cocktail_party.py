@@ -8,6 +8,7 @@ from torch import nn
 
 from leakbound import data, models
 from leakbound.attacks.features.cocktail_party import CocktailParty
+from leakbound.core import Batch, NotApplicable, Task, ThreatModel
 from leakbound.defenses import (
     Clip,
     GaussianNoise,
@@ -18,8 +19,7 @@ from leakbound.defenses import (
     chain,
 )
 from leakbound.protocol import play
-from leakbound.random import laplace, stream
-from leakbound.types import Batch, NotApplicable, Task, ThreatModel
+from leakbound.randomness import laplace, stream
 
 
 def digits(count, seed=0):

@@ -15,7 +15,7 @@ from leakbound.attacks.features.diagonalize import (
     unit_columns,
 )
 from leakbound.attacks.features.errors import feature_errors
-from leakbound.random import normal, stream
+from leakbound.randomness import normal, stream
 
 WIDE = torch.zeros((), dtype=torch.float64)
 INDEX = {2: "li,ai,bi->lab", 3: "li,ai,bi,ci->labc"}

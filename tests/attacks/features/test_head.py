@@ -16,9 +16,9 @@ from leakbound.attacks.features.head import (
 )
 from leakbound.attacks.features.hermite import hermite_means
 from leakbound.client import forward, gradient
+from leakbound.core import NotApplicable, Task, Unit, Update
 from leakbound.defenses import HiddenDropout
-from leakbound.random import normal, stream
-from leakbound.types import NotApplicable, Task, Unit, Update
+from leakbound.randomness import normal, stream
 
 SHAPE = (1, 6, 6)
 WIDE = torch.zeros((), dtype=torch.float64)

@@ -15,7 +15,7 @@ from leakbound.attacks.features.hermite import (
     tensor_orders,
     usable_orders,
 )
-from leakbound.types import NotApplicable
+from leakbound.core import NotApplicable
 
 PHI = 1 / math.sqrt(2 * math.pi)
 

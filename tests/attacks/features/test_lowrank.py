@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from leakbound.attacks.features.separation import NotSeparable, fit_column, row_space
-from leakbound.random import normal, stream, uniform
+from leakbound.randomness import normal, stream, uniform
 
 WIDE = torch.zeros((), dtype=torch.float64)
 

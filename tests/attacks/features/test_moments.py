@@ -17,7 +17,7 @@ from leakbound.attacks.features.moments import (
     moments,
     resolve_signs,
 )
-from leakbound.random import bernoulli, normal, stream
+from leakbound.randomness import bernoulli, normal, stream
 
 WIDE = torch.zeros((), dtype=torch.float64)
 

@@ -22,7 +22,7 @@ from leakbound.attacks.features.separation import (
     separate,
     whitener,
 )
-from leakbound.random import laplace, normal, stream, uniform
+from leakbound.randomness import laplace, normal, stream, uniform
 
 WIDE = torch.zeros((), dtype=torch.float64)
 SHAPE = (3, 32, 32)

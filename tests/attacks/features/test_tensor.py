@@ -15,6 +15,7 @@ from leakbound.attacks.features.fit import fit_features
 from leakbound.attacks.features.head import layer_inputs
 from leakbound.attacks.features.moments import Responses
 from leakbound.attacks.features.tensor import TensorMethod
+from leakbound.core import Batch, NotApplicable, Observation, Server, Task, ThreatModel
 from leakbound.defenses import (
     Clip,
     ClipExamples,
@@ -29,9 +30,8 @@ from leakbound.defenses import (
 )
 from leakbound.models import headed
 from leakbound.protocol import play
-from leakbound.random import normal, stream
+from leakbound.randomness import normal, stream
 from leakbound.testing.common import small_batch, small_task
-from leakbound.types import Batch, NotApplicable, Observation, Server, Task, ThreatModel
 
 WIDE = torch.zeros((), dtype=torch.float64)
 MALICIOUS = ThreatModel(server=Server.MALICIOUS)

@@ -3,7 +3,7 @@
 import torch
 
 from leakbound import models
-from leakbound.random import stream
+from leakbound.randomness import stream
 
 WORDS, WIDTH = 120, 96
 

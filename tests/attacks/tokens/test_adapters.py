@@ -17,11 +17,11 @@ from leakbound.attacks.tokens.adapters import (
 )
 from leakbound.attacks.tokens.layers import dictionary
 from leakbound.attacks.tokens.pursuit import Atoms, edge, pruned, pursue
+from leakbound.core import Batch, LocalPlan, NotApplicable, Observation, Task
 from leakbound.defenses import Clip, GaussianNoise, NoDefense, SecureAggregation
 from leakbound.domains import TokenDomain
 from leakbound.protocol import play
-from leakbound.random import normal, permutation, stream
-from leakbound.types import Batch, LocalPlan, NotApplicable, Observation, Task
+from leakbound.randomness import normal, permutation, stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 

@@ -12,12 +12,12 @@ from leakbound.attacks import TokenMatching, TokenSpan
 from leakbound.attacks.matching.distances import cosine, cosine_layers, cosine_signal
 from leakbound.attacks.tokens.matching import candidates_of, weighted
 from leakbound.client import gradient
+from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import GaussianNoise, NoDefense, Quantization, TopK
 from leakbound.domains import TokenDomain
 from leakbound.losses import next_labels
 from leakbound.protocol import play
-from leakbound.random import stream
-from leakbound.types import Batch, LocalPlan, NotApplicable, Task
+from leakbound.randomness import stream
 
 from .conftest import WORDS, peer
 

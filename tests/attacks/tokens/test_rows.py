@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from leakbound.attacks.tokens.rows import TokenRows
+from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import GaussianNoise, LaplaceNoise, NoDefense, TopK
 from leakbound.domains import TokenDomain
 from leakbound.losses import UNSCORED
 from leakbound.protocol import play
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.testing import check_attack
-from leakbound.types import Batch, LocalPlan, NotApplicable, Task
 
 from .conftest import WORDS, peer, tokens
 from .conftest import decoder_or_encoder as built

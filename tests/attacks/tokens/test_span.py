@@ -12,13 +12,13 @@ from leakbound.attacks.pace import Pace
 from leakbound.attacks.tokens.layers import chosen, readers
 from leakbound.attacks.tokens.span import CHANCE, Span, TokenSpan
 from leakbound.client import example_gradients
+from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import GaussianNoise, NoDefense, TopK
 from leakbound.domains import TokenDomain
 from leakbound.losses import UNSCORED
 from leakbound.protocol import play
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound.testing import check_attack
-from leakbound.types import Batch, LocalPlan, NotApplicable, Task
 
 from .conftest import WIDTH, WORDS, decoder_or_encoder, peer, tokens
 

@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from leakbound import data
-from leakbound.random import normal, permutation, stream
+from leakbound.randomness import normal, permutation, stream
 from leakbound_reproductions.mean_to_extreme.draws import BATCH_NOISES, BATCHES
 
 SIZES = (1, *BATCHES)
-SIDE, CHANNELS = 32, 3
+SIDE = 32
+CHANNELS = 3
 DIM = CHANNELS * SIDE**2
 READABLE = 0.9
 """Share of the zero image's error below which an attacker at B = 1 learns something."""
-INFORMED, BLIND = "informed", "blind"
+INFORMED = "informed"
+BLIND = "blind"
 
 
 def share(noise: float, size: int, dim: int = DIM) -> float:
@@ -114,7 +116,8 @@ def errors(color: str, trials: int) -> dict[str, list[float]]:
     flat = source.inputs.flatten(1).double()
     flat = flat[permutation(len(flat), stream(11, "company"))]
     flat = flat[flat.norm(dim=1) > 0]
-    private, public = flat[: len(flat) // 2], flat[len(flat) // 2 :]
+    private = flat[: len(flat) // 2]
+    public = flat[len(flat) // 2 :]
     if len(private) < max(SIZES):
         raise ValueError(f"color is {color!r}, with {len(flat)} images; give {2 * max(SIZES)}")
     clip = float(flat.norm(dim=1).median())
@@ -133,7 +136,8 @@ def errors(color: str, trials: int) -> dict[str, list[float]]:
 def _trial(
     x: Tensor, deviation: float, clip: float, priors: dict[str, Prior], source: torch.Generator
 ) -> dict[tuple[str, int], float]:
-    sent, norm = clipped(x, clip), float(x[0].norm())
+    sent = clipped(x, clip)
+    norm = float(x[0].norm())
     noise = deviation * normal(x.shape[1:], source, like=x)
     found = {}
     for size in SIZES:

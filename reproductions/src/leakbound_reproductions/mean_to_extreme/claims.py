@@ -131,7 +131,8 @@ def rows(measured: Mapping[str, list[float]]) -> Claim:
 def sinks(boxes: Sequence[Box]) -> Claim:
     """3-3: what other parameters do to the attack."""
     at = {(box.dim, box.kind, box.noise): box for box in boxes}
-    low, high = trap.PRINTED[0], trap.PRINTED[-1]
+    low = trap.PRINTED[0]
+    high = trap.PRINTED[-1]
     made: list[Callable[[int], Finding]] = []
     for dim in trap.DIMS:
         for kind in (LINEAR, RESNET):
@@ -196,7 +197,8 @@ def _aligned(words: str, box: Box, tests: int = 1) -> Callable[[int], Finding]:
 
 def limits(measured: Mapping[str, Any]) -> Claim:
     """3-4: where the risk vanishes."""
-    nothing, dim = (0.0, 0.01), max(trap.DIMS)
+    nothing = (0.0, 0.01)
+    dim = max(trap.DIMS)
 
     def one(name: str, words: str, region: Interval, paper: str) -> Finding:
         share = measured[name]

@@ -31,7 +31,9 @@ def compared() -> list[Copied]:
     """Noisy copies of three strengths, DP-SGD of three, and no defense."""
     bench = audit.PlanContext(DataSpec())
     flat = bench.dataset.inputs.flatten(1).double()
-    norm, dim, eta = float(flat.norm(dim=1).min()), flat.shape[1], 10 ** (-PSNR / 10)
+    norm = float(flat.norm(dim=1).min())
+    dim = flat.shape[1]
+    eta = 10 ** (-PSNR / 10)
     blind = identification.log_kappa_sphere(dim=dim, eta=eta, norm=norm)
     rows = [_row("none", (), (1.0,) * len(ROUNDS), bench)]
     for std in (0.1, 0.3, 1.0):
@@ -56,7 +58,8 @@ def table(rows: Sequence[Copied]) -> list[str]:
     ]
     for row in rows:
         risks = " | ".join(f"{risk:.3g}" for risk in row.risks)
-        low, high = min(row.accuracies), max(row.accuracies)
+        low = min(row.accuracies)
+        high = max(row.accuracies)
         mean = float(np.mean(row.accuracies))
         lines.append(f"| {row.name} | {risks} | {mean:.3f} ({low:.3f} to {high:.3f}) |")
     return lines

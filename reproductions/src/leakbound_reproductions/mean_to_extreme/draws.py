@@ -13,13 +13,13 @@ from torch import Tensor
 
 from leakbound import audit, data
 from leakbound.attacks import LinearTrap
-from leakbound.attacks.trap_estimators import most_often, unbiased
+from leakbound.attacks.trap_estimators import max_success_estimate, unbiased
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.bounds import identification
+from leakbound.core import Batch, Server, Task, ThreatModel
 from leakbound.defenses import DpSgd
 from leakbound.protocol import play
-from leakbound.random import normal, permutation, stream
-from leakbound.types import Batch, Server, Task, ThreatModel
+from leakbound.randomness import normal, permutation, stream
 from leakbound_reproductions.mean_to_extreme import trap
 from leakbound_reproductions.mean_to_extreme.unbiased import unbiased_error, unbiased_success
 
@@ -30,10 +30,16 @@ SIGHTINGS = (4, 16, 64)
 BATCHES = (2, 8, 32)
 BATCH_NOISES = (0.0, 0.01, 0.1, 0.5)
 """Without noise as in section III-A, and the noise of the authors' experiment on batches."""
-SMALL, FAR, NEAR = 0.1, 10.0, 1e-4
+SMALL = 0.1
+FAR = 10.0
+NEAR = 1e-4
 """Noise for the vanishing error and for the vanishing risk; N eta / |X|^2 of the first."""
-HALF, CANDIDATES, BLIND = 0.5, 10, 1e6
-ETAS, KAPPAS, GAMMA = (0.1, 10.0), (11, 13), 0.1
+HALF = 0.5
+CANDIDATES = 10
+BLIND = 1e6
+ETAS = (0.1, 10.0)
+KAPPAS = (11, 13)
+GAMMA = 0.1
 Law = Callable[[float], tuple[float, float]]
 """The interval of an estimate at any level."""
 
@@ -71,8 +77,10 @@ def rows(draws: int) -> dict[str, list[float]]:
     Args:
         draws: digits, one draw of noise each.
     """
-    bench, noise = audit.PlanContext(DataSpec()), 0.1
-    task, found = bench.task(ModelSpec("mlp"), 0), {}
+    bench = audit.PlanContext(DataSpec())
+    noise = 0.1
+    task = bench.task(ModelSpec("mlp"), 0)
+    found = {}
     for count in ROWS:
         own = []
         for number in range(draws):
@@ -92,8 +100,10 @@ def sightings(records: int) -> dict[str, list[float]]:
     Args:
         records: how many digits are sent, each k times.
     """
-    bench, noise = audit.PlanContext(DataSpec()), 0.1
-    task, found = bench.task(ModelSpec("mlp"), 0), {}
+    bench = audit.PlanContext(DataSpec())
+    noise = 0.1
+    task = bench.task(ModelSpec("mlp"), 0)
+    found = {}
     for times in SIGHTINGS:
         own = []
         for number in range(records):
@@ -118,7 +128,7 @@ def limits(draws: int) -> dict[str, Any]:
             found[f"{name} {dim}"] = vars(_share(dim, noise, e, draws))
     found["named"] = vars(_named(1e3, CANDIDATES, draws))
     eta = HALF * trap.NORM**2 / 4
-    found["blind"] = vars(_share(4, BLIND, HALF, draws, lambda r: most_often(r, eta)))
+    found["blind"] = vars(_share(4, BLIND, HALF, draws, lambda r: max_success_estimate(r, eta)))
     found["blind law"] = float(
         unbiased_success(BLIND, dim=4, eta=eta, norm=trap.NORM),
     )
@@ -127,17 +137,21 @@ def limits(draws: int) -> dict[str, Any]:
 
 def _share(dim: int, noise: float, e: float, draws: int, estimator: Any = unbiased) -> Share:
     """Errors of at most e |X|^2 / N, for examples with random directions."""
-    source, hits, n = stream(8, "limits", dim, repr(noise), repr(e)), 0, 0
+    source = stream(8, "limits", dim, repr(noise), repr(e))
+    hits = 0
+    n = 0
     while n < draws:
         records = trap.directions(dim, min(500, draws - n), source)
         errors = trap.errors(records, noise, estimator, source)
-        hits, n = hits + int((errors <= e * trap.NORM**2 / dim).sum()), n + len(errors)
+        hits = hits + int((errors <= e * trap.NORM**2 / dim).sum())
+        n = n + len(errors)
     return Share(hits, n)
 
 
 def _named(noise: float, candidates: int, draws: int) -> Share:
     """How often the true candidate among orthogonal ones fits the update best."""
-    source, like = stream(8, "named", candidates), torch.zeros(1, dtype=torch.float64)
+    source = stream(8, "named", candidates)
+    like = torch.zeros(1, dtype=torch.float64)
     fits = noise * normal((draws, candidates), source, like=like)
     fits[:, 0] += 1
     return Share(int((fits.argmax(1) == 0).sum()), draws)
@@ -148,7 +162,8 @@ def crossing(draws: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for over in KAPPAS:
         noise = float(identification.gaussian.noise_for(GAMMA, kappa=1 / over))
-        source, like = stream(9, "crossing", over), torch.zeros(1, dtype=torch.float64)
+        source = stream(9, "crossing", over)
+        like = torch.zeros(1, dtype=torch.float64)
         errors = (noise * normal((draws,), source, like=like)).square()
         at = float(unbiased_error(noise, dim=1, gamma=GAMMA))
         found[str(over)] = {
@@ -168,7 +183,8 @@ def batches(color: str, trials: int) -> dict[str, list[float]]:
     """
     source = data.load(color, size=32, channels=3, limit=max(BATCHES) * trials)
     flat = source.inputs.flatten(1).double()
-    clip, found = float(flat.norm(dim=1).median()), {}
+    clip = float(flat.norm(dim=1).median())
+    found = {}
     for noise in BATCH_NOISES:
         for size in BATCHES:
             drawn = stream(10, "batches", repr(noise), size)
@@ -189,7 +205,8 @@ def chi_square(ratios: Sequence[float], dim: int) -> tuple[float, Any]:
     """A variance over its stated value, from sums of squares of dim Gaussians, and its interval."""
     from scipy import stats
 
-    freedom, mean = dim * len(ratios), float(np.mean(ratios))
+    freedom = dim * len(ratios)
+    mean = float(np.mean(ratios))
 
     def interval(level: float) -> tuple[float, float]:
         ends = stats.chi2.ppf([0.5 + level / 2, 0.5 - level / 2], freedom)

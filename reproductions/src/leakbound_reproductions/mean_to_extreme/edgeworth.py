@@ -16,7 +16,8 @@ from scipy import special
 
 Array = NDArray[Any]  # of float64
 
-REACH, NODES = 14.0, 20001
+REACH = 14.0
+NODES = 20001
 SPAN = 40.0
 """Thresholds are searched this many standard deviations around the mean."""
 HALVINGS = 60
@@ -80,7 +81,8 @@ def cumulants(shift: float, sampling_rate: float) -> tuple[Array, Array]:
     """
     x = np.linspace(-REACH, REACH + shift, NODES)
     with np.errstate(divide="ignore"):
-        stay, move = np.log1p(-sampling_rate), np.log(sampling_rate)
+        stay = np.log1p(-sampling_rate)
+        move = np.log(sampling_rate)
         loss = np.logaddexp(stay, move + shift * x - shift**2 / 2)
     back = np.exp(-(x**2) / 2)
     there = back * np.exp(loss)
@@ -106,10 +108,12 @@ def _tail(z: Array, sums: Array) -> Array:
 
 def _power(shift: float, q: float, steps: Array, kappa: Array) -> Array:
     there, back = (found[:, None] * steps for found in cumulants(shift, q))
-    low, high = np.full(kappa.shape, -SPAN), np.full(kappa.shape, SPAN)
+    low = np.full(kappa.shape, -SPAN)
+    high = np.full(kappa.shape, SPAN)
     for _ in range(HALVINGS):  # the series need not fall; any crossing of the level will do
         middle = (low + high) / 2
         above = _tail(middle, back) > kappa
-        low, high = np.where(above, middle, low), np.where(above, high, middle)
+        low = np.where(above, middle, low)
+        high = np.where(above, high, middle)
     threshold = back[0] + high * np.sqrt(back[1])
     return np.clip(_tail((threshold - there[0]) / np.sqrt(there[1]), there), 0.0, 1.0)

@@ -21,7 +21,10 @@ from leakbound_reproductions.mean_to_extreme.unbiased import (
     unbiased_success,
 )
 
-BLUE, RED, GREEN, GRAY = "#0072b2", "#d55e00", "#009e73", "#808080"
+BLUE = "#0072b2"
+RED = "#d55e00"
+GREEN = "#009e73"
+GRAY = "#808080"
 
 
 def calibration(folder: Path) -> None:
@@ -48,7 +51,8 @@ def calibration(folder: Path) -> None:
 def rows(measured: Mapping[str, Sequence[float]], folder: Path) -> None:
     """Caption of figure 2: variance relative to its minimum, by rows of the linear trap."""
     counts = sorted(map(int, measured))
-    line, found = np.linspace(counts[0], counts[-1], 200), []
+    line = np.linspace(counts[0], counts[-1], 200)
+    found = []
     for count in counts:
         value, interval = chi_square(measured[str(count)], 784)
         low, high = interval(0.95)
@@ -69,7 +73,8 @@ def rows(measured: Mapping[str, Sequence[float]], folder: Path) -> None:
 
 def surface(folder: Path) -> None:
     """Figure 3: the risk by noise and eta, N = 1 as printed and N = 784 corrected."""
-    noise, e = np.logspace(-1, 1, 60), np.linspace(0.005, 0.5, 60)
+    noise = np.logspace(-1, 1, 60)
+    e = np.linspace(0.005, 0.5, 60)
     wide = np.logspace(-2.5, 0, 60)
     with matplotlib.rc_context():
         figure = Figure(figsize=(12, 3.6), layout="constrained")

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from leakbound.attacks.trap_estimators import most_often, shrinkage, sphere_mean, unbiased
+from leakbound.attacks.trap_estimators import max_success_estimate, shrinkage, sphere_mean, unbiased
 from leakbound.bounds import from_scratch, identification
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound_reproductions.mean_to_extreme import trap
 from leakbound_reproductions.mean_to_extreme.unbiased import unbiased_error, unbiased_success
 
@@ -138,8 +138,9 @@ def _certificate(dim: int, noise: float, level: float, eta: float, draws: int) -
     hits = n = 0
     while n < draws:
         records = trap.directions(dim, min(500, draws - n), source)
-        errors = trap.errors(records, noise, lambda r: most_often(r, eta), source)
-        hits, n = hits + int((errors <= eta).sum()), n + len(errors)
+        errors = trap.errors(records, noise, lambda r: max_success_estimate(r, eta), source)
+        hits = hits + int((errors <= eta).sum())
+        n = n + len(errors)
     exact = float(from_scratch.exact(noise, dim=dim, eta=eta, norm=trap.NORM))
     blind = identification.log_kappa_sphere(dim=dim, eta=eta, norm=trap.NORM)
     upper = float(identification.gaussian(noise, log_kappa=blind))
@@ -162,7 +163,9 @@ def beaten(found: Found) -> Beaten:
     every direction. The exception is the zero image, which succeeds from |X|^2 / N on.
     """
     estimators = {"unbiased": unbiased, "shrinkage": shrinkage, "sphere": sphere_mean}
-    compared, worst, above = 0, -np.inf, []
+    compared = 0
+    worst = -np.inf
+    above = []
     for (dim, kind), records in found.items():
         for noise in trap.NOISES:
             for name, estimator in estimators.items():
@@ -172,10 +175,12 @@ def beaten(found: Found) -> Beaten:
                 fresh = trap.errors(records, noise, estimator, source).numpy()
                 for eta in levels:
                     bound = float(from_scratch.exact(noise, dim=dim, eta=eta, norm=trap.NORM))
-                    share, n = float((fresh <= eta).mean()), len(fresh)
+                    share = float((fresh <= eta).mean())
+                    n = len(fresh)
                     spread = max(np.sqrt(bound * (1 - bound) / n), 1 / n)
                     z = (share - bound) / spread
-                    compared, worst = compared + 1, max(worst, z)
+                    compared = compared + 1
+                    worst = max(worst, z)
                     if z > TOLERANCE:
                         above.append(f"{name}, N={dim}, {kind}, noise {noise:g}: {share} > {bound}")
     return Beaten(compared, tuple(above), float(worst))

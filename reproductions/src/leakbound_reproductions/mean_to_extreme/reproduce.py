@@ -78,7 +78,8 @@ class _Run:
 
     def _boxes(self, dim: int, kind: str) -> Callable[[], list[dict[str, Any]]]:
         def make() -> list[dict[str, Any]]:
-            records, repeats = self.records(dim, kind), self.setting.repeats
+            records = self.records(dim, kind)
+            repeats = self.setting.repeats
             return [asdict(grid.box(records, dim, kind, at, repeats)) for at in trap.NOISES]
 
         return make

@@ -30,7 +30,8 @@ def batches(risks: Mapping[str, list[float]], read: Mapping[str, list[float]]) -
         read: of `draws.batches`, for the remark.
     """
     judged = [noise for noise in mates.JUDGED if noise]
-    among, found = len(judged) * len(draws.BATCHES), []
+    among = len(judged) * len(draws.BATCHES)
+    found = []
     for noise in judged:
         for size in draws.BATCHES:
             value, interval = _relative(risks, mates.INFORMED, noise, size)
@@ -76,7 +77,8 @@ def _relative(
 
 
 def _batch_remarks(risks: Mapping[str, list[float]], read: Mapping[str, list[float]]) -> str:
-    sizes, others = _listed(mates.SIZES, "d"), _listed(draws.BATCHES, "d")
+    sizes = _listed(mates.SIZES, "d")
+    others = _listed(draws.BATCHES, "d")
     still = _listed(
         (_relative(risks, mates.INFORMED, 0.0, size)[0] for size in draws.BATCHES), ".3g"
     )
@@ -138,7 +140,8 @@ def _with_interval(value: float, interval: draws.Law) -> str:
 
 def others(measured: Mapping[str, Errors]) -> Claim:
     """3-9: the unbiased estimator against other attacks, at small noise."""
-    found, lost = [], []
+    found = []
+    lost = []
     among = len(SMALL) * len(rivals.RIVALS)
     for noise in SMALL:
         own = measured[repr(noise)]

@@ -10,16 +10,17 @@ from leakbound import audit, metrics
 from leakbound.attacks import LinearTrap, dlg, inverting_gradients
 from leakbound.attacks.base import Attack
 from leakbound.audit.plan import DataSpec, ModelSpec
+from leakbound.core import Batch, Reconstruction, Server, ThreatModel
 from leakbound.defenses import DpSgd
 from leakbound.pairing import pair
 from leakbound.protocol import Round, play
-from leakbound.random import stream
-from leakbound.types import Batch, Reconstruction, Server, ThreatModel
+from leakbound.randomness import stream
 from leakbound_reproductions.mean_to_extreme.settings import Setting
 
 NOISES = (0.005, 0.02, 0.1, 1.0)
 """Noise of the authors' experiment with earlier attacks."""
-OURS, ZERO = "the linear trap", "the zero image"
+OURS = "the linear trap"
+ZERO = "the zero image"
 RIVALS = ("division", "DLG", "Inverting Gradients")
 DLG_STEPS = 300
 TOGETHER = 10

@@ -16,11 +16,12 @@ from leakbound import data
 from leakbound.attacks import LinearTrap
 from leakbound.attacks.trap_estimators import TrapReading
 from leakbound.client import gradient
+from leakbound.core import Task
 from leakbound.models import resnet18
-from leakbound.random import normal, permutation, stream
-from leakbound.types import Task
+from leakbound.randomness import normal, permutation, stream
 
-NORM, CLIP = 1.01, 1.0
+NORM = 1.01
+CLIP = 1.0
 NOISES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 PRINTED = (0.1, 1.0, 10.0)
 """Noise multipliers of the boxes in the paper's figures, among `NOISES`."""
@@ -123,7 +124,8 @@ def rest(inputs: Tensor, kind: str, *, side: int = 32) -> Tensor:
     if model is None:
         return torch.zeros(len(inputs), dtype=torch.float64)
     task = Task.of(model.eval(), loss=_mean)
-    width, found = inputs[0].numel(), []
+    width = inputs[0].numel()
+    found = []
     planted = LinearTrap("unbiased", rows=1, inside=True, features=width).plant(task)
     for image in inputs.float():
         row = gradient(planted, image[None], torch.zeros(1, dtype=torch.long))
@@ -140,7 +142,8 @@ class _Tiled(nn.Module):
 
     def __init__(self, times: int, channels: int) -> None:
         super().__init__()
-        self.times, self.channels = times, channels
+        self.times = times
+        self.channels = channels
 
     def forward(self, x: Tensor) -> Tensor:
         return x.repeat(1, 3 // self.channels, self.times, self.times)

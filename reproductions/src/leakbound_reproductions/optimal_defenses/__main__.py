@@ -14,7 +14,7 @@ from leakbound import audit
 from leakbound.audit.plan import Plan, Spec
 from leakbound.defenses import LocalOptimalNoise
 from leakbound.protocol import send
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound_reproductions import kept
 from leakbound_reproductions.optimal_defenses import claims, figures, points, side_channel
 
@@ -49,7 +49,8 @@ def noise_by_layer(plan: Plan) -> tuple[dict[str, float], dict[str, int]]:
         variances = task.unflatten(torch.as_tensor(law.covariance).flatten())  # type: ignore[union-attr]
         for name, value in variances.items():
             own = float(value.mean().sqrt()) / len(plan.seeds)
-            total[name], sizes[name] = total.get(name, 0.0) + own, value.numel()
+            total[name] = total.get(name, 0.0) + own
+            sizes[name] = value.numel()
     return total, sizes
 
 

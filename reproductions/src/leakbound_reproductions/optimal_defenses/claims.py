@@ -63,13 +63,15 @@ def rows(study: Study) -> list[Row]:
 def _pruning(study: Study, attacker: str) -> list[Row]:
     found = []
     for name in ("local_optimal_pruning", "optimal_pruning"):
-        ours, theirs = _rates(name), _rates("magnitude_pruning")
+        ours = _rates(name)
+        theirs = _rates("magnitude_pruning")
         for late in (False, True):
             same = _equal_loss(study, ours, theirs, attacker, "adam", late=late)
             text = f"{name}: higher error than magnitude at equal loss {WHEN[late]}"
             found.append(_row("0-1", text, attacker, same))
         for ours_at, theirs_at in ((0.7, 0.9), (0.8, 0.9)):
-            a, b = Key(name, "rate", ours_at), Key("magnitude_pruning", "rate", theirs_at)
+            a = Key(name, "rate", ours_at)
+            b = Key("magnitude_pruning", "rate", theirs_at)
             error = paired(logs(study.error(a, attacker)), logs(study.error(b, attacker)))
             loss = paired(study.loss(b), study.loss(a))
             found.append(
@@ -82,7 +84,8 @@ def _pruning(study: Study, attacker: str) -> list[Row]:
                 )
             )
         for rate in RATES:
-            a, b = Key(name, "rate", rate), Key("magnitude_pruning", "rate", rate)
+            a = Key(name, "rate", rate)
+            b = Key("magnitude_pruning", "rate", rate)
             error = paired(logs(study.error(a, attacker)), logs(study.error(b, attacker)))
             text = f"{name}: higher error than magnitude at {rate:.0%}"
             found.append(_row("0-2", text, attacker, error))

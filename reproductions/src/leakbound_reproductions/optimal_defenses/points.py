@@ -83,7 +83,8 @@ def _add(point: Point, record: Assessment | Training) -> None:
     seed = record.seed
     if isinstance(record, Training):
         marks = {number: float("nan") if loss is None else loss for number, loss in record.curve}
-        point.early[seed], point.late[seed] = marks[5], record.training_loss or float("nan")
+        point.early[seed] = marks[5]
+        point.late[seed] = record.training_loss or float("nan")
         point.curves[seed] = marks
         point.accuracy[seed] = record.accuracy or 0.0
         return

@@ -95,7 +95,8 @@ def _descents(
 ) -> dict[Key, dict[str, Any]]:
     """Losses after a few steps on one batch, by defense and seed."""
     words = f"{prefix.replace('-', ' ')}losses after 5 steps"
-    bench, found = audit.PlanContext(plan.data), {}
+    bench = audit.PlanContext(plan.data)
+    found = {}
     note_data(folder, plan.data.source, bench.dataset)
     for number, links in enumerate(plan.defenses):
         tell(words, number, len(plan.defenses))

@@ -15,12 +15,15 @@ import torch
 from leakbound import client
 from leakbound.audit.context import PlanContext
 from leakbound.audit.plan import ModelSpec, Spec, build_defense
+from leakbound.core import Batch, Gaussian, Task, Update
 from leakbound.defenses.base import Chain
 from leakbound.protocol import resolve, step
-from leakbound.random import stream
-from leakbound.types import Batch, Gaussian, Task, Update
+from leakbound.randomness import stream
 
-CLIENTS, SHARE, STEPS, RATE = 4, 16, 5, 1e-3
+CLIENTS = 4
+SHARE = 16
+STEPS = 5
+RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,13 @@ def descend(bench: PlanContext, model: ModelSpec, links: tuple[Spec, ...], seed:
         links: the defense.
         seed: sets weights, images and noise, so that defenses are compared on the same ones.
     """
-    task, parts = bench.task(model, seed), bench.batches(SHARE, CLIENTS, seed)
+    task = bench.task(model, seed)
+    parts = bench.batches(SHARE, CLIENTS, seed)
     defense = build_defense(links)
     sources = [stream(seed, "scatter", i) for i in range(CLIENTS)]
     states: list[Any] = [None] * CLIENTS
-    weights, ready = task.parameters.clone(), None
+    weights = task.parameters.clone()
+    ready = None
     optimizer = torch.optim.Adam([weights], lr=RATE)
     squares: list[dict[str, float]] = []
     for _ in range(STEPS):

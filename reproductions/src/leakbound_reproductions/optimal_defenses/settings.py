@@ -10,17 +10,22 @@ from typing import Any
 from leakbound import audit
 from leakbound.audit.plan import Plan
 
-OURS, PRUNED = "local_optimal_noise", "local_optimal_pruning"
-EQUAL, MAGNITUDE = "gaussian_noise", "magnitude_pruning"
+OURS = "local_optimal_noise"
+PRUNED = "local_optimal_pruning"
+EQUAL = "gaussian_noise"
+MAGNITUDE = "magnitude_pruning"
 FRESH = 1000
 """The first seed of what is measured again; the first run had those from 0 on."""
 COLOR_SOURCE = "photos"
-LOUD, KEPT, CUT = 0.1, 0.8, 0.9
+LOUD = 0.1
+KEPT = 0.8
+CUT = 0.9
 """The noise of figure 9, and the rates of optimal and of magnitude pruning in figure 6."""
 MODEL = "simple_convnet"
 FIGURES = ((0.7, "section 4.1, figure 2"), (0.8, "figure 3"))
 """Rates of optimal pruning that the paper compares with magnitude pruning at `CUT`, on CIFAR-10."""
-NOISE_RATE, PRUNING_RATE = 1e-3, 5e-4
+NOISE_RATE = 1e-3
+PRUNING_RATE = 5e-4
 """Adam's, as in appendix C.1."""
 
 

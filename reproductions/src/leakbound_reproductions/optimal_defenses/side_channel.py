@@ -14,10 +14,10 @@ from scipy import stats
 from leakbound.attacks.data_dependent_law import replay, score
 from leakbound.audit import PlanContext
 from leakbound.audit.plan import DataSpec, ModelSpec
+from leakbound.core import Batch
 from leakbound.defenses import Defense, GaussianNoise, LocalOptimalNoise, OptimalNoise
 from leakbound.protocol import play
-from leakbound.random import permutation, stream
-from leakbound.types import Batch
+from leakbound.randomness import permutation, stream
 
 DROWNING = 1e4
 DEFENSES: dict[str, Defense] = {
@@ -59,7 +59,8 @@ def identify(
     assert public is not None  # mnist5k has 1,000 public images
     gallery = Batch(public.inputs[:candidates], public.labels[:candidates])
     order = permutation(candidates, stream(0, "identify"))[:trials]
-    replays, hits = None, 0
+    replays = None
+    hits = 0
     for trial, index in enumerate(order.tolist()):
         one = Batch(gallery.inputs[index : index + 1], gallery.labels[index : index + 1])
         sources = [stream(trial, "identify", side) for side in ("client", "server")]

@@ -11,14 +11,18 @@ from scipy import optimize
 from torch import nn
 
 from leakbound.bounds import GaussianPrior, trace_bound
+from leakbound.core import Task
 from leakbound.defenses.allocation import keep_by_utility, prune_order, shape, with_utility
 from leakbound.engines.sensitivity import sensitivity
-from leakbound.random import stream
-from leakbound.types import Task
+from leakbound.randomness import stream
 
 Array = NDArray[np.float64]
-INPUTS, WEIGHTS, VARIANCE, SHARE = 6, 15, 3.0, 0.8
-DIRECTIONS, OFF = 10, 0.5
+INPUTS = 6
+WEIGHTS = 15
+VARIANCE = 3.0
+SHARE = 0.8
+DIRECTIONS = 10
+OFF = 0.5
 """k and epsilon of lemma 3.8."""
 
 
@@ -86,14 +90,16 @@ def _noise(models: int, draws: int) -> dict[str, int]:
     hits = n = 0
     for seed in range(models):
         jacobian, gradient = _linear(seed)
-        s, g2 = (jacobian**2).sum(1), gradient**2
+        s = (jacobian**2).sum(1)
+        g2 = gradient**2
         best = _optimal(s, g2, "utility")
         source = np.random.default_rng([10, seed])
         for spread in (0.01, 0.1, 1.0):
             count = draws // (3 * models)
             other = best * np.exp(spread * source.standard_normal((count, WEIGHTS)))
             other *= (g2 * best).sum() / (g2 * other).sum(1, keepdims=True)
-            hits, n = hits + int(((s / other).sum(1) < (s / best).sum()).sum()), n + count
+            hits = hits + int(((s / other).sum(1) < (s / best).sum()).sum())
+            n = n + count
     return {"hits": hits, "n": n}
 
 
@@ -108,7 +114,8 @@ def _algorithm(models: int) -> dict[str, int]:
     hits = 0
     for seed in range(models):
         jacobian, gradient = _linear(seed)
-        s, g2 = (jacobian**2).sum(1), gradient**2
+        s = (jacobian**2).sum(1)
+        g2 = gradient**2
         told = [(s / _optimal(s, g2, rule)).sum() for rule in ("utility", "algorithm_1")]
         hits += bool(told[0] < told[1])
     return {"hits": hits, "n": models}
@@ -117,7 +124,8 @@ def _algorithm(models: int) -> dict[str, int]:
 def _pruning(seed: int) -> float:
     """How far theorem 3.6 is from the optimum of the linear program, relatively."""
     jacobian, gradient = _linear(seed, 60)
-    s, g2 = (jacobian**2).sum(1), gradient**2
+    s = (jacobian**2).sum(1)
+    g2 = gradient**2
     ours = torch.from_numpy(s), torch.from_numpy(g2)
     keep, between, chance = keep_by_utility(prune_order(*ours), ours[1], SHARE)
     told = float(ours[0][keep].sum() + chance * ours[0][between])

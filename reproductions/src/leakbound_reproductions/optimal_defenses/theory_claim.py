@@ -16,7 +16,8 @@ Make = Callable[[int], Finding]
 def theory(found: Mapping[str, Any]) -> Claim:
     """0-6: theorems 3.2, 3.5 and 3.6 with their lemmas."""
     least = min(found["floor"], key=lambda one: one["mean"])
-    models, other = len(found["floor"]), found["algorithm"]
+    models = len(found["floor"])
+    other = found["algorithm"]
     made = [
         _normal(
             "theorem 3.2: error of the best attacker relative to the lower bound, smallest of "

@@ -108,12 +108,16 @@ def all_claims(measured: Measured) -> tuple[Claim, ...]:
 def pruning_trade(measured: Measured) -> Claim:
     """0-1: more error for the same loss; single rates on color images, as in figures 2 and 3."""
     same = _at_equal_loss(measured, PRUNED, MAGNITUDE, "figures 2 and 7")
-    parts, digits, theirs = [same], [], rate(MAGNITUDE, CUT)
+    parts = [same]
+    digits = []
+    theirs = rate(MAGNITUDE, CUT)
     colored = replace(measured, naive=measured.color, losses=measured.color_losses)
     for level, source in FIGURES:
-        ours, paper = rate(PRUNED, level), f"above 0 ({source})"
+        ours = rate(PRUNED, level)
+        paper = f"above 0 ({source})"
         text = f"{level:.0%} optimal against {CUT:.0%} magnitude"
-        gains, lower = _gains(colored, ours, theirs), _lower(colored, ours, theirs)
+        gains = _gains(colored, ours, theirs)
+        lower = _lower(colored, ours, theirs)
         words = f"color, {text}: higher error"
         parts.append(Part(words, gains, POSITIVE, unit="dB", paper=paper))
         parts.append(Part(f"color, {text}: lower loss", lower, POSITIVE, paper=paper))
@@ -156,8 +160,10 @@ def pruning_errors(measured: Measured) -> Claim:
     """0-2: more error at the same rate."""
     parts = []
     for level in measured.setting.rates:
-        a, b = rate(PRUNED, level), rate(MAGNITUDE, level)
-        gains, paper = _gains(measured, a, b), "above 0 (figure 5)"
+        a = rate(PRUNED, level)
+        b = rate(MAGNITUDE, level)
+        gains = _gains(measured, a, b)
+        paper = "above 0 (figure 5)"
         text = f"{level:.0%}: higher mean squared error"
         parts.append(Part(text, gains, POSITIVE, unit="dB", paper=paper))
         psnr = _less(*(measured.naive[key].psnr[PAPER] for key in (b, a)))
@@ -178,7 +184,8 @@ def pruning_errors(measured: Measured) -> Claim:
 
 def pruning_speed(measured: Measured) -> Claim:
     """0-3: faster training at similar privacy."""
-    a, b = rate(PRUNED, KEPT), rate(MAGNITUDE, CUT)
+    a = rate(PRUNED, KEPT)
+    b = rate(MAGNITUDE, CUT)
     faster = _less(measured.trained[b].late, measured.trained[a].late)
     text = f"loss after {measured.setting.rounds} rounds is lower"
     alike = Part(
@@ -207,7 +214,8 @@ def pruning_speed(measured: Measured) -> Claim:
 def noises(measured: Measured) -> Claim:
     """0-4: comparable error and a lower loss at the same noise."""
     same = _at_equal_loss(measured, OURS, EQUAL, "figures 4 and 10")
-    parts, rounds = [same], measured.setting.rounds
+    parts = [same]
+    rounds = measured.setting.rounds
     keys = [(noise(OURS, x), noise(EQUAL, x)) for x in measured.setting.noises]
     for a, b in keys:
         text = f"noise {a.level:g}: error differs by less than a factor of two"
@@ -217,7 +225,8 @@ def noises(measured: Measured) -> Claim:
     text = f"noise {LOUD:g}: loss after {rounds} rounds is lower"
     faster = _less(theirs.late, ours.late)
     parts.append(Part(text, faster, POSITIVE, paper="above 0 (figure 9)"))
-    text, gains = f"noise {LOUD:g}: higher test accuracy", _less(ours.accuracy, theirs.accuracy)
+    text = f"noise {LOUD:g}: higher test accuracy"
+    gains = _less(ours.accuracy, theirs.accuracy)
     paper = "0.910 - 0.886 = 0.024 (section D.2)"
     parts.append(Part(text, gains, POSITIVE, paper=paper))
     found = claimed(

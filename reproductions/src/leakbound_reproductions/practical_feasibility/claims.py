@@ -36,7 +36,8 @@ REMOVED = {
     "plain": "without skip connections",
     "post": "norm and activation after each convolution",
 }
-FIRST, SECOND = "abstract of version 1", "abstract of version 2"
+FIRST = "abstract of version 1"
+SECOND = "abstract of version 2"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from leakbound.random import bernoulli, stream
+from leakbound.randomness import bernoulli, stream
 
 CLASSES = 10
 SIDE = 8
@@ -58,8 +58,10 @@ class _Residual(nn.Module):
     def __init__(self, design: Design, norm: type[nn.Module] = nn.BatchNorm2d) -> None:
         super().__init__()
         width = design.width
-        self.design, self.drop = design, Drop(design.dropout)
-        self.norm1, self.norm2 = norm(width), norm(width)
+        self.design = design
+        self.drop = Drop(design.dropout)
+        self.norm1 = norm(width)
+        self.norm2 = norm(width)
         self.conv1, self.conv2 = (
             nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2)
         )
@@ -89,8 +91,10 @@ class _ConvNext(nn.Module):
         super().__init__()
         width = design.width
         self.mix = nn.Conv2d(width, width, 7, padding=3, groups=width)
-        self.norm, self.act = _Channels(width), nn.GELU()
-        self.up, self.down = nn.Conv2d(width, 4 * width, 1), nn.Conv2d(4 * width, width, 1)
+        self.norm = _Channels(width)
+        self.act = nn.GELU()
+        self.up = nn.Conv2d(width, 4 * width, 1)
+        self.down = nn.Conv2d(4 * width, width, 1)
         self.scale = nn.Parameter(torch.full((width, 1, 1), 0.1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,7 +116,8 @@ class _Vit(nn.Module):
             )
             for _ in range(design.depth)
         )
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(x).flatten(2).transpose(1, 2) + self.places
@@ -150,7 +155,8 @@ def drops(model: nn.Module) -> Iterator[Drop]:
 
 def draw(model: nn.Module, inputs: Tensor, seed: int) -> None:
     """Draw every dropout of a model for a batch (B, *S), each example and unit separately."""
-    hooks, source = [], stream(seed, "dropout")
+    hooks = []
+    source = stream(seed, "dropout")
 
     def note(drop: Drop, args: tuple[Tensor, ...], _: Tensor) -> None:
         keep = 1 - drop.rate
@@ -171,7 +177,8 @@ def train(model: nn.Module, inputs: Tensor, labels: Tensor, steps: int, seed: in
     """
     model.train()
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    adam, source = torch.optim.Adam(model.parameters(), 3e-3), stream(seed, "training")
+    adam = torch.optim.Adam(model.parameters(), 3e-3)
+    source = stream(seed, "training")
     for _ in range(steps):
         at = torch.randint(len(inputs), (64,), generator=source)
         adam.zero_grad()

@@ -28,7 +28,8 @@ def reproduce(scale: str, folder: Path, *, workers: int, color: str, tell: Tell)
     """
     seeds, steps = SCALES[scale]
     note_data(folder, "digits", data.load("digits"))
-    parts, found = Parts(folder / "parts"), []
+    parts = Parts(folder / "parts")
+    found = []
     with one_thread():
         for seed in range(2 * seeds):
             cells = study.cells() if seed < seeds else study.repeated()

@@ -17,7 +17,7 @@ from leakbound.attacks import GradientMatching
 from leakbound.data import split
 from leakbound.defenses import NoDefense
 from leakbound.metrics import psnr
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound_reproductions.practical_feasibility.networks import Design, draw, network, train
 
 MATCHED = 20.0
@@ -93,7 +93,8 @@ def _images() -> tuple[Any, dict[str, torch.Tensor]]:
 def _network(cell: Cell, seed: int) -> nn.Module:
     digits, parts = _images()
     own = _seed(cell, seed)
-    model, public = network(cell.design, own), digits.batch(parts["public"])
+    model = network(cell.design, own)
+    public = digits.batch(parts["public"])
     train(model, public.inputs, public.labels, TRAINED if cell.trained else 0, own)
     return model
 

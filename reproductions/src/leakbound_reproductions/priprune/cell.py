@@ -15,10 +15,10 @@ from torch import Tensor
 from leakbound import client, data, metrics, pairing, registry
 from leakbound.attacks import AcrossRounds, MixedStart, sparse_gradient_inversion
 from leakbound.attacks.base import Attack
+from leakbound.core import Batch, NotApplicable, Observation, Task
 from leakbound.data import Dataset, federated
 from leakbound.defenses.base import Chain, chain
-from leakbound.random import permutation, stream
-from leakbound.types import Batch, NotApplicable, Observation, Task
+from leakbound.randomness import permutation, stream
 from leakbound_reproductions import pruning
 from leakbound_reproductions.federation import FederatedPlan, FederatedRound, observe, train
 from leakbound_reproductions.priprune import information as bits
@@ -26,7 +26,8 @@ from leakbound_reproductions.priprune.nmi import INFORMATION, chance
 from leakbound_reproductions.priprune.study import Cell
 
 SHOWN = ("psnr", "ssim", "nmi", "binned_nmi", "adjusted_mi")
-OTHERS, PERMUTATIONS = 20, 10
+OTHERS = 20
+PERMUTATIONS = 10
 DRAWS = {"gi": "sgi", "sgi_pruned": "sgi"}
 """Attacks that start from the same draws as others, so that only their knowledge differs."""
 Record = dict[str, Any]
@@ -47,10 +48,15 @@ def attacks(steps: int) -> Mapping[str, Attack]:
 def run(cell: Cell) -> Record:
     """Train, attack and measure; the same experiment gives the same record."""
     images, labels = _split(cell)
-    task, plan = _task(cell), _plan(cell)
-    clients, test, public = images[:-2], images[-2], images[-1]
+    task = _task(cell)
+    plan = _plan(cell)
+    clients = images[:-2]
+    test = images[-2]
+    public = images[-1]
     past: list[FederatedRound] = []
-    rounds, found, rates = [], [], {}
+    rounds = []
+    found = []
+    rates = {}
     for one in train(task, clients, plan, rounds=cell.rounds, seed=cell.seed, public=public):
         rates[one.number] = [turn.rate for turn in one.turns]
         past = [*past, one][-LONGEST:] if cell.marks else [one]
@@ -87,7 +93,8 @@ def linear(cell: Cell) -> float:
     from sklearn.model_selection import GridSearchCV
 
     parts, _ = _split(cell)
-    private, test = parts[:-2], parts[-2]
+    private = parts[:-2]
+    test = parts[-2]
     inputs = torch.cat([b.inputs for b in private]).flatten(1).numpy()
     labels = torch.cat([b.labels for b in private]).numpy()
     model = GridSearchCV(LogisticRegression(max_iter=2000), {"C": [0.03, 0.1, 0.3, 1.0]}, cv=3).fit(
@@ -107,7 +114,8 @@ def _of_round(one: FederatedRound) -> Record:
     exists = pruning.prunable(target.task)
     if target.task.kept is not None:
         exists = exists & target.task.kept
-    mask, count = target.update.mask, int(exists.sum())
+    mask = target.update.mask
+    count = int(exists.sum())
     sent = count if mask is None else int((exists & mask[0]).sum())
     density = 1.0 if one.task.kept is None else pruning.density(one.task, one.task.kept)
     told = bits.mask_entropy(count, sent) if sent < count else 0.0
@@ -243,16 +251,20 @@ def _split(cell: Cell) -> tuple[list[Batch], list[int]]:
             "them for tests and public images"
         )
     order = permutation(len(images.labels), stream(cell.seed, "priprune", "split"))
-    private, rest = order[: cell.images], order[cell.images :]
-    public, test = rest[:100], rest[100:]
-    own, others = private[: cell.target], private[cell.target :]
+    private = order[: cell.images]
+    rest = order[cell.images :]
+    public = rest[:100]
+    test = rest[100:]
+    own = private[: cell.target]
+    others = private[cell.target :]
     parts = _parts(cell, images, others)
     batches = [images.batch(part) for part in (own, *parts, test, public)]
     return batches, batches[0].labels.tolist()
 
 
 def _parts(cell: Cell, images: Dataset, others: Tensor) -> list[Tensor]:
-    count, source = cell.clients - 1, stream(cell.seed, "priprune", "clients")
+    count = cell.clients - 1
+    source = stream(cell.seed, "priprune", "clients")
     labels = images.labels[others]
     if cell.skew == "equal":
         found = federated.equal(len(others), count, source)

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
 from leakbound import data
+from leakbound.core import Batch
 from leakbound.metrics import METRICS, Metric
 from leakbound.pairing import Paired
-from leakbound.random import normal, permutation, stream, uniform
-from leakbound.types import Batch
+from leakbound.randomness import normal, permutation, stream, uniform
 from leakbound_reproductions import kept
 from leakbound_reproductions.paired import Gain, gain
 from leakbound_reproductions.priprune.nmi import INFORMATION
@@ -35,8 +35,11 @@ SETS = ("digits on black", "digits on white", "photographs", "clear photographs"
 CONTRAST = 0.2
 """Smallest standard deviation of the pixels of a clear photograph's tile."""
 MEASURES: tuple[Metric, ...] = (*INFORMATION, *(m for m in METRICS if m.name in ("psnr", "ssim")))
-NOISE, OTHER = "uniform noise", "another image"
-BLUE, RED, GRAY = "#0072b2", "#d55e00", "#808080"
+NOISE = "uniform noise"
+OTHER = "another image"
+BLUE = "#0072b2"
+RED = "#d55e00"
+GRAY = "#808080"
 
 Maker = Callable[[Tensor, torch.Generator], Tensor]
 

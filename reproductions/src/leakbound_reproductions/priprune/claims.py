@@ -82,7 +82,8 @@ def rate_lowers(found: Measured, n: str) -> Claim:
 
 def _over_rates(found: Measured) -> list[Part]:
     """The comparisons of 4-1 in one part of the plan; may be none."""
-    rates, parts = sorted({rate_of(cell) for cell, _ in found.pairs}), []
+    rates = sorted({rate_of(cell) for cell, _ in found.pairs})
+    parts = []
     for measure, name, unit in (("nmi", "NMI", ""), ("psnr", "PSNR", "dB")):
         at = {rate: at_rate(found, rate).leak("sgi", measure) for rate in rates}
         low, high = (at[rates[0]], at[rates[-1]]) if rates else ({}, {})
@@ -90,7 +91,8 @@ def _over_rates(found: Measured) -> list[Part]:
         parts.append(Part(text, less(low, high), POSITIVE, unit=unit, paper="falls (figure 4)"))
         if measure == "nmi":  # the paper says "clearer" only about NMI
             middle = at.get(0.5, {})
-            first, second = difference(low, middle), difference(middle, high)
+            first = difference(low, middle)
+            second = difference(middle, high)
             text = f"{name} falls more from 0.5 on than up to 0.5"
             parts.append(Part(text, less(second, first), POSITIVE, paper="clearer (section 4.2.4)"))
     return parts if found.pairs else []
@@ -156,7 +158,8 @@ def size_raises(found: Measured, n: str) -> Claim:
     """
     both = [found.where(part=part) for part in ("size", "size_again")]
     used = repeated(*map(_over_sizes, both))
-    found, why = both[used.second], used.told
+    found = both[used.second]
+    why = used.told
     if models := _by_size(found):
         ends = (found.where(model=m).leak("sgi", "psnr") for m in (models[-1], models[0]))
         psnr = f"PSNR of the largest minus that of the smallest: {told(*ends)} dB"
@@ -174,7 +177,8 @@ def _by_size(found: Measured) -> list[str]:
 
 def _over_sizes(found: Measured) -> list[Part]:
     """The comparisons of 4-4 in one part of the plan; may be none."""
-    models, parts = _by_size(found), []
+    models = _by_size(found)
+    parts = []
     if not models:
         return []
     weights = {cell.model: record["weights"] for cell, record in found.pairs}
@@ -224,7 +228,8 @@ def rules(found: Measured, n: str) -> Claim:
         )
         for other in ("random", "mix")
     ]
-    text, near = "NMI under random minus that under mix", (-REPEATED, math.inf)
+    text = "NMI under random minus that under mix"
+    near = (-REPEATED, math.inf)
     parts.append(Part(text, less(nmi["random"], nmi["mix"]), near))
     for more, fewer in (("random", "largest"), ("mix", "largest"), ("random", "mix")):
         text = f"accuracy under {more} minus that under {fewer}"
@@ -245,7 +250,9 @@ def pseudo_raises(found: Measured, new: Measured, n: str) -> Claim:
 
     `new`: a rule's experiments that were measured again, for its accuracy.
     """
-    parts, hidden, second = [], [], []
+    parts = []
+    hidden = []
+    second = []
     for rule in RULES:
         real, kept = (arm(found, rule, 0.3, pseudo) for pseudo in (False, True))
         text = f"{rule}: accuracy with pseudo-pruning minus that of real pruning"
@@ -275,10 +282,12 @@ def pseudo_raises(found: Measured, new: Measured, n: str) -> Claim:
 def as_base(found: Measured, n: str) -> Claim:
     """4-7: PriPrune with the paper's ratio of weights, PruneFL and Largest (Pseudo) 60 %."""
     names = [name for name in found.values("defense") if name.startswith("pri_prune")]
-    own, base = found.where(defense=names[0] if names else ""), found.where(defense="none")
+    own = found.where(defense=names[0] if names else "")
+    base = found.where(defense="none")
     most = arm(found, "largest", 0.6, True)
     plain, ours, theirs = (_nmi_of(some, acting(own)) for some in (base, own, most))
-    gained, possible = difference(plain, ours), difference(plain, theirs)
+    gained = difference(plain, ours)
+    possible = difference(plain, theirs)
     enough = {seed: MOST * value for seed, value in possible.items()}
     parts = [
         Part(
@@ -316,7 +325,9 @@ def as_base(found: Measured, n: str) -> Claim:
 
 def table(found: Measured, n: str) -> Claim:
     """4-8: "consistently reduces NMI", with the paper's weights for each scheme."""
-    parts, hidden, right = [], [], []
+    parts = []
+    hidden = []
+    right = []
     ours = Measured([p for p in found.pairs if p[0].defense != "none"])
     for name, own in by_scheme(found).items():
         both = arms(own)

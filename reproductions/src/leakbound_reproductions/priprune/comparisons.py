@@ -135,7 +135,8 @@ def pseudo_raises(found: Measured) -> Iterator[Comparison]:
         text = f"{rule}: pseudo is more accurate than real (points)"
         yield _one("4-6", text, kept.accuracy(), real.accuracy())
         for round_ in late(found):
-            ours, theirs = kept.strongest(round_), real.strongest(round_)
+            ours = kept.strongest(round_)
+            theirs = real.strongest(round_)
             text = (
                 f"{rule}, round {round_}: pseudo leaks less than real to the strongest attacker "
                 f"({ours[0]} on pseudo, {theirs[0]} on real; dB)"
@@ -214,7 +215,9 @@ def privacy_weight(found: Measured) -> Iterator[Comparison]:
         key = (parts["accuracy"], parts["sharing"])
         arms.setdefault(key, {})[float(parts["privacy"])] = found.where(defense=defense)
     for measure, unit in (("nmi", "raw NMI"), *MEASURES) if arms else ():
-        least, most, lower = dict[int, list[float]](), dict[int, list[float]](), 0
+        least = dict[int, list[float]]()
+        most = dict[int, list[float]]()
+        lower = 0
         for own in arms.values():
             both = [own[pick(own)].leak("sgi", measure) for pick in (min, max)]
             lower += fmean(both[1].values()) < fmean(both[0].values())

@@ -31,12 +31,14 @@ def fano(information: ArrayLike, *, kappa: ArrayLike) -> Any:
     )
     if not np.all((blind > 0) & (blind < 1)):
         raise ValueError(f"kappa is {blind.flat[0]:g}; give numbers strictly between 0 and 1")
-    low, high = blind, np.ones(blind.shape)
+    low = blind
+    high = np.ones(blind.shape)
     for _ in range(HALVINGS):  # `high` always has as many bits, or is 1
         p = (low + high) / 2
         nats = special.kl_div(p, blind) + special.kl_div(1 - p, 1 - blind)
         enough = nats >= bits * math.log(2)
-        low, high = np.where(enough, low, p), np.where(enough, p, high)
+        low = np.where(enough, low, p)
+        high = np.where(enough, p, high)
     return _one(np.where(-np.log2(blind) <= bits, 1.0, high))
 
 
@@ -60,7 +62,8 @@ def shannon_lower_bound(information: ArrayLike, *, entropy: ArrayLike, dimension
         >>> round(shannon_lower_bound(1.0, entropy=h, dimension=1), 6)
         2.25
     """
-    bits, n = _within("information", information, 0, math.inf), _within("dimension", dimension, 1)
+    bits = _within("information", information, 0, math.inf)
+    n = _within("dimension", dimension, 1)
     h = _within("entropy", entropy, -math.inf)
     with np.errstate(over="ignore"):
         return _one(np.exp2(2 * (h - bits) / n) / (2 * math.pi * math.e))
@@ -88,7 +91,8 @@ def gaussian_distortion(information: ArrayLike, variances: ArrayLike) -> Any:
     if not len(some):
         return _one(np.zeros(bits.shape))
     logs = np.log2(some)
-    total, count = np.cumsum(logs), np.arange(1, len(some) + 1)
+    total = np.cumsum(logs)
+    count = np.arange(1, len(some) + 1)
     levels = (total - 2 * bits[..., None]) / count
     below = np.append(logs[1:], -np.inf)
     at = np.argmax(levels >= below, -1)

@@ -85,7 +85,8 @@ def mask_entropy(coordinates: ArrayLike, kept: ArrayLike) -> Any:
         >>> round(mask_entropy(10, 3), 4)  # 120 masks
         6.9069
     """
-    d, k = np.asarray(coordinates, float), np.asarray(kept, float)
+    d = np.asarray(coordinates, float)
+    k = np.asarray(kept, float)
     _fewer(d, k)
     if np.any(k != np.floor(k)):
         raise ValueError(f"kept is {k[k != np.floor(k)].flat[0]:g}; give a whole number")

@@ -22,7 +22,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound.metrics import Metric, Values
 from leakbound.pairing import Paired
-from leakbound.random import permutation
+from leakbound.randomness import permutation
 
 __all__ = [
     "INFORMATION",
@@ -35,7 +35,8 @@ __all__ = [
     "nmi",
 ]
 
-LEVELS, BINS = 256, 16
+LEVELS = 256
+BINS = 16
 
 NORMALIZERS: dict[str, Callable[[float, float], float]] = {
     "arithmetic": lambda a, b: (a + b) / 2,
@@ -80,7 +81,7 @@ def nmi(
     Source: Chu et al. 2024 (PriPrune), section 6; the normalizer is not legible there.
 
     Example:
-        >>> from leakbound.types import Batch
+        >>> from leakbound.core import Batch
         >>> truth = Batch(torch.tensor([[[[0.0, 0.0], [1.0, 1.0]]]]), torch.tensor([0]))
         >>> negative = Paired(truth, 1 - truth.inputs, None, (0,))
         >>> nmi(negative, data_range=1.0)
@@ -173,8 +174,8 @@ def chance(
         ValueError: others of another shape, fewer than one permutation.
 
     Example:
-        >>> from leakbound.random import stream, uniform
-        >>> from leakbound.types import Batch
+        >>> from leakbound.randomness import stream, uniform
+        >>> from leakbound.core import Batch
         >>> a, b = (uniform((1, 1, 28, 28), stream(0, k)) for k in ("a", "b"))
         >>> guess = Paired(Batch(a, torch.tensor([0])), b, None, (0,))
         >>> (level,) = chance(INFORMATION[0], guess, stream(1), data_range=1.0, others=b)
@@ -231,7 +232,9 @@ def _each(
     truth = paired.truth.inputs
     guesses = gray_levels(paired.inputs, data_range=data_range, low=low) // width
     truths = gray_levels(truth, data_range=data_range, low=low) // width
-    least, most, slack = float(truth.min()), float(truth.max()), 1e-6 * data_range
+    least = float(truth.min())
+    most = float(truth.max())
+    slack = 1e-6 * data_range
     if least < low - slack or most > low + data_range + slack:
         raise ValueError(
             f"low is {low:g} and data_range {data_range:g}, but the true images run from "
@@ -245,8 +248,10 @@ def _score(
     u: _Array, v: _Array, normalizer: Callable[[float, float], float], adjusted: bool
 ) -> float | None:
     joint = np.bincount(u * LEVELS + v, minlength=LEVELS**2).reshape(LEVELS, LEVELS)
-    a, b = joint.sum(1), joint.sum(0)
-    own, other = _entropy(a), _entropy(b)
+    a = joint.sum(1)
+    b = joint.sum(0)
+    own = _entropy(a)
+    other = _entropy(b)
     mutual = max(0.0, own + other - _entropy(joint))
     whole = normalizer(own, other)
     by_chance = _expected(a[a > 0], b[b > 0]) if adjusted else 0.0

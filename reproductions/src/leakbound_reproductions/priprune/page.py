@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
+from leakbound.core import Guarantee
 from leakbound.defenses import GaussianMechanism
-from leakbound.types import Guarantee
 from leakbound_reproductions import kept
 from leakbound_reproductions.comparison import shown
 from leakbound_reproductions.paired import paired
@@ -47,7 +47,8 @@ def write(
 
 def lines(study: Study, found: Measured, *, small: bool = False) -> list[str]:
     """The page, with one section for every part of the plan."""
-    base, rows = study.base, shown(comparisons.comparisons(found), small=small)
+    base = study.base
+    rows = shown(comparisons.comparisons(found), small=small)
     made = [
         "# Pruned federated learning and PriPrune: all comparisons and tables",
         "",
@@ -99,7 +100,8 @@ def _rates(found: Measured) -> list[str]:
     for scheme, own in by_scheme(found).items():
         for rate in rates:
             at = at_rate(own, rate)
-            knows, dense = at.where(dense_server=False), at.where(dense_server=True)
+            knows = at.where(dense_server=False)
+            dense = at.where(dense_server=True)
             rows.append(
                 (
                     scheme,

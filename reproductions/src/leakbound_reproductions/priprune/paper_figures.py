@@ -120,7 +120,9 @@ def _accuracy(found: Measured) -> Figure:
 
 
 def _point(axes: Axes, own: Measured, label: str, color: str, mark: str) -> None:
-    nmi, right = own.leak("sgi", "nmi"), own.accuracy()
+    nmi = own.leak("sgi", "nmi")
+    right = own.accuracy()
     if nmi:
-        x, y = fmean(right.values()), fmean(nmi.values())
+        x = fmean(right.values())
+        y = fmean(nmi.values())
         axes.plot([x], [y], mark, color=color, ms=9 if mark == "*" else 5, label=label)

@@ -61,7 +61,8 @@ def _each(todo: list[Cell], workers: int) -> Iterator[tuple[Record, float]]:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start)
     try:
-        running, left = set(), iter(todo)
+        running = set()
+        left = iter(todo)
         while True:
             for cell in left:
                 running.add(pool.submit(_timed, cell))

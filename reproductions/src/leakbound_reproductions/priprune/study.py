@@ -91,7 +91,8 @@ class Study:
             )
         text = path.read_text("utf-8") if path.is_file() else Path(name).read_text("utf-8")
         whole = tomllib.loads(text)
-        base, parts = whole.get("base", {}), whole.get("parts", {})
+        base = whole.get("base", {})
+        parts = whole.get("parts", {})
         settings = {f.name for f in fields(Cell)} - {
             "part",
             "seed",

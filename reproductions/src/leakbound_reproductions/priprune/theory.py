@@ -9,15 +9,17 @@ import torch
 from numpy.typing import NDArray
 
 from leakbound import client
-from leakbound.random import stream
-from leakbound.types import Batch, Task
+from leakbound.core import Batch, Task
+from leakbound.randomness import stream
 from leakbound_reproductions.priprune import cell as cells
 from leakbound_reproductions.priprune import information as bits
 from leakbound_reproductions.priprune.study import Study
 
 Spectrum = NDArray[np.float64]
 RATES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
-NOISE, IMAGES, SMALL = 0.01, 200, 1e-8
+NOISE = 0.01
+IMAGES = 200
+SMALL = 1e-8
 """Noise on the gradient for the rigorous bound; images behind Sigma; eigenvalues, relative to the
 largest, that count as zero."""
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.random import Source, uniform
-from leakbound.types import Batch, Task
+from leakbound.core import Batch, Task
+from leakbound.randomness import Source, uniform
 from leakbound_reproductions.pruning.base import (
     Pruning,
     full_gradient,
@@ -97,7 +97,8 @@ class PruneFL(Pruning):
                 f"({len(task.parameters)},)"
             )
         check.finite("report", report)
-        stay, times = self._stay(task, round_), self._times(task)
+        stay = self._stay(task, round_)
+        times = self._times(task)
         wide = report.double()
         if self.rule == "time":
             return intact(task, worth_their_time(wide, times, stay, self.constant))
@@ -236,7 +237,8 @@ def erk(task: Task, rate: float) -> tuple[int, ...]:
     sizes = [stop - start for _, start, stop in spans(task)]
     sums = [sum(shapes[name]) for name, _, _ in spans(task)]
     left = sum(sizes) - gone(rate, sum(sizes))
-    counts, free = list(sizes), set(range(len(sizes)))
+    counts = list(sizes)
+    free = set(range(len(sizes)))
     while True:
         scale = left / sum(sums[i] for i in free) if free else 0.0
         full = {i for i in free if scale * sums[i] >= sizes[i]}

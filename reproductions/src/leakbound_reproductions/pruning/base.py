@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from leakbound import check, client
-from leakbound.random import Source
+from leakbound.core import Batch, Task
+from leakbound.randomness import Source
 from leakbound.tensors import weight_spans
-from leakbound.types import Batch, Task
 
 SCOPES = ("global", "layer")
 
@@ -180,12 +180,14 @@ def keep_counts(task: Task, scores: Tensor, counts: Sequence[int]) -> Tensor:
 
 def top(scores: Tensor, among: Tensor, count: int) -> Tensor:
     """Mask of the `count` highest scores where `among` is True; of equal ones the last."""
-    mask, index = torch.zeros_like(among), among.nonzero().squeeze(1)
+    mask = torch.zeros_like(among)
+    index = among.nonzero().squeeze(1)
     values = scores[index]
     check.finite("the scores of the weights", values)
     if count > 0:
         least = values.kthvalue(len(values) - count + 1).values
-        above, equal = index[values > least], index[values == least]
+        above = index[values > least]
+        equal = index[values == least]
         mask[above] = True
         mask[equal[len(equal) + len(above) - count :]] = True
     return mask

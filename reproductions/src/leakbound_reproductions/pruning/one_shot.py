@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from leakbound import check, client
-from leakbound.random import Source, uniform
-from leakbound.types import Batch, Task
+from leakbound.core import Batch, Task
+from leakbound.randomness import Source, uniform
 from leakbound_reproductions.pruning.base import (
     SCOPES,
     Pruning,
@@ -54,7 +54,7 @@ class Random(OneShot):
     """Keep random weights, all sets equally likely; reads no data and no weights.
 
     Example:
-        >>> from leakbound.random import stream
+        >>> from leakbound.randomness import stream
         >>> task = Task.of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)))
         >>> int((~Random(rate=0.5).start(task, None, stream(0))).sum())
         4
@@ -91,7 +91,7 @@ class Snip(OneShot):
     Source: Lee, Ajanthan and Torr 2019, SNIP.
 
     Example:
-        >>> from leakbound.random import stream
+        >>> from leakbound.randomness import stream
         >>> task = Task.of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)))
         >>> batch = Batch(torch.ones(2, 1, 2, 2), torch.tensor([0, 1]))
         >>> int(Snip(rate=0.5).start(task, batch, stream(0)).sum())
@@ -169,7 +169,7 @@ class Synflow(Pruning):
         flow that starts inside the model may cut the layers before it.
 
     Example:
-        >>> from leakbound.random import stream
+        >>> from leakbound.randomness import stream
         >>> task = Task.of(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)))
         >>> batch = Batch(torch.zeros(1, 1, 2, 2), torch.tensor([0]))
         >>> int(Synflow(rate=0.5).start(task, batch, stream(0)).sum())
@@ -187,9 +187,11 @@ class Synflow(Pruning):
         return _flow(_positive(task), given_batch(self, batch).inputs[:1])
 
     def _first(self, task: Task, batch: Batch | None, source: Source) -> Tensor:
-        wide, among = _positive(task), prunable(task)
+        wide = _positive(task)
+        among = prunable(task)
         image = given_batch(self, batch).inputs[:1]
-        total, mask = int(among.sum()), torch.ones_like(among)
+        total = int(among.sum())
+        mask = torch.ones_like(among)
         for step in range(1, self.iterations + 1):
             last = step == self.iterations
             lowered = self.rate if last else 1 - (1 - self.rate) ** (step / self.iterations)

@@ -52,7 +52,8 @@ def _softplus(z: Array) -> tuple[Array, Array, Array]:
 
 
 def _gelu(z: Array) -> tuple[Array, Array, Array]:
-    density, below = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi), special.ndtr(z)
+    density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+    below = special.ndtr(z)
     return z * below, below + z * density, density * (2 - z**2)
 
 

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from leakbound.random import bernoulli, normal, stream
+from leakbound.randomness import bernoulli, normal, stream
 from leakbound_reproductions.systematic_evaluation import two_layer
 from leakbound_reproductions.systematic_evaluation.sweep import Slope, fresh, interval
 from leakbound_reproductions.systematic_evaluation.tensor_attack import library
 from leakbound_reproductions.systematic_evaluation.trial import WIDE
 
 NOISES = (0.5, 2.0, 8.0)
-INPUTS, WIDTH, DRAWS = 10, 2048, 16
+INPUTS = 10
+WIDTH = 2048
+DRAWS = 16
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def compared(seeds: int) -> list[Compared]:
 
 
 def _one(activation: str, noise_std: float, seeds: int) -> Compared:
-    errors, floors = [], []
+    errors = []
+    floors = []
     for seed in fresh(seeds):
         source = stream(seed, "all attackers", repr(noise_std))
         inner = normal((WIDTH, INPUTS), source, like=WIDE)
@@ -58,5 +61,6 @@ def _one(activation: str, noise_std: float, seeds: int) -> Compared:
         bound = two_layer.bayes_bound(network, y, draws, noise_std=noise_std, draws=DRAWS)
         floors.append(INPUTS * bound.value)
     gap = interval(np.array(errors) - np.array(floors))
-    error, floor = float(np.mean(errors)) ** 0.5, float(np.mean(floors)) ** 0.5
+    error = float(np.mean(errors)) ** 0.5
+    floor = float(np.mean(floors)) ** 0.5
     return Compared(activation, noise_std, error, floor, gap)

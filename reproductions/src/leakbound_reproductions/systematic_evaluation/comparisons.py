@@ -101,7 +101,8 @@ def imprint_is_strongest(found: Measured, data: str, batch: int) -> list[Compari
     honest = found.strengths(data, batch, HONEST)
     rows = []
     for defense, rounds in everything.items():
-        little, masked = defense in ("noise 0.001", "noise 0.01"), family(defense) in MASKS
+        little = defense in ("noise 0.001", "noise 0.01")
+        masked = family(defense) in MASKS
         if not little and not masked:
             continue
         own = {seed: fmean(errors) for seed, errors in rounds.attacks.get(IMPRINT, {}).items()}
@@ -109,7 +110,8 @@ def imprint_is_strongest(found: Measured, data: str, batch: int) -> list[Compari
             continue
         others = {seed: value**2 for seed, value in honest[defense].held_out.items()}
         ahead = paired(logs(others), logs(own))
-        text, word = "a lower error than the best honest attack", ahead.word
+        text = "a lower error than the best honest attack"
+        word = ahead.word
         if masked:
             text = "a higher error than the best honest attack"
             word = {HOLDS: FAILS, FAILS: HOLDS}.get(word, word)
@@ -123,7 +125,10 @@ MASKS = ("dropout", PRUNE)
 
 def floors_hold(floors: Iterable[Floor]) -> Comparison:
     """No attack is better than the estimated lower bound, by the mean and interval over rounds."""
-    compared, closest, beaten, near = 0, math.inf, [], 0
+    compared = 0
+    closest = math.inf
+    beaten = []
+    near = 0
     for floor in floors:
         if len(floor.floors) < 2:
             continue

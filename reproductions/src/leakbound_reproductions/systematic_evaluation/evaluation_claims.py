@@ -34,7 +34,9 @@ from leakbound_reproductions.systematic_evaluation.parts import (
     PRUNED_LABEL,
 )
 
-PRUNE, NONE, IMPRINT = "prune", "none", AS_PUBLISHED
+PRUNE = "prune"
+NONE = "none"
+IMPRINT = AS_PUBLISHED
 RIVALS = ("clip", "dropout", "noise")
 """The other defenses of tables 4 and 5, from which figure 3 is drawn."""
 BESIDE = "local steps"
@@ -105,7 +107,8 @@ def pruning_hides_features(found: Measured, n: str, remark: str) -> Claim:
     cannot be evaluated leaves the claim untested, because dropping it would select rounds by their
     results.
     """
-    parts, unread = [], []
+    parts = []
+    unread = []
     for data in found.data:
         shares = pruned_features(found, data)
         seeds = sorted({seed for own in shares.values() for seed in own})
@@ -173,10 +176,13 @@ def pruning_is_best(found: Measured, n: str) -> Claim:
     error among its levels that cost no more. A rival that costs almost nothing is not compared,
     because both families start at the same point.
     """
-    parts, aside, alone = [], [], []
+    parts = []
+    aside = []
+    alone = []
     for data in found.data:
         batch = max(found.batches(data))
-        losses, errors = found.trained(data), considered(found, data, batch)
+        losses = found.trained(data)
+        errors = considered(found, data, batch)
         each = {rival: _less(losses, errors, rival) for rival in RIVALS}
         left = {rival: values for rival, values in each.items() if values is not None}
         aside += [f"{data}, {rival}: {FREE}" for rival in each if rival not in left]
@@ -264,7 +270,8 @@ def imprint_is_strongest(found: Measured, n: str) -> Claim:
     As published, by a server that does not know the defense. The library's form, which knows the
     noise and the mask, is a remark.
     """
-    parts, aware = [], []
+    parts = []
+    aware = []
     for data in found.data:
         for name, sign, values in _leads(found, data, UNAWARE, IMPRINT):
             text = f"{data}, {name}: {WORDS[sign > 0]}, means over the levels"
@@ -305,7 +312,8 @@ def ahead(tables: Sequence[Errors], sign: int, imprint: str = IMPRINT) -> list[f
     for table in tables:
         others = {name: own for name, own in table.items() if name != imprint}
         if others and imprint in table:
-            best, own = held_out(others), table[imprint]
+            best = held_out(others)
+            own = table[imprint]
             each.append({seed: best[seed] - own[seed] for seed in set(best) & set(own)})
     seeds = set.intersection(*map(set, each)) if each else set[int]()
     return [sign * fmean(gaps[seed] for gaps in each) for seed in sorted(seeds)]

@@ -231,7 +231,8 @@ def _apart(found: Measured) -> list[str]:
         for variant in known:
             cells = []
             for own in tables.values():
-                errors, base = own.get(variant, {}), own.get(ATTACKS[0], {})
+                errors = own.get(variant, {})
+                base = own.get(ATTACKS[0], {})
                 if not errors:
                     cells.append("–")
                     continue

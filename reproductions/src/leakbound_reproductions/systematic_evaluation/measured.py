@@ -45,7 +45,9 @@ NAMES = {
     "dp_sgd": "DP-SGD",
 }
 LEVELS = ("clip_norm", "rate", "noise_std", "steps", "bits", "noise_multiplier")
-HONEST, ANY, UNAWARE = "honest", "any", "unaware"
+HONEST = "honest"
+ANY = "any"
+UNAWARE = "unaware"
 """`UNAWARE`: any server, including one that does not know the defense."""
 SERVERS = (HONEST, ANY)
 MALICIOUS = ("malicious", "others-malicious")
@@ -87,7 +89,9 @@ class Measured:
     @staticmethod
     def read(wanted: Iterable[Part], folder: Path) -> Measured:
         """Read the folder of the study."""
-        cells, trainings, names = {}, {}, {}
+        cells = {}
+        trainings = {}
+        names = {}
         for part in wanted:
             at = part.data, part.name
             cells[at] = _lines(folder / part.data / part.name / "records.jsonl", Assessment)
@@ -247,7 +251,8 @@ def chances(found: Measured, data: str, batch: int) -> dict[str, float]:
 
 def label(record: Assessment | Training) -> str:
     """A defense's name in the tables, such as "clip 2"."""
-    name, own = record.defense.name, record.defense.parameters
+    name = record.defense.name
+    own = record.defense.parameters
     level = next((f" {own[key]:g}" for key in LEVELS if key in own), "")
     return str(NAMES.get(name, name)) + level
 

@@ -17,8 +17,8 @@ from leakbound.audit.plan import (
     attack_info,
     defense_name,
 )
+from leakbound.core import Server
 from leakbound.risk import ErrorBoundSpec
-from leakbound.types import Server
 from leakbound_reproductions.outcome import SCALES
 
 
@@ -30,7 +30,8 @@ def _prune(rate: float) -> tuple[Spec, ...]:
     return (Spec("magnitude_pruning", (("rate", rate),)),)
 
 
-DIGITS, COLOR = "digits", "color"
+DIGITS = "digits"
+COLOR = "color"
 FEATURE_BATCHES = (1, 2, 4, 8)
 FEW = 3
 """Rounds of parts that no claim rests on: features, further defenses and variants of the attack."""
@@ -73,9 +74,11 @@ FAMILIES = (
 BEHIND_CLAIMS = ("honest", "malicious", PUBLISHED, "ablation", PRUNED_FEATURES)
 FURTHER = ("variants", "others", "others-malicious")
 """The parts of further defenses and variants."""
-LONGER, LONGER_ABLATION = "longer", "longer-ablation"
+LONGER = "longer"
+LONGER_ABLATION = "longer-ablation"
 """The parts with `TIMES` the steps of the plan, which then decide claims."""
-TIMES, LENGTHENED = 4, "cpu"
+TIMES = 4
+LENGTHENED = "cpu"
 """How much longer, and at which scale."""
 LONG = f"{HONEST[0]}, longer"
 LONGER_DEFENSES: dict[str, tuple[tuple[Spec, ...], ...]] = {

@@ -104,13 +104,15 @@ def settings(scale: str, color: str) -> str:
 
 
 def _scale(scale: str) -> str:
-    steps, longest = _steps(scale), _longest(scale)
+    steps = _steps(scale)
+    longest = _longest(scale)
     more = "" if longest == steps else f" or {longest:,}"
     return f"{_rounds(scale)}, searches of {steps:,}{more} steps"
 
 
 def _searches(scale: str) -> str:
-    steps, longest = _steps(scale), _longest(scale)
+    steps = _steps(scale)
+    longest = _longest(scale)
     told = f"searches of {steps:,} steps"
     if longest == steps:
         return told

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from leakbound.random import stream
+from leakbound.randomness import stream
 from leakbound_reproductions.systematic_evaluation import two_layer
 from leakbound_reproductions.systematic_evaluation.trial import (
     Cell,
@@ -170,7 +170,8 @@ def precise(cell: Cell) -> bool:
 
 def row(cell: Cell, trials: Sequence[Trial]) -> Row:
     """Trials of one experiment, summarized, with the orders."""
-    errors, spans = tuple(t.error for t in trials), tuple(t.span for t in trials)
+    errors = tuple(t.error for t in trials)
+    spans = tuple(t.span for t in trials)
     floors = tuple(t.floor for t in trials if t.floor is not None)
     low, high = median_interval(errors)
     upper, lower, meets = _orders(cell)
@@ -214,7 +215,8 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float
         >>> median_interval(range(10))
         (1.0, 8.0)
     """
-    ordered, size = sorted(values), len(values)
+    ordered = sorted(values)
+    size = len(values)
     skip = int(stats.binom.ppf((1 - level) / 2, size, 0.5)) - 1
     skip = max(skip, 0)
     return float(ordered[skip]), float(ordered[size - 1 - skip])
@@ -236,7 +238,8 @@ def slopes(levels: Sequence[float], logs: Sequence[NDArray[Any]]) -> NDArray[Any
     Uses the seeds that all levels have, which are the first ones.
     """
     seeds = min(map(len, logs))
-    x, y = np.log(levels), np.array([own[:seeds] for own in logs])
+    x = np.log(levels)
+    y = np.array([own[:seeds] for own in logs])
     x = x - x.mean()
     return np.asarray(x @ (y - y.mean(0)) / (x @ x))
 

@@ -54,9 +54,12 @@ def study(folder: Path, scale: str, tell: Tell) -> Theory:
     Each trial is stored in theory.jsonl when it is ready; a later call continues from them.
     """
     kit.folder(folder)
-    seeds, wanted = SEEDS[scale], sweep.cells(quick=scale == "minutes")
+    seeds = SEEDS[scale]
+    wanted = sweep.cells(quick=scale == "minutes")
     with one_thread():
-        journal, times, part = folder / "theory.jsonl", PRECISE[scale], "two-layer networks"
+        journal = folder / "theory.jsonl"
+        times = PRECISE[scale]
+        part = "two-layer networks"
         each = {cell: sweep.fresh(seeds * (times if sweep.precise(cell) else 1)) for cell in wanted}
         rows = measure(each, journal, part, tell)
         seconds = range(sweep.AGAIN, sweep.AGAIN + REPEATED[scale])
@@ -80,8 +83,10 @@ def study(folder: Path, scale: str, tell: Tell) -> Theory:
 def measure(each: Mapping[Cell, range], journal: Path, part: str, tell: Tell) -> list[Row]:
     """The rows of the experiments, each at its seeds; trials in the journal are not run again."""
     kit.check(journal, key="seed")
-    trials, rows = _read(journal), []
-    done, total = 0, sum(map(len, each.values()))
+    trials = _read(journal)
+    rows = []
+    done = 0
+    total = sum(map(len, each.values()))
     tell(part, 0, total)
     for cell, seeds in each.items():
         for seed in seeds:

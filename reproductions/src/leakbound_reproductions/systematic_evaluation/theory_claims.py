@@ -132,7 +132,8 @@ def rate(rows: Rows) -> Claim:
     for activation, batch in (SERIES[0], SERIES[2]):
         series = _working(rows.widths(activation, batch, "printed"))
         text = f"{activation}, B = {batch}: slope of log error in log M is -1/2"
-        widths, logs = [r.cell.width for r in series], [r.logs for r in series]
+        widths = [r.cell.width for r in series]
+        logs = [r.logs for r in series]
         values: Sequence[float] | NDArray[Any] = slopes(widths, logs) if len(series) > 1 else ()
         parts.append(Part(text, values, (-0.5 - TILDE, -0.5 + TILDE)))
     each = slopes(INPUTS, [rows[cell].logs for cell in over_inputs()])
@@ -205,9 +206,11 @@ def noise(rows: Rows) -> Claim:
     Flat: equal at noise_std = B / 8, where the paper's own order already gives 1.125. Linear: a
     slope between that of B + noise_std itself and 1, each up to a logarithm.
     """
-    parts, second = [], list[Part]()
+    parts = []
+    second = list[Part]()
     for batch in (1, 2):
-        wide, level = Cell(width=WIDTHS[-1], batch=batch), NOISES[0] * batch
+        wide = Cell(width=WIDTHS[-1], batch=batch)
+        level = NOISES[0] * batch
         little = rows[replace(wide, noise_std=level)].logs - rows[wide].logs
         text = f"B = {batch}: error at noise_std {level:g} relative to no noise is about 1"
         parts.append(Part(text, little, (1 / ALIKE, ALIKE), ratio=True))
@@ -253,7 +256,8 @@ def clipped(rows: Rows) -> NDArray[Any]:
 
 def dropout(rows: Rows) -> Claim:
     """2-4: "effective width" (1 - p) M: level and slope are those of the narrower network."""
-    parts, used = [], RATES[:-1]
+    parts = []
+    used = RATES[:-1]
     left = [1 - p for p in used]
     narrow = [rows[Cell(width=round(share * Cell().width))].logs for share in left]
     for defense, name in (("dropout_units", "units"), ("dropout_entries", "entries")):
@@ -311,7 +315,8 @@ def _pruned(rows: Rows, plain: Cell, method: str) -> NDArray[Any]:
 
 def local_steps(rows: Rows) -> Claim:
     """2-6: several local steps compared with one, at rates above that of remark C.3."""
-    plain, parts = rows[Cell()].logs, []
+    plain = rows[Cell()].logs
+    parts = []
     for level in SMALL:
         for (defense, name), (steps, most) in product(MOVING, AGGREGATED.items()):
             own = rows[Cell(defense=defense, level=level, steps=steps)].logs

@@ -34,7 +34,8 @@ def draw(found: Measured, path: Path) -> None:
 
 
 def _panel(axes: Axes, found: Measured, data: str, batch: int) -> None:
-    losses, strengths = found.trained(data), found.strengths(data, batch, HONEST)
+    losses = found.trained(data)
+    strengths = found.strengths(data, batch, HONEST)
     names = list(dict.fromkeys(family(defense) for defense in strengths))
     for (color, marker), name in zip(LOOKS, names, strict=False):
         own = [d for d in strengths if family(d) == name and losses.get(d)]

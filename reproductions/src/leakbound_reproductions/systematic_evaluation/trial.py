@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from leakbound.attacks.features.errors import feature_errors, subspace_error
-from leakbound.random import bernoulli, normal, stream, uniform
+from leakbound.randomness import bernoulli, normal, stream, uniform
 from leakbound_reproductions.systematic_evaluation import two_layer
 from leakbound_reproductions.systematic_evaluation.tensor_attack import METHODS
 
@@ -157,7 +157,8 @@ def local_update(
     The paper's learning rates differ between the layers. Equal ones hardly change the w_j;
     `inner_rate` = M^2 x `outer_rate` changes both at the same pace (mean-field).
     """
-    network, total = problem.network, np.zeros_like(problem.gradient)
+    network = problem.network
+    total = np.zeros_like(problem.gradient)
     for _ in range(steps):
         step = two_layer.gradient(network, problem.inputs, problem.targets)
         total += step
@@ -174,7 +175,8 @@ def attack(sent: Sent, cell: Cell, source: torch.Generator) -> tuple[float, floa
     the sent value is still a function of the w_j . x_i, to which Stein's lemma applies.
     """
     problem = sent.problem
-    outer, units = torch.from_numpy(sent.outer), torch.from_numpy(problem.network.inner)
+    outer = torch.from_numpy(sent.outer)
+    units = torch.from_numpy(problem.network.inner)
     seen = torch.ones(len(outer), dtype=torch.bool)
     unknown = cell.defense == "dropout_entries" or cell.method == "left_out"
     if sent.mask is not None and unknown:

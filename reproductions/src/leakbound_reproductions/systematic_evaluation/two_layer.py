@@ -78,13 +78,15 @@ class _Derivatives:
     """Everything of one batch that the gradient and its Jacobian are made of."""
 
     def __init__(self, network: TwoLayer, inputs: Any, targets: Any) -> None:
-        self.x, y = _real("inputs", inputs, 2), _real("targets", targets, 1)
+        self.x = _real("inputs", inputs, 2)
+        y = _real("targets", targets, 1)
         if self.x.shape != (len(y), network.inner.shape[1]):
             raise ValueError(
                 f"inputs has shape {self.x.shape}; give (B, n) = "
                 f"({len(y)}, {network.inner.shape[1]}), as targets and inner have it"
             )
-        self.w, self.a = network.inner, network.outer
+        self.w = network.inner
+        self.a = network.outer
         self.s, self.d, self.dd = ACTIVATIONS[network.activation].parts(self.x @ self.w.T)
         self.r = 2 * (self.s @ self.a - y)
         self.h = (self.d * self.a) @ self.w
@@ -102,12 +104,14 @@ class _Derivatives:
 
     def gradient(self) -> Array:
         """(M, 1 + n)."""
-        outer, inner = self.r @ self.s, self.c.T @ self.x
+        outer = self.r @ self.s
+        inner = self.c.T @ self.x
         return np.concatenate([outer[:, None], inner], 1)
 
     def along(self, direction: Array) -> Array:
         """(B n,) the product of J with a direction (M, 1 + n) of parameters."""
-        first, rest = direction[:, 0], direction[:, 1:]
+        first = direction[:, 0]
+        rest = direction[:, 1:]
         parts = [
             first @ self.outer(i) + (rest @ x) @ self.inner(i) + self.c[i] @ rest
             for i, x in enumerate(self.x)
@@ -116,8 +120,10 @@ class _Derivatives:
 
     def block(self, i: int, k: int, sent: Array) -> Array:
         """(n, n) the block of examples i and k of J diag(sent) J^T."""
-        first, rest = sent[:, :1], sent[:, 1:]
-        one, other = self.inner(i), self.inner(k)
+        first = sent[:, :1]
+        rest = sent[:, 1:]
+        one = self.inner(i)
+        other = self.inner(k)
         mixed = (one.T @ (self.c[k][:, None] * rest)) * self.x[i]
         turned = (other.T @ (self.c[i][:, None] * rest)) * self.x[k]
         answer = self.outer(i).T @ (first * self.outer(k)) + mixed + turned.T
@@ -143,7 +149,8 @@ def jacobian(network: TwoLayer, inputs: Any, targets: Any) -> Array:
     Source: paper B, Lemma D.6 with errata 2.11, for any batch.
     """
     parts = _Derivatives(network, inputs, targets)
-    size, eye = len(parts.a), np.eye(parts.x.shape[1])
+    size = len(parts.a)
+    eye = np.eye(parts.x.shape[1])
     rows = []
     for i, x in enumerate(parts.x):
         inner = parts.inner(i)[:, :, None] * x + parts.c[i][:, None, None] * eye
@@ -164,7 +171,8 @@ def energy(network: TwoLayer, inputs: Any, targets: Any) -> Array:
     parts = _Derivatives(network, inputs, targets)
     total = np.zeros((len(parts.a), 1 + parts.x.shape[1]))
     for i, x in enumerate(parts.x):
-        inner, c = parts.inner(i), parts.c[i][:, None]
+        inner = parts.inner(i)
+        c = parts.c[i][:, None]
         total[:, 0] += (parts.outer(i) ** 2).sum(1)
         total[:, 1:] += (inner**2).sum(1)[:, None] * x**2 + 2 * inner * x * c + c**2
     return total
@@ -339,7 +347,8 @@ def bayes_bound(
             f"activation is {network.activation!r}, whose gradient jumps: a bound from its "
             f"derivative would be too high; take one of {smooth}"
         )
-    y, n = _real("targets", targets, 1), network.inner.shape[1]
+    y = _real("targets", targets, 1)
+    n = network.inner.shape[1]
     spread = 1 / n if variance is None else variance
     prior = GaussianPrior.isotropic(np.zeros(n * len(y)), spread)
     drawn = prior.draw(draws, generator).reshape(draws, len(y), n)
@@ -534,7 +543,8 @@ def mean_derivative(activation: str, order: int) -> float:
     """
     check.one_of(ACTIVATIONS, activation=activation)
     check.count(order=order)
-    parts, hermite = ACTIVATIONS[activation].parts, np.polynomial.hermite_e.HermiteE.basis(order)
+    parts = ACTIVATIONS[activation].parts
+    hermite = np.polynomial.hermite_e.HermiteE.basis(order)
 
     def integrand(z: float) -> float:
         value = parts(np.asarray(z))[0]

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from leakbound.types import Observation, Task
+from leakbound.core import Observation, Task
 
 
 @dataclass(frozen=True, eq=False)

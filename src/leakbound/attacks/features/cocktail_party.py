@@ -19,12 +19,17 @@ from leakbound.attacks.features.separation import (
     separate,
 )
 from leakbound.client import forward
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import has_neighbors
-from leakbound.random import uniform
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+from leakbound.randomness import uniform
 
-PROBES, OFTEN, NEAR, SURE = 64, 0.1, 0.02, 4.0
-SLACK, OUTSIDE, BRIGHT = 0.1, 0.1, 0.995
+PROBES = 64
+OFTEN = 0.1
+NEAR = 0.02
+SURE = 4.0
+SLACK = 0.1
+OUTSIDE = 0.1
+BRIGHT = 0.995
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,8 @@ def listen(
     prefix = f"{name}." if name else ""
     parts = task.unflatten(observation.update.rows.sum(0) / task.plan.total_weight)
     trust = task.unflatten(_trust(observation))
-    weight, bias = parts[f"{prefix}weight"], parts.get(f"{prefix}bias")
+    weight = parts[f"{prefix}weight"]
+    bias = parts.get(f"{prefix}bias")
     if not bool(weight.isfinite().all()):
         raise NotApplicable("the layer's gradient is not finite")
     if not bool((weight != 0).any()):
@@ -148,7 +154,8 @@ def probed(
     else:
         low, high = task.input_range
         probe = low + (high - low) * uniform((PROBES, *shape), generator, like=task.parameters)
-    model, seen = copies.duplicate(task.model), []
+    model = copies.duplicate(task.model)
+    seen = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and (layer == name or _weight(name) in task.names):
             module.register_forward_pre_hook(

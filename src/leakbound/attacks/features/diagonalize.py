@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.random import normal
+from leakbound.randomness import normal
 
 __all__ = ["coefficients", "decompose"]
 
-SWEEPS, ROUGH = 300, 8
-STILL, FINE, CANCELS = 1e-13, 1e-11, 1e-8
+SWEEPS = 300
+ROUGH = 8
+STILL = 1e-13
+FINE = 1e-11
+CANCELS = 1e-8
 LARGEST_STEP = 0.9
 
 
@@ -73,9 +76,12 @@ def polish(
     stacks = [t.double() for t in tensors if t.numel()]
     energy = sum(float(t.square().sum()) / math.factorial(t.ndim - 1) for t in stacks)
     current = best = unit_columns(start.double())
-    least, moved = math.inf, math.inf
+    least = math.inf
+    moved = math.inf
     for sweep in range(sweeps + 1):
-        top, bottom, held = torch.zeros_like(current), torch.zeros_like(current), 0.0
+        top = torch.zeros_like(current)
+        bottom = torch.zeros_like(current)
+        held = 0.0
         gram = current.T @ current
         for stack in stacks:
             order = stack.ndim - 1
@@ -90,7 +96,8 @@ def polish(
         if left < CANCELS:
             left = _left(stacks, current) / energy
         if left < least:
-            best, least = current, left
+            best = current
+            least = left
         if sweep == sweeps or moved < still or not math.isfinite(left):
             break
         ridge = 1e-14 * float(bottom.diagonal().max()) * torch.eye(len(gram)).to(gram)

@@ -52,7 +52,8 @@ def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tenso
             f"found has shape {tuple(found.shape)} and true {tuple(true.shape)}; give (N, n) and "
             "(B, n)"
         )
-    guess, truth = _unit(found, "found"), _unit(true, "true")
+    guess = _unit(found, "found")
+    truth = _unit(true, "true")
     cosine = truth @ guess.T
     rows, columns = linear_sum_assignment(-cosine.abs().cpu().numpy())
     partners = guess[columns]

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from leakbound.attacks.features.moments import Responses
 
-INNER, FIRST_DAMPING, STILL, EXACT = 60, 1e-3, 1e-5, 1e-26
+INNER = 60
+FIRST_DAMPING = 1e-3
+STILL = 1e-5
+EXACT = 1e-26
 LENGTHS = tuple(2.0**k for k in range(-6, 5))
 SURELY = 1 - 1e-6
 
@@ -25,7 +28,8 @@ def fit_features(
     projection, Kaufman 1975); damped Gauss-Newton steps use conjugate gradients.
     """
     problem = _Problem(responses, activation)
-    z, damping = _turned(problem, start.double().clone()), FIRST_DAMPING
+    z = _turned(problem, start.double().clone())
+    damping = FIRST_DAMPING
     values, slopes = problem.hidden(z)
     r, residual = problem.solved(values)
     left = problem.energy(residual)
@@ -40,8 +44,13 @@ def fit_features(
             if damping > 1e8:
                 break
             continue
-        gain, left = 1 - found / left, found
-        z, values, slopes, r, residual = tried, new_values, new_slopes, new_r, new_residual
+        gain = 1 - found / left
+        left = found
+        z = tried
+        values = new_values
+        slopes = new_slopes
+        r = new_r
+        residual = new_residual
         damping = max(damping / 10, 1e-12)
         if gain < STILL or left < EXACT:
             break
@@ -63,17 +72,20 @@ def _turned(problem: _Problem, z: Tensor) -> Tensor:
     def left(tried: Tensor) -> float:
         return problem.energy(problem.solved(problem.hidden(tried)[0])[1])
 
-    best, least = z, left(z)
+    best = z
+    least = left(z)
     for factor in LENGTHS:
         found = left(factor * z)
         if found < SURELY * least:
-            best, least = factor * z, found
+            best = factor * z
+            least = found
     for i in range(len(z)):
         tried = best.clone()
         tried[i] = -tried[i]
         found = left(tried)
         if found < SURELY * least:
-            best, least = tried, found
+            best = tried
+            least = found
     return best
 
 
@@ -81,7 +93,8 @@ class _Problem:
     """Weighted least squares over sources (K, M); row weights are from noise, otherwise energy."""
 
     def __init__(self, responses: Responses, activation: Callable[[Tensor], Tensor]) -> None:
-        self.activation, self.units = activation, responses.units
+        self.activation = activation
+        self.units = responses.units
         energy = (responses.weights * responses.values.square()).sum(1)
         trust = 1 / (responses.noise + 1e-6 * energy).clamp_min(1e-300)
         self.weights = responses.weights * trust[:, None]
@@ -131,16 +144,19 @@ class _Problem:
         scale = ((r.square().T @ self.weights) * slopes.square()).sum(1, keepdim=True)
         scale = scale.clamp_min(1e-12 * float(scale.max()) + 1e-300)
         right = back(residual)
-        move, rest = torch.zeros_like(right), right.clone()
+        move = torch.zeros_like(right)
+        rest = right.clone()
         ready = rest / scale
-        direction, size = ready.clone(), float((rest * ready).sum())
+        direction = ready.clone()
+        size = float((rest * ready).sum())
         first = size
         for _ in range(INNER):
             if size <= 1e-10 * first or size == 0:
                 break
             curved = back(ahead(direction)) + damping * scale * direction
             length = size / max(float((direction * curved).sum()), 1e-300)
-            move, rest = move + length * direction, rest - length * curved
+            move = move + length * direction
+            rest = rest - length * curved
             ready = rest / scale
             size, before = float((rest * ready).sum()), size
             direction = ready + (size / before) * direction

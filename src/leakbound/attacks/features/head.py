@@ -14,8 +14,8 @@ from torch.nn import functional
 from leakbound import check, client
 from leakbound._util import copies
 from leakbound.attacks.base import boxed
-from leakbound.random import normal, stream, uniform
-from leakbound.types import NotApplicable, Task
+from leakbound.core import NotApplicable, Task
+from leakbound.randomness import normal, stream, uniform
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -121,7 +121,8 @@ def _noted(
     """Inputs and outputs of both layers, and the modules without children that take W's output."""
     notes: dict[str, list[Tensor]] = {key: [] for key in ("z", "before", "hidden")}
     modules: list[nn.Module] = []
-    below, above = model.get_submodule(first), model.get_submodule(second)
+    below = model.get_submodule(first)
+    above = model.get_submodule(second)
 
     def candidates(module: nn.Module, args: tuple[Any, ...]) -> None:
         same = notes["before"] and args and isinstance(args[0], Tensor)
@@ -142,7 +143,8 @@ def _noted(
 
 
 def _matching(modules: list[nn.Module], before: Tensor, hidden: Tensor) -> Activation:
-    flat, target = before.double().reshape(-1), hidden.double().reshape(-1)
+    flat = before.double().reshape(-1)
+    target = hidden.double().reshape(-1)
     tolerance = 1e-4 if before.dtype in (torch.float32, torch.float64) else 1e-1
     scale = float(target.abs().max()) + 1e-30
     tried: list[Activation] = [_plain(m) for m in modules] + list(KNOWN)
@@ -208,7 +210,8 @@ def special_head(task: Task, random: int, generator: torch.Generator) -> Task:
     flat = task.parameters.detach().clone()
     held = {name: value.clone() for name, value in task.frozen.items()}  # it sends these as well
     parts = {**held, **task.unflatten(flat)}
-    weight, above = parts[f"{first}.weight"], parts[f"{second}.weight"]
+    weight = parts[f"{first}.weight"]
+    above = parts[f"{second}.weight"]
     if random > len(weight):
         raise ValueError(f"random is {random}; the head has {len(weight)} hidden units")
     weight[-random:] = normal((random, weight.shape[1]), generator, like=weight)
@@ -229,7 +232,8 @@ def random_units(task: Task, head: Head, random: int | None) -> tuple[Tensor, fl
     if there are none), or the last `random`.
     """
     parts = task.tensors()
-    weight, above = parts[f"{head.first}.weight"].double(), parts[f"{head.second}.weight"].double()
+    weight = parts[f"{head.first}.weight"].double()
+    above = parts[f"{head.second}.weight"].double()
     width = len(weight)
     if random is not None:
         if random > width:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.types import NotApplicable
+from leakbound.core import NotApplicable
 
 __all__ = ["hermite_means", "tensor_orders", "usable_orders"]
 

@@ -95,7 +95,8 @@ def mixing_of(responses: Responses, most: int) -> Tensor:
     noise = responses.noise + _thinned(responses, scaled)
     scale = noise.clamp_min(1e-40 * float(scaled.square().sum()) + 1e-300).sqrt()
     vectors, roots, _ = torch.linalg.svd(scaled / scale[:, None], full_matrices=False)
-    values, level = roots.square(), 1.0
+    values = roots.square()
+    level = 1.0
     if len(values) > most:
         level = max(level, float(values[most:].mean()))
     ratio = len(values) / max(1, int((responses.weights > 0).sum(1).max()))
@@ -213,7 +214,8 @@ def _leading(columns: list[Tensor], count: int) -> tuple[Tensor, float]:
         energies = sizes.square()
     else:
         energies, vectors = torch.linalg.eigh(joined @ joined.T)
-        energies, vectors = energies.flip(0), vectors.flip(1)
+        energies = energies.flip(0)
+        vectors = vectors.flip(1)
     if vectors.shape[1] < count:  # fewer directions than examples: add any others
         vectors = torch.linalg.qr(torch.cat([vectors, torch.eye(len(joined)).to(vectors)], 1))[0]
     following = float(energies[count]) if len(energies) > count else 0.0
@@ -280,7 +282,9 @@ def _fourth(mixed: Tensor, units: Tensor, probes: Tensor) -> Tensor:
 def _order(i: int, j: int, k: int) -> tuple[int, int, int]:
     """The permutation that moves mode 0 to position i."""
     places = [0, 0, 0]
-    places[i], places[j], places[k] = 0, 1, 2
+    places[i] = 0
+    places[j] = 1
+    places[k] = 2
     return places[0], places[1], places[2]
 
 

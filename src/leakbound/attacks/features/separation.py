@@ -17,18 +17,26 @@ from leakbound import check
 from leakbound._util import optimizers
 from leakbound.attacks.pace import tick
 from leakbound.domains import has_neighbors
-from leakbound.random import normal
+from leakbound.randomness import normal
 
-ROUNDS, PENALTIES = 100, (0.1, 1e-8)
+ROUNDS = 100
+PENALTIES = (0.1, 1e-8)
 TINY = 1e-300
-TURNS, SETTLED, DRAWS = 300, 1e-9, 10
-WIDTHS, BENDS, COST = (0.1, 0.03, 0.01), (0.03, 0.01, 0.001), 8.0
+TURNS = 300
+SETTLED = 1e-9
+DRAWS = 10
+WIDTHS = (0.1, 0.03, 0.01)
+BENDS = (0.03, 0.01, 0.001)
+COST = 8.0
 SLOPES = ((1.0, 0.02), (4.0, 0.02), (16.0, 0.02), (64.0, 0.005), (256.0, 0.005))
 EXACT = 1e-5
-SHARPENED, SHRINK, LEAST = 30, 0.7, 1e-6
+SHARPENED = 30
+SHRINK = 0.7
+LEAST = 1e-6
 KINDS = ("general", "nonnegative", "image", "nonnegative image")
 SOLVERS = ("likelihood", "contrast", "published")
-ZERO, MARGIN = 1e-2, 1.5
+ZERO = 1e-2
+MARGIN = 1.5
 
 
 class NotSeparable(ValueError):
@@ -56,12 +64,14 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
     residual. `weights` are 1 / standard deviation of independent noise up to a factor, 0 if an
     entry is not known. NotSeparable: fewer rows or columns than `rank`, or a lower rank.
     """
-    exact, matrix = torch.finfo(matrix.dtype).eps, matrix.double()
+    exact = torch.finfo(matrix.dtype).eps
+    matrix = matrix.double()
     weights = torch.ones_like(matrix) if weights is None else weights.double()
     matrix = torch.where(weights > 0, matrix, 0)
     seen = (weights > 0).any(1)
     full = matrix.new_zeros(len(matrix), rank)
-    matrix, weights = matrix[seen], weights[seen]
+    matrix = matrix[seen]
+    weights = weights[seen]
     if min(matrix.shape) < rank:
         raise NotSeparable(
             f"{rank} sources need as many mixtures and values; "
@@ -70,7 +80,8 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
     by_row = weights.amax(1, keepdim=True)
     if bool((weights == by_row).all()):
         left, inner = _truncated(matrix * by_row, rank)
-        left, columns = left / by_row, by_row
+        left = left / by_row
+        columns = by_row
     else:
         left, inner = _weighted(matrix, rank, weights)
         columns = weights
@@ -266,7 +277,8 @@ def _fixed_point(turn: Tensor, white: Tensor, slope: float, turns: int = TURNS) 
         level = (slope * (turn @ white)).tanh()
         bend = slope * (1 - level.square()).mean(1, keepdim=True)
         u, _, vh = torch.linalg.svd(level @ white.T / white.shape[1] - bend * turn)
-        before, turn = turn, u @ vh
+        before = turn
+        turn = u @ vh
         if float(((turn * before).sum(1).abs() - 1).abs().max()) < SETTLED:
             break
     return turn
@@ -279,9 +291,11 @@ def heavy_tailed(unmixing: Tensor, rows: Tensor, fit: RowSpace | None = None) ->
     smoothing of the absolute value shrinks. With a `fit`, negative W @ fit.inner has a penalty.
     """
     base = whitener(rows)
-    white, turn = base @ rows, unmixing @ torch.linalg.inv(base)
+    white = base @ rows
+    turn = unmixing @ torch.linalg.inv(base)
     if fit is not None:
-        inner, quiet = base @ fit.inner, base @ fit.noise @ base.T
+        inner = base @ fit.inner
+        quiet = base @ fit.noise @ base.T
         turn = turn * (turn @ inner).mean(1, keepdim=True).sign()
         scale = float((turn @ inner).square().mean(1).sqrt().mean())
     for width, bend in zip(WIDTHS, BENDS, strict=True):
@@ -306,7 +320,9 @@ def nonnegative(unmixing: Tensor, fit: RowSpace) -> Tensor:
     row is finally moved to where most of its source's values are exactly 0.
     """
     size = fit.inner.norm(dim=1, keepdim=True) / fit.inner.shape[1] ** 0.5
-    white, turn, quiet = fit.inner / size, unmixing * size.T, fit.noise / size / size.T
+    white = fit.inner / size
+    turn = unmixing * size.T
+    quiet = fit.noise / size / size.T
     turn = turn * (turn @ white).mean(1, keepdim=True).sign()
     turn = turn / (turn @ white).abs().mean(1, keepdim=True)
     for slope, width in SLOPES:

@@ -21,14 +21,17 @@ from leakbound.attacks.features.head import (
 )
 from leakbound.attacks.features.hermite import hermite_means, tensor_orders, usable_orders
 from leakbound.attacks.features.moments import Moments, Responses, moments, resolve_signs
-from leakbound.random import stream
-from leakbound.types import Exact, NotApplicable, Observation, Task
+from leakbound.core import Exact, NotApplicable, Observation, Task
+from leakbound.randomness import stream
 
 GAPS = (1.25, 2.0)
 CLOSE = 0.99
 LEFT = 0.5
-FITTED, EXACT = 1.5, 1e-8
-MISFIT, UNEXPLAINED, CHANCE = 0.01, 0.5, 3
+FITTED = 1.5
+EXACT = 1e-8
+MISFIT = 0.01
+UNEXPLAINED = 0.5
+CHANCE = 3
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,8 @@ class TensorMethod:
             # An entry sent as 0 for its size is still a function only of the unit's products with
             # the features, as Stein's lemma requires; the remaining entries are not a fair draw.
             whole = _responses(observation, task, head, chosen, spread, zeros=True)
-        examples, features = observation.examples, responses.units.shape[1]
+        examples = observation.examples
+        features = responses.units.shape[1]
         units = int((whole.weights > 0).any(0).sum())
         if examples > features:
             raise NotApplicable(f"{examples} examples in {features} features: they span them all")

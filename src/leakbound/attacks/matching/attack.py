@@ -14,7 +14,7 @@ from leakbound.attacks.matching.engine import Search
 from leakbound.attacks.matching.loop import WIDTH, answer, batch_key, begin, run, solve
 from leakbound.attacks.matching.objective import Objective, hides
 from leakbound.attacks.matching.settings import MatchingSettings
-from leakbound.types import Observation, Reconstruction
+from leakbound.core import Observation, Reconstruction
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +64,8 @@ class GradientMatching(MatchingSettings):
     ) -> list[Reconstruction]:
         """Searches of small models with equal shapes share their computation; no bit changes."""
         answers: list[Reconstruction] = []
-        pairs, width = list(zip(observations, generators, strict=True)), self.at_once
+        pairs = list(zip(observations, generators, strict=True))
+        width = self.at_once
         for start in range(0, len(pairs), width):
             few = pairs[start : start + width]
             searches = [self.search(*pair, many=width > 1) for pair in few]

@@ -18,7 +18,8 @@ def cosine(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span
     cosine would round to 0. A row of zeros has cosine 0 with every row (Geiping et al. 2020).
     """
     if weights is not None:
-        guess, seen = guess * weights, seen * weights
+        guess = guess * weights
+        seen = seen * weights
     lengths = _length(guess), _length(seen)
     apart = guess / lengths[0][:, None] - seen / lengths[1][:, None]
     zeros = sum((length <= TINY).to(guess.dtype) for length in lengths)
@@ -41,7 +42,8 @@ def cosine_layers(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: li
 
 def cosine_signal(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
     """As `cosine_layers`; with weights 1/std, a tensor counts by its share of signal energy."""
-    parts, shares = [], []
+    parts = []
+    shares = []
     for a, b in spans:
         own = None if weights is None else weights[:, a:b]
         parts.append(cosine(guess[:, a:b], seen[:, a:b], own, []))
@@ -56,7 +58,8 @@ def cosine_weighted(
     guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]
 ) -> Tensor:
     """As `cosine_layers`, weighted by how many coordinates were not zero (paper B, app. F)."""
-    parts, counts = [], []
+    parts = []
+    counts = []
     for a, b in spans:
         own = None if weights is None else weights[:, a:b]
         parts.append(cosine(guess[:, a:b], seen[:, a:b], own, []))
@@ -105,7 +108,8 @@ class Cosine:
         The component of `seen` orthogonal to the candidate gives both: its squared length is (1 -
         cos)(1 + cos).
         """
-        own, free = guess[0], into[0]
+        own = guess[0]
+        free = into[0]
         if self.weights is not None:
             own = own * self.weights
         square = torch.mul(own, own, out=free).sum()
@@ -115,7 +119,8 @@ class Cosine:
         along = torch.where(square > TINY**2, inner / square, 0.0)
         torch.addcmul(self.seen, own, -along, out=free)
         # `vector_norm` adds in turn, too
-        across, cosine = free.square().sum().sqrt() * self.inverse, inner * scale
+        across = free.square().sum().sqrt() * self.inverse
+        cosine = inner * scale
         if self.weights is not None:
             free.mul_(self.weights)
         return torch.where(cosine > 0, across.square() / (1 + cosine), 1 - cosine), -scale
@@ -125,7 +130,8 @@ class Euclidean:
     """`euclidean` to fixed rows, with its derivative in closed form."""
 
     def __init__(self, seen: Tensor, weights: Tensor | None) -> None:
-        self.seen, self.weights = seen, weights
+        self.seen = seen
+        self.weights = weights
         self.two = torch.full((), 2.0, dtype=seen.dtype, device=seen.device)
 
     def at(self, guess: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,13 +156,16 @@ def disorder(rows: Tensor, withheld: Tensor, spans: list[Span]) -> Tensor:
     It is the mean over `withheld` entries (R, P) of max(0, 1 - |entry| / s)². Here s is the largest
     |entry| that is sent of the same tensor; the value is 0 if nothing of it is sent.
     """
-    total, count = rows.new_zeros(()), torch.zeros((), device=rows.device)
+    total = rows.new_zeros(())
+    count = torch.zeros((), device=rows.device)
     for a, b in spans:
-        size, hidden = rows[:, a:b].abs(), withheld[:, a:b]
+        size = rows[:, a:b].abs()
+        hidden = withheld[:, a:b]
         largest = (size * ~hidden).amax(1, keepdim=True).detach()
         counted = hidden & (largest > 0)
         short = (1 - size / largest.clamp_min(TINY)).relu() * counted
-        total, count = total + short.square().sum(), count + counted.sum()
+        total = total + short.square().sum()
+        count = count + counted.sum()
     return total / count.clamp_min(1)
 
 
@@ -170,10 +179,12 @@ def total_variation(images: Tensor) -> Tensor:
 
 def variation_gradients(images: Tensor) -> list[tuple[Tensor, Tensor]]:
     """`total_variation` of each of several batches (N, B, *S), and its gradient in it."""
-    values, gradients = [list[Tensor]() for _ in images], torch.zeros_like(images)
+    values = [list[Tensor]() for _ in images]
+    gradients = torch.zeros_like(images)
     for axis in smooth_axes(images.shape[2:]):
         step = images.diff(dim=axis)
-        count, side = max(1, step[0].numel()), step.shape[axis]
+        count = max(1, step[0].numel())
+        side = step.shape[axis]
         for own, part in zip(values, step.abs(), strict=True):
             own.append(part.sum() / count)
         step.sign_().div_(count)

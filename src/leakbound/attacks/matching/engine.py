@@ -20,10 +20,10 @@ from leakbound.attacks.matching.images import Images
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.terms import Smooth
 from leakbound.client import shown
+from leakbound.core import Observation, Task, Unit
 from leakbound.engines.base import Engine, Pulled, aligned
 from leakbound.engines.choose import Choice, choose
 from leakbound.losses import named
-from leakbound.types import Observation, Task, Unit
 
 
 class Companion(Protocol):
@@ -102,7 +102,8 @@ class Search:
             self.best = torch.where(better, total, self.best)
             pairs = zip(self.variables, self.kept or self.variables, strict=True)
             self.kept = [torch.where(better, now, before) for now, before in pairs]
-        self.total, self.match = total.detach(), match.detach()
+        self.total = total.detach()
+        self.match = match.detach()
         if not self.trace:
             self.trace.append(float(self.match))
             self.vanished = not any(bool(own.any()) for own in gradients)
@@ -145,7 +146,8 @@ def engine_for(observation: Observation, task: Task, many: bool = False) -> Exac
     clients whose examples affect each other, and a model that no engine supports. `many`: other
     searches may share its steps.
     """
-    plan, cohort = task.plan, observation.cohort
+    plan = task.plan
+    cohort = observation.cohort
     size = cohort[0]
     if any(own != size for own in cohort):
         return None
@@ -165,7 +167,8 @@ class Evaluator:
     def __init__(self, searches: Sequence[Search]) -> None:
         self.searches = list(searches)
         self.engine: Engine | None = None
-        self.rows, self.cotangent = 1, torch.empty(0)
+        self.rows = 1
+        self.cotangent = torch.empty(0)
         if searches[0].exact is not None:
             self.rows = searches[0].exact.rows
             tasks = [search.objective.task for search in searches]
@@ -235,7 +238,8 @@ class _Evaluation:
 
     def compare(self, plain: Tensor, into: Tensor) -> None:
         """The objective at the client's plain rows (R, P); its gradient there goes to `into`."""
-        search, objective = self.search, self.search.objective
+        search = self.search
+        objective = self.search.objective
         if objective.closed is not None and search.direct:
             # checked each time: a defense may change some rows and not others
             sent = shown(objective.observation, plain)
@@ -250,13 +254,15 @@ class _Evaluation:
             match = objective.match(rows)
             total = objective.with_order(match, rows)
             into.copy_(torch.autograd.grad(total, leaf)[0])
-        self.match, self.total = match.detach(), total.detach()
+        self.match = match.detach()
+        self.total = total.detach()
 
     def finish(self, pulled: Pulled, variation: tuple[Tensor, Tensor] | None) -> None:
         """Add the terms to the engine's result for `into`, and pass value and gradients to the
         search. `variation`: the images' total variation and its gradient, if it is a term.
         """
-        search, images = self.search, self.images
+        search = self.search
+        images = self.images
         gradient = pulled.inputs.reshape(images.shape)
         gradient = gradient.clone() if self.factor is None else gradient * self.factor
         traced = []

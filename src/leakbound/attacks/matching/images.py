@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from leakbound.attacks.matching.settings import MatchingSettings
+from leakbound.core import NotApplicable, Observation, Task
 from leakbound.domains import TableDomain, smooth_axes, table_of
-from leakbound.random import normal, uniform
-from leakbound.types import NotApplicable, Observation, Task
+from leakbound.randomness import normal, uniform
 
 LEAK = 0.2
 NEAR = 0.1
@@ -94,7 +94,8 @@ class MixedRows(Images):
     def __init__(self, domain: TableDomain, start: Tensor, like: Tensor) -> None:
         self.groups = domain.groups
         center, scale = domain.typical
-        self.center, self.scale = center.to(like), scale.to(like)
+        self.center = center.to(like)
+        self.scale = scale.to(like)
         self.logits = start.requires_grad_()
         self.variables = [self.logits]
 
@@ -102,7 +103,8 @@ class MixedRows(Images):
         x = self.center + self.scale * self.logits
         if not self.groups:
             return x
-        parts, at = [], 0
+        parts = []
+        at = 0
         for start, stop in self.groups:
             parts += [x[:, at:start], self.logits[:, start:stop].softmax(-1)]
             at = stop
@@ -149,7 +151,8 @@ def _drawn(name: str, shape: torch.Size, generator: torch.Generator, like: Tenso
 def images_for(
     settings: MatchingSettings, task: Task, observation: Observation, generator: torch.Generator
 ) -> Images:
-    shape, like = observation.batch_shape, task.parameters
+    shape = observation.batch_shape
+    like = task.parameters
     if settings.image == "deep_prior":
         return DeepPrior(shape, task.input_range, settings.width, generator, like)
     if settings.image == "mixed":

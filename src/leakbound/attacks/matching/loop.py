@@ -22,9 +22,9 @@ from leakbound.attacks.matching.settings import METHODS, MatchingSettings
 from leakbound.attacks.matching.terms import terms_for
 from leakbound.attacks.pace import tick
 from leakbound.client import forward
+from leakbound.core import Exact, NotApplicable, Observation, Reconstruction
 from leakbound.losses import named
-from leakbound.random import normal
-from leakbound.types import Exact, NotApplicable, Observation, Reconstruction
+from leakbound.randomness import normal
 
 STUCK = 0.9
 UNEXPLAINED = 0.1
@@ -78,12 +78,14 @@ def unexplained_problem(objective: Objective, images: Tensor, labels: Tensor) ->
 
 def unexplained(objective: Objective, images: Tensor, labels: Tensor) -> float:
     """Share of the (weighted) update energy that no multiple of a candidate's update explains."""
-    task, own = objective.task, seen_task(objective.observation).plan
+    task = objective.task
+    own = seen_task(objective.observation).plan
     plan = replace(task.plan, epsilon=own.epsilon)  # a search may smooth it
     objective = replace(objective, task=replace(task, plan=plan))
     rows = objective.seen_of(objective.rows(images, labels)).detach()
     scale = 1.0 if objective.weights is None else objective.weights
-    mine, seen = (rows * scale).double().flatten(), (objective.seen * scale).double().flatten()
+    mine = (rows * scale).double().flatten()
+    seen = (objective.seen * scale).double().flatten()
     both = (mine.square().sum() * seen.square().sum()).clamp_min(1e-300)
     return max(0.0, float(1 - (mine @ seen).square() / both))
 
@@ -107,7 +109,8 @@ def begin(
         companion: what the attack estimates with the images.
         many: whether other searches may share its computation.
     """
-    observation, task = objective.observation, objective.task
+    observation = objective.observation
+    task = objective.task
     images = images or images_for(settings, task, observation, generator)
     labels = labels_of(settings, observation, generator)
     features = _features(settings, observation, generator)
@@ -152,15 +155,18 @@ class Loop:
     """Adam for one search, or for several of one `batch_key`, with the settings' schedule."""
 
     def __init__(self, settings: MatchingSettings, searches: Sequence[Search]) -> None:
-        self.settings, self.evaluator = settings, Evaluator(searches)
+        self.settings = settings
+        self.evaluator = Evaluator(searches)
         variables = [variable for search in searches for variable in search.variables]
         fused = searches[0].exact is not None
         self.optimizer = optimizers.Adam(variables, lr=settings.learning_rate, fused=fused)
-        self.rate, self.factor = _schedule(settings), 0.0
+        self.rate = _schedule(settings)
+        self.factor = 0.0
 
     def step(self, number: int) -> bool:
         """Step every search that has not stopped; return whether all have."""
-        settings, live = self.settings, self.evaluator.searches
+        settings = self.settings
+        live = self.evaluator.searches
         factor = self.rate(number / settings.steps)
         if settings.schedule == "stages" and factor != self.factor:
             for search in live:
@@ -244,7 +250,8 @@ def answer(search: Search) -> Reconstruction:
         return Reconstruction(middle, problem=VANISHED)
     search.recall()
     images, labels = (part.detach() for part in search.guess())
-    final, features = float(search.best), search.features
+    final = float(search.best)
+    features = search.features
     problem = diagnose(search, final, images, labels)
     if problem is None and features is not None and features.problem is not None:
         problem = f"its features failed: {features.problem}"
@@ -289,7 +296,8 @@ def labels_of(
 
 def _free_labels(observation: Observation, generator: torch.Generator) -> Tensor:
     """Where a search for the labels begins: standard normal numbers."""
-    task, count = observation.task, observation.examples
+    task = observation.task
+    count = observation.examples
     if named(task.loss).name == "l1":
         raise NotApplicable(
             'labels under "l1" cannot be searched: its derivative is a sign; give the labels'
@@ -310,7 +318,8 @@ def _free_labels(observation: Observation, generator: torch.Generator) -> Tensor
 
 def _check_searchable(observation: Observation, shape: tuple[int, ...]) -> None:
     """Reject a function that does not take probabilities of classes."""
-    task, evenly = observation.task, observation.update.rows.new_full(shape, 1 / shape[1])
+    task = observation.task
+    evenly = observation.update.rows.new_full(shape, 1 / shape[1])
     try:
         with torch.no_grad():
             task.loss(

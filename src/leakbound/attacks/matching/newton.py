@@ -17,8 +17,8 @@ from leakbound.attacks.matching.loop import labels_of, unexplained_problem
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.pace import tick
-from leakbound.random import normal
-from leakbound.types import Batch, NotApplicable, Observation, Reconstruction, Task
+from leakbound.core import Batch, NotApplicable, Observation, Reconstruction, Task
+from leakbound.randomness import normal
 
 ROUNDING = 1e-14
 """Share of the energy of an exact update that its rounding has, in float32."""
@@ -28,16 +28,21 @@ LARGEST = 20_000_000
 """Numbers of public examples that the covariance is fitted to; of more, examples are left out."""
 REST = 1e-3
 """Variance of what public examples do not show, in their mean variance."""
-DAMPED, EASED, LEAST = 10.0, 0.2, 1e-9
+DAMPED = 10.0
+EASED = 0.2
+LEAST = 1e-9
 """How much the damping grows after a step that failed and falls after one that did not, and its
 least value.
 """
-ATTEMPTS, LENGTHS = 6, (1.0, 0.5, 0.25)
-RISE, MEMORY = 1.5, 4
+ATTEMPTS = 6
+LENGTHS = (1.0, 0.5, 0.25)
+RISE = 1.5
+MEMORY = 4
 """A step may raise the objective up to this factor over the highest of the last few: where units
 switch on or off, no descending path may lead to the solution.
 """
-STALLED, WAIT = 0.98, 6
+STALLED = 0.98
+WAIT = 6
 """A search ends if the last steps did not bring the lowest objective below this share."""
 SOLVED = 1e-8
 """A linear system is solved if the residual's squared norm fell by this."""
@@ -95,7 +100,8 @@ class PublicGaussian:
     def of(observation: Observation, task: Task, labels: Tensor, known: bool) -> PublicGaussian:
         """Fitted to public examples, with the mean of each class; else the middle of the range."""
         public = task.public if observation.auxiliary is None else observation.auxiliary
-        like, shape = task.parameters, observation.batch_shape
+        like = task.parameters
+        shape = observation.batch_shape
         if not known or public is None or tuple(public.inputs.shape[1:]) != shape[1:]:
             low, high = task.input_range
             mean = like.new_full(shape, (low + high) / 2)
@@ -201,7 +207,8 @@ class GaussNewton(Attack):
         answers = list[Reconstruction]()
         for number in range(self.restarts):
             start = self._start(number, prior, observation, generator)
-            x, trace = start.clamp(*task.input_range), list[float]()
+            x = start.clamp(*task.input_range)
+            trace = list[float]()
             for metric in problem.metrics:
                 x, falls = problem.solve(x, metric, self)
                 trace += falls
@@ -275,8 +282,10 @@ class _LeastSquares:
         self, x: Tensor, metric: PublicGaussian, settings: GaussNewton
     ) -> tuple[Tensor, list[float]]:
         """The last of the steps from x, and the objective after each."""
-        value, damping = self.value(x), 1e-2
-        trace, best = [value], (value, x)
+        value = self.value(x)
+        damping = 1e-2
+        trace = [value]
+        best = (value, x)
         for _ in range(settings.steps):
             if tick() or not value < float("inf"):
                 break
@@ -294,7 +303,8 @@ class _LeastSquares:
             if moved is None:
                 break
             damping = max(damping * (EASED if whole else 1.0), LEAST)
-            x, value = moved, after
+            x = moved
+            value = after
             trace.append(value)
             best = min(best, (value, x), key=lambda one: one[0])
             if len(trace) > WAIT and min(trace[-WAIT:]) > STALLED * min(trace[:-WAIT]):
@@ -319,9 +329,11 @@ class _LeastSquares:
         settings: GaussNewton,
     ) -> Tensor:
         """-(JᵀJ + weight C⁻¹ + damping M⁻¹)⁻¹ slope on the free inputs, with preconditioner M."""
-        shift, residual = torch.zeros_like(slope), -slope * free
+        shift = torch.zeros_like(slope)
+        residual = -slope * free
         better = metric.covariance(residual) * free
-        direction, size = better, float((residual * better).sum())
+        direction = better
+        size = float((residual * better).sum())
         least = SOLVED * size
         for _ in range(settings.directions):
             image = at.pull(at.push(direction)) + damping * metric.precision(direction)
@@ -330,12 +342,14 @@ class _LeastSquares:
             if not curvature > 0:
                 break
             length = size / curvature
-            shift, residual = shift + length * direction, residual - length * image
+            shift = shift + length * direction
+            residual = residual - length * image
             better = metric.covariance(residual) * free
             now = float((residual * better).sum())
             if not now > least:
                 break
-            direction, size = better + (now / size) * direction, now
+            direction = better + (now / size) * direction
+            size = now
         return shift
 
 

@@ -23,9 +23,9 @@ from leakbound.attacks.matching.distances import (
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.matching.terms import Smooth, Term
 from leakbound.client import clients_layer_inputs, gradient, refuse_codes
+from leakbound.core import NotApplicable, Observation, Task
 from leakbound.covariance import Structured
 from leakbound.domains import has_neighbors, smooth_axes
-from leakbound.types import NotApplicable, Observation, Task
 
 
 class Client(Protocol):
@@ -78,7 +78,8 @@ class Objective:
         """Build it from the settings and an observation, without the terms that need draws."""
         refuse_codes(observation.task, observation.input_shape)
         whitener = _whitener(observation)
-        seen, hidden = observation.update.rows, withheld(observation)
+        seen = observation.update.rows
+        hidden = withheld(observation)
         seen = seen if whitener is None else whitener.whiten(seen)
         if zeros_first and hidden is not None:
             seen = seen.masked_fill(hidden, 0.0)
@@ -172,7 +173,8 @@ class Objective:
 
 def withheld(observation: Observation) -> Tensor | None:
     """(R, P) bool: the model's coordinates known to be withheld; None if all were sent."""
-    mask, kept = observation.update.mask, observation.task.kept
+    mask = observation.update.mask
+    kept = observation.task.kept
     if mask is None or not observation.threat.defense_known:
         return None
     return ~mask if kept is None else ~mask & kept

@@ -12,8 +12,8 @@ from leakbound import check
 from leakbound.attacks.base import Attack, boxed, rank
 from leakbound.attacks.matching.attack import GradientMatching
 from leakbound.attacks.matching.objective import Objective
+from leakbound.core import NotApplicable, Observation, Reconstruction
 from leakbound.domains import TableDomain, table_of
-from leakbound.types import NotApplicable, Observation, Reconstruction
 
 LOOSE = 6.0
 """Tolerances within which values of different searches count as the same row's, for pairing."""

@@ -11,7 +11,7 @@ from leakbound.attacks.features.base import FeatureMethod
 from leakbound.attacks.features.cocktail_party import CocktailParty
 from leakbound.attacks.features.tensor import TensorMethod
 from leakbound.attacks.matching.distances import DISTANCES
-from leakbound.types import Task
+from leakbound.core import Task
 
 METHODS: dict[str, FeatureMethod] = {
     "cocktail_party": CocktailParty(),

@@ -18,7 +18,7 @@ from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.matching.distances import TINY, total_variation
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.client import batch_norms, batch_statistics, statistics_of
-from leakbound.types import NotApplicable, Observation, Statistics, Task
+from leakbound.core import NotApplicable, Observation, Statistics, Task
 
 FEW = 8
 PUBLIC = 512
@@ -95,13 +95,16 @@ class SameStatistics:
         return tuple(self.known)
 
     def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
-        total, factor = images.new_zeros(()), self.first
+        total = images.new_zeros(())
+        factor = self.first
         for name, (mean, variance) in self.known.items():
             parts = torch.split(inside[name], list(self.cohort)) if self.cohort else (inside[name],)
             means, variances = zip(*map(statistics_of, parts), strict=True)
-            own_mean, own_variance = torch.stack(means).mean(0), torch.stack(variances).mean(0)
+            own_mean = torch.stack(means).mean(0)
+            own_variance = torch.stack(variances).mean(0)
             off = _length(own_mean - mean) + _length(own_variance - variance)
-            total, factor = total + factor * off, 1.0
+            total = total + factor * off
+            factor = 1.0
         return total
 
 
@@ -178,7 +181,8 @@ def terms_for(
     if settings.batch_norm:
         known = statistics(settings.statistics, observation, task)
         if known:
-            first, cohort = settings.first_norm, observation.cohort
+            first = settings.first_norm
+            cohort = observation.cohort
             terms.append(SameStatistics(settings.batch_norm, known, first, cohort))
     if settings.prior and settings.prior_weight:
         build = user_code.find("prior", settings.prior)

@@ -22,8 +22,8 @@ from leakbound.attacks.pace import tick
 from leakbound.attacks.prior.files import DenoisingPrior, prior_for
 from leakbound.attacks.prior.training import LEAST
 from leakbound.client import forward
-from leakbound.random import normal, stream
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
+from leakbound.randomness import normal, stream
 
 HARDNESS = (4.0, 8.0, 16.0, math.inf)
 """Of activations in successive quarters of a search: Softplus rises within 1 / hardness of the
@@ -43,7 +43,8 @@ SIGMAS = 6.0
 """How far above its expectation the noise in an answer may be, in its standard deviations."""
 FINAL = 0.5
 """Level of the last denoising, times the lowest one: the search has removed part of that noise."""
-PROBE, PROBES = 64, 4
+PROBE = 64
+PROBES = 4
 """Public examples that show the inputs of activations; directions that measure the Jacobian."""
 
 
@@ -150,7 +151,8 @@ class Standardized(Images):
     """Images as a function of standardized ones, which are searched."""
 
     def __init__(self, prior: DenoisingPrior, start: Tensor) -> None:
-        self.prior, self.start = prior, start.requires_grad_()
+        self.prior = prior
+        self.start = start.requires_grad_()
         self.variables = [self.start]
 
     def __call__(self) -> Tensor:
@@ -169,7 +171,8 @@ class _Chain:
     evaluators: dict[float, Evaluator] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        shape, like = self.objective.observation.batch_shape, self.objective.seen
+        shape = self.objective.observation.batch_shape
+        like = self.objective.seen
         self.images = Standardized(self.prior, normal(shape, self.generator, like=like))
         self.labels = self._search(math.inf).labels
         self.answer = self.images.start.detach().clone()
@@ -178,7 +181,8 @@ class _Chain:
     @cached_property
     def known(self) -> float | None:
         """Variance of the noise in a coordinate of the objective with weight 1; None: no noise."""
-        weights, known = self.objective.weights, self.objective.observation.noise_variance
+        weights = self.objective.weights
+        known = self.objective.observation.noise_variance
         if self.objective.whitener is not None:
             return 1.0
         if known is None or not bool((known > 0).any()):
@@ -202,7 +206,8 @@ class _Chain:
         return self.objective.seen.numel() if weights is None else int((weights > 0).sum())
 
     def run(self) -> None:
-        attack, u = self.attack, self.images.start
+        attack = self.attack
+        u = self.images.start
         first = max(1, round(FIRST * attack.steps))
         each = max(1, (attack.steps - first) // attack.levels)
         with torch.no_grad():
@@ -230,7 +235,8 @@ class _Chain:
         most = self.attack.lowest
         if self.known is None or most <= LEAST:
             return most
-        source, weights = stream(0, "probes"), self.objective.weights
+        source = stream(0, "probes")
+        weights = self.objective.weights
         rows = self.objective.seen_of(self.objective.rows(self.images(), self.labels))
         seen = rows if weights is None else rows * weights
         steep = 0.0
@@ -248,13 +254,15 @@ class _Chain:
 
     def _descend(self, steps: int, anchor: Tensor, sigma: float, reach: float, done: float) -> None:
         """Adam on the likelihood plus the distance to the anchor; its rate falls to 0."""
-        u, variance = self.images.start, self.variance(sigma)
+        u = self.images.start
+        variance = self.variance(sigma)
         hardness = HARDNESS[min(len(HARDNESS) - 1, int(done * len(HARDNESS)))]
         if hardness not in self.evaluators:
             self.evaluators[hardness] = Evaluator([self._search(hardness)])
         evaluator = self.evaluators[hardness]
         rate = min(self.attack.learning_rate, 0.1 * reach)
-        mean, square = torch.zeros_like(anchor), torch.zeros_like(anchor)
+        mean = torch.zeros_like(anchor)
+        square = torch.zeros_like(anchor)
         for step in range(1, steps + 1):
             if tick():
                 break
@@ -290,7 +298,8 @@ class _Chain:
 
     def problem(self, images: Tensor) -> str | None:
         """Why the answer is no evidence; None if no sign of failure shows."""
-        nats, noise = self._nats(images), self.objective.noise_share
+        nats = self._nats(images)
+        noise = self.objective.noise_share
         if not math.isfinite(nats):
             return "not finite: the likelihood was never a number"
         if not noise:

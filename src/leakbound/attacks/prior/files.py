@@ -19,7 +19,7 @@ from leakbound._util.cache import RecentCache
 from leakbound.attacks.pace import is_over
 from leakbound.attacks.prior.networks import Denoiser
 from leakbound.attacks.prior.training import train_prior
-from leakbound.types import Batch, NotApplicable, Observation
+from leakbound.core import Batch, NotApplicable, Observation
 
 KIND = "learned prior 1"
 MOST = 20 * 2**20
@@ -79,7 +79,8 @@ def load_prior(path: Path) -> tuple[Denoiser, dict[str, Any]]:
         raise ValueError(wrong)
     try:
         about = json.loads(text["leakbound.prior"])
-        shape, facts = tuple(about["shape"]), (about["classes"], about["width"])
+        shape = tuple(about["shape"])
+        facts = (about["classes"], about["width"])
         if not all(type(v) is int and 0 <= v <= 2**16 for v in (*shape, *facts)) or 0 in shape:
             raise ValueError("sizes")
         with torch.device("meta"):  # allocates nothing: the file's header may state any size
@@ -101,7 +102,8 @@ def prior_for(
     """The prior that a setting names: "" (trained on the attacker's public examples), a file of
     `leakbound train-prior`, or the user's "package.module:build".
     """
-    shape, like = observation.input_shape, observation.update.rows
+    shape = observation.input_shape
+    like = observation.update.rows
     if name and not name.endswith(SUFFIX):
         return _of_user(name, observation, generator)
     if name:

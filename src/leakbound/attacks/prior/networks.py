@@ -14,7 +14,8 @@ from leakbound.domains import has_neighbors
 
 UNITS = {True: 32, False: 128}
 """Channels at the first level for pictures; units of a layer for everything else."""
-SMALLEST, FOLDED = 8, 16
+SMALLEST = 8
+FOLDED = 16
 """Sides of images from which convolutions fit, and from which they work at half the resolution."""
 WAVES = (1.0, 2.0, 4.0, 8.0)
 
@@ -26,7 +27,8 @@ class DenoisingBlock(nn.Module):
         super().__init__()
         self.norm = nn.GroupNorm(1 if flat else math.gcd(8, width), width)
         self.film = nn.Linear(known, 2 * width)
-        self.one, self.two = _layer(width, width, flat), _layer(width, width, flat)
+        self.one = _layer(width, width, flat)
+        self.two = _layer(width, width, flat)
 
     def forward(self, x: Tensor, known: Tensor) -> Tensor:
         scale, shift = self.film(known).view(len(x), -1, *[1] * (x.ndim - 2)).chunk(2, 1)
@@ -40,8 +42,10 @@ class UNet(nn.Module):
     def __init__(self, shape: tuple[int, ...], known: int, width: int) -> None:
         super().__init__()
         self.fold = 2 if min(shape[1:]) >= FOLDED else 1
-        channels, sizes = shape[0] * self.fold**2, (width, 2 * width, 4 * width)
-        self.first, self.last = _layer(channels, width, False), _layer(width, channels, False)
+        channels = shape[0] * self.fold**2
+        sizes = (width, 2 * width, 4 * width)
+        self.first = _layer(channels, width, False)
+        self.last = _layer(width, channels, False)
         self.down = nn.ModuleList(DenoisingBlock(known, size, False) for size in sizes[:2])
         self.wider = nn.ModuleList(_layer(a, b, False) for a, b in pairwise(sizes))
         self.middle = nn.ModuleList(DenoisingBlock(known, sizes[2], False) for _ in range(2))
@@ -52,7 +56,8 @@ class UNet(nn.Module):
         height, width = x.shape[2:]
         side = 4 * self.fold
         x = functional.pad(x, (0, -width % side, 0, -height % side), mode="replicate")
-        x, levels = self.first(functional.pixel_unshuffle(x, self.fold)), []
+        x = self.first(functional.pixel_unshuffle(x, self.fold))
+        levels = []
         for block, wider in zip(self.down, self.wider, strict=True):
             levels.append(block(x, known))
             x = wider(functional.avg_pool2d(levels[-1], 2))
@@ -69,7 +74,8 @@ class Perceptron(nn.Module):
     def __init__(self, shape: tuple[int, ...], known: int, width: int) -> None:
         super().__init__()
         size = math.prod(shape)
-        self.first, self.last = nn.Linear(size, width), nn.Linear(width, size)
+        self.first = nn.Linear(size, width)
+        self.last = nn.Linear(width, size)
         self.blocks = nn.ModuleList(DenoisingBlock(known, width, True) for _ in range(3))
 
     def forward(self, x: Tensor, known: Tensor) -> Tensor:
@@ -93,7 +99,8 @@ class Denoiser(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], classes: int = 0, width: int = 0) -> None:
         super().__init__()
-        self.shape, self.classes = shape, classes
+        self.shape = shape
+        self.classes = classes
         self.width = width or UNITS[pictured(shape)]
         self.register_buffer("center", torch.zeros(shape))
         self.register_buffer("scale", torch.ones(shape))

@@ -12,12 +12,15 @@ from leakbound import check
 from leakbound._util import optimizers
 from leakbound._util.modules import unfilled
 from leakbound.attacks.prior.networks import Denoiser, pictured
-from leakbound.random import normal, stream, uniform
-from leakbound.types import Batch
+from leakbound.core import Batch
+from leakbound.randomness import normal, stream, uniform
 
-LEAST, MOST = 0.01, 8.0
+LEAST = 0.01
+MOST = 8.0
 """Noise levels, in standard deviations of the public examples."""
-BATCH, RATE, WARM = 64, 2e-3, 50
+BATCH = 64
+RATE = 2e-3
+WARM = 50
 DECAY = {True: 0.01, False: 1.0}
 """Of weights, for pictures and for everything else: without it a perceptron overfits to a few
 hundred rows, and then moves other rows by more than their noise.
@@ -64,7 +67,8 @@ def train_prior(
     check.count(steps=steps)
     if not public.inputs.is_floating_point() or len(public.inputs) < 2:
         raise ValueError("public has no numbers to denoise; give two or more examples of numbers")
-    inputs, labels = public.inputs.detach().cpu().float(), public.labels.cpu()
+    inputs = public.inputs.detach().cpu().float()
+    labels = public.labels.cpu()
     labeled = bool(classes) and labels.ndim == 1 and not labels.is_floating_point()
     source = stream(seed, "learned prior")
     model = unfilled(lambda: Denoiser(tuple(inputs.shape[1:]), classes if labeled else 0, width))
@@ -77,7 +81,9 @@ class _Training:
     def __init__(
         self, model: Denoiser, inputs: Tensor, labels: Tensor | None, source: torch.Generator
     ) -> None:
-        self.model, self.labels, self.source = model, labels, source
+        self.model = model
+        self.labels = labels
+        self.source = source
         self.known = (inputs - model.center) / model.scale
         self.slow = [p.detach().clone() for p in model.parameters()]
         self.optimizer = optimizers.AdamW(
@@ -109,7 +115,8 @@ class _Training:
         source = self.source
         at = (uniform((BATCH,), source) * len(self.known)).long()
         clean = self.known[at]
-        low, high = math.log(LEAST), math.log(MOST)
+        low = math.log(LEAST)
+        high = math.log(MOST)
         sigma = (low + (high - low) * uniform((BATCH,), source)).exp()
         wide = sigma.view(-1, *[1] * (clean.ndim - 1))
         labeled = self.labels is not None and bool(uniform((1,), source) >= UNLABELED)

@@ -13,15 +13,24 @@ from leakbound.attacks.base import Answer, Attack, each_row, seen_task, summed_t
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.table.span import Crowded, Plane, decode, plane
 from leakbound.attacks.table.view import LayerView, called, joint, named, silent, table_of, view
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
 from leakbound.domains import TableDomain
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task, Unit
 
-PREFIXES, AT_ONCE, PUBLIC, REFINED, FALL, ROUNDING = 4_000_000, 1024, 512, 3, 10.0, 10.0
-APART, CLEAR, LIKE, ROOT = 1e-2, 1e-3, 1e-4, 3e-7
+PREFIXES = 4_000_000
+AT_ONCE = 1024
+PUBLIC = 512
+REFINED = 3
+FALL = 10.0
+ROUNDING = 10.0
+APART = 1e-2
+CLEAR = 1e-3
+LIKE = 1e-4
+ROOT = 3e-7
 """Relative distance from a row space that counts as outside it; share of a row's largest derivative
 that is one; relative distance at which a row depends on others; rounding of a squared value's root.
 """
-OUT, BROKEN = 0.02, 0.1
+OUT = 0.02
+BROKEN = 0.1
 """How far a valid number may leave its range, in units of its width, and a whole number 1."""
 MOVES = ((0, 1), (-1, 2), (-2, 3), (-4, 5), (-8, 9))
 """Weights at which a unit must be off over several steps: these multiples of the change, in turn.
@@ -149,7 +158,8 @@ def layer_plane(
     """The row space of a linear layer's gradient in one row of the update, and whether the bias is
     its last coordinate. Units with a withheld weight have zero rows in `left`.
     """
-    update, known = observation.update, observation.noise_variance
+    update = observation.update
+    known = observation.noise_variance
     sent = torch.ones_like(update.rows) if observation.weights is None else observation.weights
     flat = [update.rows[at], task.parameters, sent[at]]
     flat += [] if known is None else [known[at]]
@@ -162,7 +172,8 @@ def layer_plane(
             f"the layer {name!r} has {int(whole.sum())} units without a withheld weight; the span "
             f"of {count} rows needs as many"
         )
-    gradient, held = gradient[whole, :width], held[whole, :width]
+    gradient = gradient[whole, :width]
+    held = held[whole, :width]
     rounding = ROUNDING * float(torch.finfo(update.rows.dtype).eps)
     noise = float(spread[0][whole, :width].mean()) ** 0.5 if spread else 0.0
     gradient = gradient if noise else _plain(gradient, held, count, rounding)
@@ -222,7 +233,8 @@ class Survivors:
         own = span.on(torch.cat([block.places for block in seen.levels]))
         values = [b.seen[k] for b, k in zip(seen.levels, chosen.T, strict=True)]
         weights = torch.cat(values, 1) @ own.back
-        rows, points = seen.rows(chosen, weights @ span.scaled), weights * span.scaled.norm(dim=1)
+        rows = seen.rows(chosen, weights @ span.scaled)
+        points = weights * span.scaled.norm(dim=1)
         return Survivors(observation, seen, span, rows, weights, points, own.determined, at, count)
 
     def passed(self) -> Tensor:
@@ -242,7 +254,9 @@ class Survivors:
         """Rows for all examples: of the first `sure`, which passed the tests among `tried`, then of
         the others, repeats, baselines.
         """
-        rank, count, every = self.span.rank, self.count, torch.arange(len(self.rows))
+        rank = self.span.rank
+        count = self.count
+        every = torch.arange(len(self.rows))
         kept, basis = self._independent(self._order(every[:sure]))
         good = len(kept)
         if good < rank:
@@ -284,7 +298,8 @@ class Survivors:
     def _blurred(self, kept: Tensor) -> list[str]:
         """The columns whose numbers the noise may move beyond their tolerance, in rows `kept`."""
         most = float(self.weights[kept].norm(dim=1).max())
-        domain, spread = self.seen.domain, 2 * self.span.noise * most
+        domain = self.seen.domain
+        spread = 2 * self.span.noise * most
         column = {start: c for c, (start, _) in zip(domain.columns, domain.places, strict=True)}
         return [
             column[b.start].name
@@ -298,7 +313,9 @@ class Survivors:
 
         After several local steps, it has none at other weights on the line of the change, either.
         """
-        task, update, name = self.seen.task, self.observation.update, self.seen.name
+        task = self.seen.task
+        update = self.observation.update
+        name = self.seen.name
         if task.plan.steps == 1:
             return silent(task, name, self.rows[at], task.parameters)
         clients = len(self.observation.cohort) if update.unit is Unit.COHORT else 1
@@ -312,7 +329,8 @@ class Survivors:
         Local steps may switch a unit on for a while. So units near their threshold are left out in
         turn. A test counts with more than twice as many units as the rank; no test rejects no row.
         """
-        found, tested = torch.zeros(len(at), dtype=torch.bool), torch.zeros(len(at)).bool()
+        found = torch.zeros(len(at), dtype=torch.bool)
+        tested = torch.zeros(len(at)).bool()
         still = self.seen.task.plan.steps == 1
         for moves in MOVES[: 1 if still else None]:
             for part in torch.split((~found).nonzero()[:, 0], AT_ONCE):
@@ -324,7 +342,8 @@ class Survivors:
 
     def _distance(self, off: Tensor, at: Tensor) -> Tensor:
         """(k,) relative distance of rows from the row space of the gradients of the units `off`."""
-        units, rank = self.span.left * self.span.scaled.norm(dim=1), self.span.rank
+        units = self.span.left * self.span.scaled.norm(dim=1)
+        rank = self.span.rank
         outer = (units[:, :, None] * units[:, None]).flatten(1)
         values, vectors = torch.linalg.eigh((off.double() @ outer).view(-1, rank, rank))
         least = max(self.span.floor, ROOT * float(self.span.scaled.norm())) ** 2
@@ -337,12 +356,14 @@ class Survivors:
         """(K,) the largest distance of a row's inputs of later layers from the row spaces of their
         gradients, over the allowed one; 0 after several local steps.
         """
-        task, found = self.seen.task, torch.zeros(len(self.rows), dtype=torch.float64)
+        task = self.seen.task
+        found = torch.zeros(len(self.rows), dtype=torch.float64)
         if task.plan.steps > 1:
             return found
         inputs = called(task, self.rows, (nn.Linear,))
         for name in [*inputs][[*inputs].index(self.seen.name) + 1 :]:
-            values, weight = inputs[name], named(name, "weight")
+            values = inputs[name]
+            weight = named(name, "weight")
             if values is None or values.ndim != 2 or weight not in task.names:
                 continue
             try:
@@ -356,7 +377,8 @@ class Survivors:
 
     def valid(self) -> Tensor:
         """(K,) whether numbers are inside their ranges, and whole where they must be."""
-        domain, found = self.seen.domain, torch.ones(len(self.rows), dtype=torch.bool)
+        domain = self.seen.domain
+        found = torch.ones(len(self.rows), dtype=torch.bool)
         for column, (start, stop) in zip(domain.columns, domain.places, strict=True):
             if column.categorical:
                 continue
@@ -374,7 +396,8 @@ class Survivors:
         public = public_images(self.observation)
         if public is None:
             return order
-        near, domain = order[:AT_ONCE], self.seen.domain
+        near = order[:AT_ONCE]
+        domain = self.seen.domain
         misses = domain.distances(domain.hard(self.rows[near]), public[:PUBLIC]).amin(1)
         rank = misses + len(domain.columns) * ~self.valid()[near]
         return torch.cat([near[rank.argsort(stable=True)], order[AT_ONCE:]])

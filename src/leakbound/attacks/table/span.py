@@ -11,10 +11,14 @@ from torch import Tensor
 
 from leakbound.attacks.table.view import Block
 
-LEAST, MOST, MARGIN = 1e-5, 0.05, 6.0
+LEAST = 1e-5
+MOST = 0.05
+MARGIN = 6.0
 """Relative distance from a row space: up to LEAST counts as inside, above MOST as outside, and
 between them MARGIN standard deviations of the noise."""
-GAP, CHUNK, FIRST = 1.5, 1 << 18, 3
+GAP = 1.5
+CHUNK = 1 << 18
+FIRST = 3
 
 
 class Crowded(Exception):
@@ -65,7 +69,8 @@ class Plane:
         """(N,) distance of points x over the allowed one, from their rows x @ null, x @ back and
         squared norm.
         """
-        null, size = self.null.shape[1], sums[:, -1].sqrt().clamp_min(1e-300)
+        null = self.null.shape[1]
+        size = sums[:, -1].sqrt().clamp_min(1e-300)
         allowed = self.allowed(sums[:, null:-1].norm(dim=1) / size)
         return cast(Tensor, sums[:, :null].norm(dim=1) / size / allowed)
 
@@ -105,7 +110,8 @@ def decode(found: Plane, blocks: Sequence[Block], cap: int) -> Tensor:
     prefixes = torch.zeros(1, 0, dtype=torch.int32)
     for count in range(1, len(blocks) + 1):
         test = _Test.of(found, blocks[:count])
-        kept, total = [], 0
+        kept = []
+        total = 0
         for chunk in torch.split(prefixes, max(1, CHUNK // len(blocks[count - 1].seen))):
             kept.append(test.longer(chunk))
             total += len(kept[-1])
@@ -129,7 +135,8 @@ class _Test:
     def of(whole: Plane, blocks: Sequence[Block]) -> _Test:
         own = whole.on(torch.cat([block.places for block in blocks]))
         wide = torch.cat([own.null, own.back], 1)
-        adds, start = [], 0
+        adds = []
+        start = 0
         for seen in (block.seen for block in blocks):
             part = wide[start : (start := start + seen.shape[1])]
             adds.append(torch.cat([seen @ part, seen.square().sum(1, keepdim=True)], 1))
@@ -143,7 +150,8 @@ class _Test:
         few = self._sums(prefixes, first)[:, None] + self.adds[self.starts[-1] :, first]
         inside = torch.ones(few.shape[:2], dtype=torch.bool)
         if null:
-            sizes, norms = few[..., -1].sqrt().clamp_min(1e-300), self.adds[:, null:-1].norm(dim=1)
+            sizes = few[..., -1].sqrt().clamp_min(1e-300)
+            norms = self.adds[:, null:-1].norm(dim=1)
             most = sum(part.max() for part in torch.tensor_split(norms, self.starts[1:].long()))
             inside = few[..., :-1].norm(dim=2) <= self.plane.allowed(most / sizes) * sizes
         old, new = inside.nonzero(as_tuple=True)
@@ -156,5 +164,6 @@ class _Test:
         """(N, len(columns)) what the options of prefixes (N, k) add together."""
         if not prefixes.shape[1]:
             return torch.zeros(len(prefixes), len(columns), dtype=torch.float64)
-        at, adds = prefixes + self.starts[: prefixes.shape[1]], self.adds[:, columns].contiguous()
+        at = prefixes + self.starts[: prefixes.shape[1]]
+        adds = self.adds[:, columns].contiguous()
         return torch.nn.functional.embedding_bag(at, adds, mode="sum")

@@ -16,13 +16,14 @@ from leakbound.attacks.base import Answer, Attack, each_row, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.table.decoding import PREFIXES, decoded, prior_rows
 from leakbound.attacks.table.view import Block, named, table_of, view
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import Column, TableDomain
 from leakbound.domains.arguments import looked_up
 from leakbound.engines.path import unchanging
-from leakbound.random import stream
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+from leakbound.randomness import stream
 
-CHANCE, ROWS = 1e-3, 4
+CHANCE = 1e-3
+ROWS = 4
 """Chance that noise alone touches a level; rows on which a model's modes are compared."""
 ASSUMES = "the client carries no optimizer state from earlier rounds"
 
@@ -90,7 +91,8 @@ class TouchedRows(Attack):
                 answer = decoded(observation, own, at, count, self.prefixes)
                 reason = answer[2]
             except NotApplicable as error:
-                answer, reason = (blind, float("nan"), None), error.reason
+                answer = (blind, float("nan"), None)
+                reason = error.reason
             if answer[1] == answer[1]:  # it has an objective: rows were found
                 return answer
             for start, rows in known.items():
@@ -226,7 +228,8 @@ def _touched(
     """By the start of a column, the levels (L,) bool that may be in the batch: everywhere their
     weights have a gradient, or are padding.
     """
-    update, noise = task.unflatten(observation.update.rows[at]), observation.noise_variance
+    update = task.unflatten(observation.update.rows[at])
+    noise = observation.noise_variance
     spread = None if noise is None else task.unflatten(noise[at])
     found: dict[int, Tensor] = {}
     for start, held in tables.items():

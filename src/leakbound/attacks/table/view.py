@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from leakbound import domains
 from leakbound.client import forward
+from leakbound.core import NotApplicable, Task
 from leakbound.domains import TableDomain
-from leakbound.types import NotApplicable, Task
 
 SAME = 1e-5
 """Relative difference up to which two inputs of a layer count as equal (float32 rounds at 1e-7)."""
-MIXED, AT_ONCE, _NONE = 4, 4096, torch.zeros(0)
+MIXED = 4
+AT_ONCE = 4096
+_NONE = torch.zeros(0)
 """Number of trial rows with all columns changed; rows of one call of the model."""
 
 
@@ -81,7 +83,8 @@ class LayerView:
         for block, at in zip(self.levels, chosen.T, strict=True):
             block.put(found, at)
         for block in self.numbers:
-            low, slope = block.seen[0], block.seen[-1] - block.seen[0]
+            low = block.seen[0]
+            slope = block.seen[-1] - block.seen[0]
             share = (inside[:, block.places] - low) @ slope / slope.square().sum()
             first, last = block.options[[0, -1], 0].double()
             found[:, block.start] = first + (last - first) * share
@@ -103,8 +106,10 @@ def view(task: Task, domain: TableDomain) -> LayerView:
 
     It may see categories as they are, scaled, shifted, coded or embedded.
     """
-    parts, base = _parts(domain), domain.blind(None)
-    trials, mixed = [base[None]], base.repeat(MIXED, 1)
+    parts = _parts(domain)
+    base = domain.blind(None)
+    trials = [base[None]]
+    mixed = base.repeat(MIXED, 1)
     for k, part in enumerate(parts):
         trials.append(base.repeat(len(part.options), 1))
         part.put(trials[-1], torch.arange(len(part.options)))
@@ -144,8 +149,11 @@ def _blocks(parts: Sequence[Block], seen: Tensor) -> list[Block] | None:
     """The parts as a layer sees them, from its inputs (N, d) for the mixed trial rows, the first
     row, and every option; None if parts share coordinates, are not seen, or numbers bend.
     """
-    mixed, same = seen[:MIXED], SAME * float(seen.abs().max())
-    expected, found, start = seen[MIXED].repeat(MIXED, 1), [], MIXED + 1
+    mixed = seen[:MIXED]
+    same = SAME * float(seen.abs().max())
+    expected = seen[MIXED].repeat(MIXED, 1)
+    found = []
+    start = MIXED + 1
     for k, part in enumerate(parts):
         own = seen[start : (start := start + len(part.options))]
         places = ((own - own[0]).abs().amax(0) > same).nonzero()[:, 0]
@@ -163,7 +171,8 @@ def _sorted(
 ) -> LayerView:
     """The view, from the layer's input (d,) for one row and its blocks."""
     bias = named(name, "bias") in task.names
-    whole, free = torch.cat([first, first.new_ones(int(bias))]), torch.ones(len(first) + bias)
+    whole = torch.cat([first, first.new_ones(int(bias))])
+    free = torch.ones(len(first) + bias)
     free[torch.cat([block.places for block in blocks])] = 0
     places = free.nonzero()[:, 0]
     constant = Block(0, torch.zeros(1, 0), False, places, whole[places][None])
@@ -202,7 +211,8 @@ def called(task: Task, rows: Tensor, kinds: tuple[type[nn.Module], ...]) -> dict
 def joint(task: Task, name: str, flat: Tensor) -> Tensor:
     """(units, d) a linear layer's part of a flat vector (P,), with its bias last if it is sent."""
     sent = task.unflatten(flat)
-    weight, bias = sent[named(name, "weight")], sent.get(named(name, "bias"))
+    weight = sent[named(name, "weight")]
+    bias = sent.get(named(name, "bias"))
     wide = [weight] if bias is None else [weight, bias[:, None]]
     return torch.cat(wide, 1).double().cpu()
 

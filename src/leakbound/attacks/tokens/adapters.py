@@ -34,8 +34,8 @@ from leakbound.attacks.tokens.pursuit import (
     edge,
     pursue,
 )
-from leakbound.random import permutation, stream, uniform
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task, Unit
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
+from leakbound.randomness import permutation, stream, uniform
 
 MOST_ATOMS = 400_000_000
 """Most numbers of a dictionary that is kept in memory (1.6 GB as float32)."""
@@ -108,7 +108,8 @@ def pairs_of(task: Task) -> tuple[Pair, ...]:
     for name in tensors:
         other = name.replace("lora_A", "lora_B")
         if other != name and other in tensors and "lora_A" in name.split("."):
-            down, up = tensors[name].shape, tensors[other].shape
+            down = tensors[name].shape
+            up = tensors[other].shape
             if down[0] == up[1] and {name, other} & task.names:
                 found.append(Pair(name, other, name.rpartition(".")[0]))
     used = {name for pair in found for name in (pair.a, pair.b)}
@@ -128,7 +129,9 @@ def _by_experiment(
     for a, b, w in permutations(tensors, 3):
         if b not in task.names or w in task.names:
             continue
-        down, up, whole = tensors[a], tensors[b], tensors[w]
+        down = tensors[a]
+        up = tensors[b]
+        whole = tensors[w]
         for across in ((False, False), (True, True)):
             left = down.T if across[0] else down
             right = up.T if across[1] else up
@@ -145,7 +148,8 @@ def _by_experiment(
 @torch.no_grad()
 def _adds(task: Task, prefix: str, module: nn.Module, pair: Pair) -> bool:
     """Whether the module adds a multiple of B A x to what it computes without B."""
-    every, source = task.tensors(), stream(0, "adapter", "experiment")
+    every = task.tensors()
+    source = stream(0, "adapter", "experiment")
     own = {k: v for k, v in every.items() if k.startswith(f"{prefix}.")}
     shape = own[pair.b].shape
     drawn = uniform(shape, source, like=own[pair.b]) - 0.5
@@ -188,7 +192,8 @@ class FirstLayer:
         Raises:
             NotApplicable: the model has no adapter, or none there.
         """
-        pairs, domain = pairs_of(task), domain_of(task)
+        pairs = pairs_of(task)
+        domain = domain_of(task)
         if not pairs:
             raise NotApplicable("the model has no low-rank adapter (a pair of weights A, B)")
         draw = uniform((2, domain.length), stream(0, "adapter", "layer"))
@@ -198,7 +203,9 @@ class FirstLayer:
         place = torch.arange(domain.length).repeat(2)
         kept: list[Pair] = []
         not_called: list[str] = []
-        first, hook, by_place = None, "", False
+        first = None
+        hook = ""
+        by_place = False
         for pair in pairs:
             try:
                 seen = inputs_of(task, pair.hook, drawn).double().cpu()
@@ -209,7 +216,9 @@ class FirstLayer:
                 alone = inputs_of(task, pair.hook, every).double().cpu()
                 if _differ(seen.flatten(0, 1), alone[torch.arange(len(place)), place]):
                     continue
-                first, hook, by_place = seen, pair.hook, _differ(alone, alone[:, :1])
+                first = seen
+                hook = pair.hook
+                by_place = _differ(alone, alone[:, :1])
             if first.shape == seen.shape and not _differ(first, seen):
                 kept.append(pair)
         if not kept and not_called:
@@ -256,8 +265,10 @@ def block_of(
         named = task.unflatten(values)
         return pair.down(named) if down else pair.up(named)
 
-    update, weights = observation.update, task.tensors()
-    rows, before = part(update.rows[at]), pair.down(weights) if down else pair.up(weights)
+    update = observation.update
+    weights = task.tensors()
+    rows = part(update.rows[at])
+    before = pair.down(weights) if down else pair.up(weights)
     kinds = (update.rows.dtype, task.parameters.dtype)
     size = rows.norm(dim=1) / math.sqrt(rows.shape[1])
     size = torch.maximum(size, LAYER_ONE * size.max())
@@ -312,7 +323,8 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
 
     It is the common part of what several groups of tokens span over all places.
     """
-    domain, weights = domain_of(task), sum(v.numel() for v in task.tensors().values())
+    domain = domain_of(task)
+    weights = sum(v.numel() for v in task.tensors().values())
     wide = task.to("cpu", torch.float64) if weights <= WIDE else task
     source = stream(0, "adapter", "places")
     groups = min(6, domain.vocabulary // 4 - 1)
@@ -367,7 +379,8 @@ class Spanned:
         All inputs may lie in fewer dimensions than A has rows, as a norm takes their mean.
         """
         seen = inputs.double().cpu() @ self.down.T
-        rank, free = self.inside.shape[1], self.outside.shape[1]
+        rank = self.inside.shape[1]
+        free = self.outside.shape[1]
         few = nn.functional.normalize(seen[:: max(1, len(seen) // (4 * len(self.down)))])
         room = int(torch.linalg.matrix_rank(few, rtol=1e-5)) - rank
         spread = ((seen @ self.inside) / self.s).norm(dim=1)
@@ -473,7 +486,8 @@ class AdapterPursuit(Attack):
             raise NotApplicable("the update is not finite")
         if (reason := not_sgd(observation)) is not None:
             raise NotApplicable(reason)
-        layer, some = FirstLayer.of(task), touched(observation, task, at)
+        layer = FirstLayer.of(task)
+        some = touched(observation, task, at)
         if not bool(observation.update.rows[at].any()):
             return FoundTokens((), None, float("nan"), False, VANISHED)
         rows = _downs(observation, layer, at)
@@ -500,7 +514,8 @@ class AdapterPursuit(Attack):
         self, task: Task, layer: FirstLayer, rows: Tensor, count: int, some: Tensor | None
     ) -> FoundTokens:
         """By pursuit, from gradients of A in units of their rounding."""
-        domain, width = domain_of(task), rows.shape[1]
+        domain = domain_of(task)
+        width = rows.shape[1]
         space = shared_space(task, layer, domain.length) if layer.by_place else None
         pairs = layer.by_place and space is None
         total = domain.vocabulary if some is None else len(some)
@@ -515,7 +530,8 @@ class AdapterPursuit(Attack):
         chosen = pursue(atoms, rows, inside, most)
         certain, why = certified(atoms, chosen, rows, inside, atoms.room(inside))
         if chosen.done and len(chosen.where) > count * domain.length:
-            certain, why = False, f"{len(chosen.where)} tokens explain the update, more than places"
+            certain = False
+            why = f"{len(chosen.where)} tokens explain the update, more than places"
         share = float(chosen.residual.norm() / rows.norm())
         tokens = tuple(sorted({atoms.named(one)[0] for one in chosen.where}))
         places = tuple(sorted(atoms.named(one) for one in chosen.where)) if pairs else None
@@ -542,7 +558,8 @@ def _same_inputs(
     precedes it has not changed.
     """
     ids = probe(domain_of(task)).to(task.parameters.device)
-    now, found = inputs_of(task, layer.hook, ids), list[Observation]()
+    now = inputs_of(task, layer.hook, ids)
+    found = list[Observation]()
     for seen in observation.history:
         with suppress(NotApplicable):
             earlier = inputs_of(summed_task(seen), layer.hook, ids)
@@ -576,16 +593,19 @@ def spanned_tokens(
             f"A has no gradient, as B is 0 or A is frozen, and B's fills all {rank} dimensions: "
             "there are as many tokens as the rank, or more; this does not protect later rounds"
         )
-    eps, chance = torch.finfo(task.parameters.dtype).eps, 0.0
+    eps = torch.finfo(task.parameters.dtype).eps
+    chance = 0.0
     found: list[tuple[int, int]] = []
     for tokens, inputs in dictionary(
         task, layer.hook, domain.length if layer.by_place else 1, some
     ):
-        flat, places = inputs.flatten(0, 1), inputs.shape[1]
+        flat = inputs.flatten(0, 1)
+        places = inputs.shape[1]
         fits = torch.zeros(len(flat), dtype=torch.bool)
         for space in spaces:
             own, odds = space.fit(flat, eps)
-            fits, chance = fits | own, chance + odds
+            fits = fits | own
+            chance = chance + odds
         found += [(int(tokens[k // places]), k % places) for k in fits.nonzero()[:, 0].tolist()]
     held = tuple(sorted({token for token, _ in found}))
     once = len({place for _, place in found}) == len(found)

@@ -14,15 +14,16 @@ from leakbound._util.results import LISTED, Fact
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.pace import is_over
 from leakbound.client import call
+from leakbound.core import NotApplicable, Observation, Task, Unit
 from leakbound.domains import TokenDomain, tokens_of
 from leakbound.engines.path import unchanging
 from leakbound.losses import named
-from leakbound.random import permutation, stream
-from leakbound.types import NotApplicable, Observation, Task, Unit
+from leakbound.randomness import permutation, stream
 
 NUMBERS = 1 << 24
 """Most activations (tokens times width) that one call of the model computes per layer."""
-SAME, OWN = 1e-4, 0.5
+SAME = 1e-4
+OWN = 0.5
 """Relative change of a layer's input that counts as none, for rounding; share of the largest weight
 of a place's own token, relative to others, from which a layer is tested.
 """
@@ -93,7 +94,8 @@ def dictionary(
 
 def labels_of(observation: Observation, at: int) -> Tensor | None:
     """The labels (count, n) of the examples behind row `at`, if they are known and are tokens."""
-    labels, update = observation.labels, observation.update
+    labels = observation.labels
+    update = observation.update
     if labels is None or labels.ndim != 2:
         return None
     if update.unit is Unit.COHORT:
@@ -216,7 +218,8 @@ def touched(observation: Observation, task: Task, at: int) -> Tensor | None:
     """The tokens whose rows of a trained word table have a gradient; None if no such table is
     trained, or all rows have one (as of tied weights, or noise).
     """
-    sent, found = task.unflatten(observation.update.rows[at]), list[Tensor]()
+    sent = task.unflatten(observation.update.rows[at])
+    found = list[Tensor]()
     with suppress(NotApplicable):  # the model calls no table with the tokens
         for name in embeddings(task):
             if (weight := sent.get(f"{name}.weight")) is not None:
@@ -329,11 +332,15 @@ def readers(task: Task) -> list[Readers]:
     Found by an experiment with public tokens: one changed token shows which inputs mix places, and
     whether they depend on later ones.
     """
-    domain, names = domain_of(task), {id(p): k for k, p in task.model.named_parameters()}
+    domain = domain_of(task)
+    names = {id(p): k for k, p in task.model.named_parameters()}
     device = task.parameters.device
-    base, other = probe(domain), probe(domain, 1)
-    first, last = base.clone(), base.clone()
-    first[:, 0], last[:, -1] = _another(base, other, domain, 0), _another(base, other, domain, -1)
+    base = probe(domain)
+    other = probe(domain, 1)
+    first = base.clone()
+    last = base.clone()
+    first[:, 0] = _another(base, other, domain, 0)
+    last[:, -1] = _another(base, other, domain, -1)
     seen = [_calls(task, ids.to(device), (nn.Module,)) for ids in (base, first, last)]
     groups: list[tuple[list[str], list[tuple[str, bool]], Tensor]] = []
     for name, value in seen[0].items():
@@ -436,7 +443,8 @@ def completed(
     sum_t (p_t - y_t) h_t, where only the last y_t of each sequence is not known. If the layer
     shares the word embedding, this holds for tokens that occur nowhere else.
     """
-    labels, longest = labels_of(observation, at), domain_of(task).length
+    labels = labels_of(observation, at)
+    longest = domain_of(task).length
     open_ones = [row for row in prefixes if len(row) < longest]
     whole_ones = [row for row in prefixes if len(row) == longest]
     if not open_ones:
@@ -467,14 +475,16 @@ def _last_labels(
     """The labels (N,) of the last places of prefixes (L,), if these are the whole batch, and which
     of them are known.
     """
-    vocabulary, device = domain_of(task).vocabulary, task.parameters.device
+    vocabulary = domain_of(task).vocabulary
+    device = task.parameters.device
     none = torch.zeros(len(prefixes), dtype=torch.int64), [False] * len(prefixes)
     head = output_layer(task)
     names = [] if head is None else [name for name, _ in head.weights]
     if head is None or not whole(observation, task, names):
         return none
     gradient = head.gradient(task, observation.update.rows[at])
-    left, ends = torch.zeros_like(gradient), []
+    left = torch.zeros_like(gradient)
+    ends = []
     for prefix in prefixes:
         ids = prefix[None].to(device)
         inside = inputs_of(task, head.names[0], ids)[0].double().cpu()

@@ -24,11 +24,14 @@ from leakbound.attacks.tokens.adapters import AdapterPursuit
 from leakbound.attacks.tokens.layers import domain_of, embeddings, shifted
 from leakbound.attacks.tokens.rows import TokenRows, labels_in_outputs, largest_rows
 from leakbound.attacks.tokens.span import TokenSpan
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.losses import NamedLoss, named
-from leakbound.random import normal
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task
+from leakbound.randomness import normal
 
-START, EXPLAINED, ENDS, LIKELY = 0.1, 1e-6, 16, 4
+START = 0.1
+EXPLAINED = 1e-6
+ENDS = 16
+LIKELY = 4
 """Spread of the logits at the start; share of an exact update that the right sequences may leave
 unexplained, for rounding; how many tokens are tried at the end of a sequence; candidates for each
 place if noise or compression hides which tokens occur.
@@ -92,7 +95,8 @@ class TokenMatching(Attack):
         check.positive(learning_rate=self.learning_rate)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        labels, found = _labels(observation, generator), list[tuple[float, float, Tensor]]()
+        labels = _labels(observation, generator)
+        found = list[tuple[float, float, Tensor]]()
         search = _Matching.of(self, observation, labels, candidates_of(observation))
         noise = search.objective.noise_share
         for _ in range(self.restarts):
@@ -102,7 +106,8 @@ class TokenMatching(Attack):
             if (right and enough) or tick():
                 break
         value, left, tokens = min(found, key=lambda own: own[0])
-        problem, agreement = search.problem(left), None
+        problem = search.problem(left)
+        agreement = None
         if not all(bool(_same(tokens, own).all()) for own in right):
             problem = problem or "other sequences explain the update as well"
         if len(found) > 1:
@@ -239,13 +244,15 @@ class _Matching:
         """The sequences with the best of the last tokens that the derivative suggests most."""
         if not shifted(self.observation.task):
             return tokens
-        slope, best = self._slope(tokens, labels), self._value(tokens, labels)
+        slope = self._slope(tokens, labels)
+        best = self._value(tokens, labels)
         for row, at in enumerate(self._ends(tokens)):
             for k in _least(slope[row, at], ENDS):
                 other = tokens.clone()
                 other[row, at] = self.candidates[k]
                 if (value := self._value(other, labels)) < best:
-                    best, tokens = value, other
+                    best = value
+                    tokens = other
         return tokens
 
     def _slope(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -260,7 +267,8 @@ class _Matching:
         moves within its sequence, or an earlier end.
         """
         each = self._slope(tokens, labels)
-        slope, now = each.flatten(0, 1), self._places(tokens).flatten()
+        slope = each.flatten(0, 1)
+        now = self._places(tokens).flatten()
         swap = slope[:, now]  # (places, tokens of the others)
         swap = (swap + swap.T).masked_fill(now[:, None] == now, torch.inf)
         swap = swap.masked_fill(torch.ones_like(swap).tril() > 0, torch.inf)
@@ -272,8 +280,11 @@ class _Matching:
             other[at // change.shape[1]] = at % change.shape[1]
             found[0].append(other)
         for at in _least(swap, part):
-            other, first, second = now.clone(), at // len(now), at % len(now)
-            other[first], other[second] = now[second], now[first]
+            other = now.clone()
+            first = at // len(now)
+            second = at % len(now)
+            other[first] = now[second]
+            other[second] = now[first]
             found[1].append(other)
         orders = _moved(tokens.shape[1]).to(tokens.device)
         moved = self._places(tokens)[:, orders]  # (B, orders, n)
@@ -284,7 +295,8 @@ class _Matching:
             moved = torch.cat([moved, ended], 1)
         gains = each[:, None].expand(-1, moved.shape[1], -1, -1).gather(3, moved[..., None])
         for at in _least(gains.sum((2, 3)), part):
-            other, row = now.clone().view_as(tokens), at // moved.shape[1]
+            other = now.clone().view_as(tokens)
+            row = at // moved.shape[1]
             other[row] = moved[row, at % moved.shape[1]]
             found[2].append(other.flatten())
         turns = (other for turn in zip_longest(*found) for other in turn if other is not None)
@@ -368,7 +380,9 @@ class _TakesWeights:
     def __init__(
         self, forward: Callable[[Tensor], Any], module: nn.Embedding, candidates: Tensor
     ) -> None:
-        self.forward, self.module, self.candidates = forward, module, candidates
+        self.forward = forward
+        self.module = module
+        self.candidates = candidates
 
     def __call__(self, weights: Tensor) -> Tensor:
         def mixed(module: Any, _: Any, output: Tensor) -> Tensor:

@@ -59,7 +59,8 @@ class Atoms:
         """Add `new` (d, c) to the subspace; the atom whose direction outside of it holds the most
         of `wanted` (d, k), and how much; (-1, -1) if all atoms lie inside.
         """
-        top, where = 0.0, (-1, -1)
+        top = 0.0
+        where = (-1, -1)
         both = torch.cat([new, wanted], 1)
         for number, (_, values, size, rest) in enumerate(self.parts):
             seen = (values @ both.to(values)).square()
@@ -68,7 +69,8 @@ class Atoms:
             score[rest <= INSIDE * size] = 0.0
             value, row = score.max(0)
             if float(value) > top:
-                top, where = float(value), (number, int(row))
+                top = float(value)
+                where = (number, int(row))
         return math.sqrt(top), where
 
 
@@ -109,7 +111,9 @@ class Chosen:
     done: bool
 
 
-SHARE, KEPT, RETRIES = 0.6, 0.7, 4
+SHARE = 0.6
+KEPT = 0.7
+RETRIES = 4
 """Atoms of a failed pursuit that are looked at, relative to the dimensions; those of them that are
 kept; and the number of further attempts.
 """
@@ -125,7 +129,8 @@ def pursue(atoms: Atoms, rows: Tensor, inside: Tensor, most: int, retries: int =
     again `retries` times, from the most needed of its first atoms.
     """
     first, done = _grown(atoms, rows, inside, [], most)
-    where, size = first, SHARE * (len(inside) - inside.shape[1])
+    where = first
+    size = SHARE * (len(inside) - inside.shape[1])
     for _ in range(retries):
         if done:
             break
@@ -140,11 +145,13 @@ def _grown(
 ) -> tuple[list[tuple[int, int]], bool]:
     """Add atoms one by one until the residual is rounding; whether it is."""
     atoms.reset()
-    basis, where = inside, list(where)
+    basis = inside
+    where = list(where)
     if where:
         held = torch.stack([atoms.at(one) for one in where], 1)
         basis = torch.linalg.qr(torch.cat([inside, held], 1))[0]
-    new, rest = basis, rows.T - basis @ (basis.T @ rows.T)
+    new = basis
+    rest = rows.T - basis @ (basis.T @ rows.T)
     while True:
         u, s, _ = torch.linalg.svd(rest, full_matrices=False)
         keep = s > edge(len(rows), len(u) - basis.shape[1])
@@ -198,7 +205,8 @@ def certified(
     random ones do with a small chance.
     """
     target = rows.T - inside @ (inside.T @ rows.T)
-    limit, count = edge(len(rows), room - len(chosen.where)), len(chosen.where)
+    limit = edge(len(rows), room - len(chosen.where))
+    count = len(chosen.where)
     size = float(torch.linalg.matrix_norm(chosen.residual, 2))
     if not chosen.done:
         return False, (
@@ -226,7 +234,8 @@ def certified(
         odd = atoms.named(chosen.where[int(left.argmin())])[0]
         return False, f"another token explains the update as well as token {odd}"
     weak = int(chosen.alone.argmin())
-    free, share = room - count + 1, min(1.0, (noise / float(chosen.alone[weak])) ** 2)
+    free = room - count + 1
+    share = min(1.0, (noise / float(chosen.alone[weak])) ** 2)
     if several and _by_chance(len(atoms), free, share) > CHANCE:
         odd = atoms.named(chosen.where[weak])[0]
         return False, f"the part of token {odd} is near to rounding: some others may explain it"

@@ -30,10 +30,14 @@ from leakbound.attacks.tokens.layers import (
     word_table,
     words,
 )
+from leakbound.core import Laplace, NotApplicable, Observation, Reconstruction, Task, Unit
 from leakbound.domains import TokenDomain
-from leakbound.types import Laplace, NotApplicable, Observation, Reconstruction, Task, Unit
 
-CHANCE, EDGE, GAP, SMALLEST, SIGMAS = 1e-3, 8.0, 5.0, 4096, 5.0
+CHANCE = 1e-3
+EDGE = 8.0
+GAP = 5.0
+SMALLEST = 4096
+SIGMAS = 5.0
 """Chance that noise alone touches any row; multiple of the edge of rounding errors from which a
 singular value counts; smallest ratio of a touched row to any other where rows are dense; number of
 rows of which the output's span is made; standard errors that a coefficient of 0 or 1 must resolve.
@@ -92,7 +96,8 @@ class TokenRows(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         task = seen_task(observation)
-        domain, table = domain_of(task), word_table(task)
+        domain = domain_of(task)
+        table = word_table(task)
         found_rows: list[_Rows] = []
 
         def one(at: int, count: int) -> Answer:
@@ -128,7 +133,8 @@ class TokenRows(Attack):
         labels are known.
         """
         task = seen_task(observation)
-        table, update = word_table(task), observation.update
+        table = word_table(task)
+        update = observation.update
         counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
         found = set[int]()
         for at, count in enumerate(counts):
@@ -152,7 +158,9 @@ def _facts(domain: TokenDomain, found: Sequence[_Rows]) -> tuple[Fact, ...]:
 
 def labels_in_outputs(observation: Observation) -> set[int]:
     """The tokens whose rows of the output layer stand out, as those of labels do."""
-    task, update, found = seen_task(observation), observation.update, set[int]()
+    task = seen_task(observation)
+    update = observation.update
+    found = set[int]()
     head = output_layer(task)
     if head is None or not shifted(task):
         return found
@@ -248,8 +256,10 @@ def _above(observation: Observation, values: Tensor, spread: Tensor) -> Tensor:
 
     Gaussian noise: |row|^2 / variance is chi-square; Laplace noise: |row|_1 / scale is Gamma.
     """
-    level, sent = CHANCE / len(values), spread > 0
-    free, tiny = sent.sum(1).double().clamp_min(1), 1e-300
+    level = CHANCE / len(values)
+    sent = spread > 0
+    free = sent.sum(1).double().clamp_min(1)
+    tiny = 1e-300
     if isinstance(observation.update.law, Laplace):
         size = (values.abs() / (spread / 2).sqrt().clamp_min(tiny) * sent).sum(1)
         limit = scipy.stats.gamma.isf(level, free.numpy())
@@ -339,7 +349,8 @@ def _ordered(
     """The sequence (1, n) of one example, the largest distance of a coefficient from 0 or 1, and
     what is not known of it; None and the reason if its order is not known.
     """
-    reader, nan = first_linear(task), float("nan")
+    reader = first_linear(task)
+    nan = float("nan")
     if not task.plan.is_gradient:
         return None, nan, "several local steps, or an optimizer, mix the places"
     known = None if reader is None else place_rows(task, table, reader)
@@ -385,7 +396,9 @@ def _full(
     observation: Observation, task: Task, prefix: Tensor, at: int
 ) -> tuple[Tensor, str | None]:
     """The sequence (1, n) that begins with a prefix (L,), and what is not known of it."""
-    domain, longer, said = domain_of(task), prefix, None
+    domain = domain_of(task)
+    longer = prefix
+    said = None
     if shifted(task):
         found, said = completed(observation, task, at, [prefix], 1)
         longer = found[0]

@@ -31,12 +31,22 @@ from leakbound.attacks.tokens.layers import (
     whole,
 )
 from leakbound.attacks.tokens.rows import TokenRows
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
 from leakbound.domains import TokenDomain
-from leakbound.random import permutation, uniform
-from leakbound.types import NotApplicable, Observation, Reconstruction, Task, Unit
+from leakbound.randomness import permutation, uniform
 
-PREFIXES, RESTARTS, SWEEPS, AT_ONCE, CONFIRM = 4096, 8, 8, 2048, 3
-LEAST, MOST, NEAR, CHANCE, EDGE, GAP, SLACK = 2e-5, 0.02, 0.1, 1e-3, 8.0, 3.0, 3.0
+PREFIXES = 4096
+RESTARTS = 8
+SWEEPS = 8
+AT_ONCE = 2048
+CONFIRM = 3
+LEAST = 2e-5
+MOST = 0.02
+NEAR = 0.1
+CHANCE = 1e-3
+EDGE = 8.0
+GAP = 3.0
+SLACK = 3.0
 """Relative distance from a span that rounding allows; largest one that noise may; that which a
 second test in float64 looks at. Chance that noise alone moves a point farther than allowed, and
 that other points pass. Multiple of the edge of rounding errors from which a singular value counts;
@@ -114,7 +124,8 @@ class TokenSpan(Attack):
         scene = _Scene.of(observation)
 
         def one(at: int, count: int) -> Answer:
-            domain, nan = scene.domain, float("nan")
+            domain = scene.domain
+            nan = float("nan")
             if (nothing := is_zero(observation, at)) is not None:
                 return filled(observation, domain, (), count), nan, nothing
             listed = scene.listed(at)
@@ -139,7 +150,8 @@ class TokenSpan(Attack):
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update that pass the first layer's test, in order."""
-        scene, update = _Scene.of(observation), observation.update
+        scene = _Scene.of(observation)
+        update = observation.update
         rows = 1 if update.unit is Unit.COHORT else len(update.rows)
         each = (scene.listed(at).options for at in range(rows) if is_zero(observation, at) is None)
         return tuple(sorted({k for options in each for own in options for k in own.tolist()}))
@@ -268,7 +280,8 @@ class _Scene:
 
     def span(self, group: Readers, at: int) -> Span:
         """The span of a group's gradient in row `at`, of at most as many directions as tokens."""
-        rows, noise = self.observation.update.rows, self.observation.noise_variance
+        rows = self.observation.update.rows
+        noise = self.observation.noise_variance
         known = None
         if noise is not None:
             known = float(group.gradient(self.task, noise[at]).mean().sqrt())
@@ -290,9 +303,12 @@ class _Scene:
 
         If points pass it by chance, they are the tokens that the word embedding shows.
         """
-        domain, span, known = self.domain, self.span(self.first, at), self.known(at)
+        domain = self.domain
+        span = self.span(self.first, at)
+        known = self.known(at)
         tokens = [k for k in known or range(domain.vocabulary) if k != domain.padding]
-        name, length = self.first.names[0], domain.length
+        name = self.first.names[0]
+        length = domain.length
         _, some = next(dictionary(self.task, name, length, tokens[:1]))
         moved = (some[0, 0] - some[0]).norm(dim=-1).max()
         placed = length > 1 and float(moved) > SAME * float(some.norm(dim=-1).mean())
@@ -337,7 +353,8 @@ class _Search:
 
     def found(self) -> tuple[Tensor, float, str | None]:
         """Sequences (K, n), the largest distance of their places, and what is not known."""
-        scene, tests = self.scene, self.tests
+        scene = self.scene
+        tests = self.tests
         single = all(len(options) <= 1 for options in self.listed.options)
         if self.count == 1 and single and self.listed.placed:
             return self._alone()
@@ -369,14 +386,16 @@ class _Search:
 
         `newest`: only their newest places are looked at.
         """
-        passed, worst = torch.ones(len(sequences), dtype=torch.bool), torch.zeros(len(sequences))
+        passed = torch.ones(len(sequences), dtype=torch.bool)
+        worst = torch.zeros(len(sequences))
         for k, (name, span) in enumerate(self.tests):
             left = passed.nonzero()[:, 0]
             if not len(left):
                 break
             away, over = span.far(self._points(name, sequences[left], newest=newest))
             if not newest:
-                away, over = away.amax(1), over.amax(1)
+                away = away.amax(1)
+                over = over.amax(1)
             passed[left] = over <= 1
             if not k:
                 worst = away
@@ -404,7 +423,8 @@ class _Search:
 
     def _alone(self) -> tuple[Tensor, float, str | None]:
         """One example, whose places have one candidate each."""
-        domain, options = self.scene.domain, self.listed.options
+        domain = self.scene.domain
+        options = self.listed.options
         length = sum(len(own) > 0 for own in options)
         if not all(len(own) for own in options[:length]):
             return self._none("places without a candidate lie between others")
@@ -421,9 +441,11 @@ class _Search:
 
     def _prefixes(self) -> tuple[Tensor, float, str | None]:
         """Sequences of a causal model, by prefixes."""
-        domain, alive = self.scene.domain, torch.zeros(1, 0, dtype=torch.int64)
+        domain = self.scene.domain
+        alive = torch.zeros(1, 0, dtype=torch.int64)
         ended: list[Tensor] = []
-        worst, tests = 0.0, 0
+        worst = 0.0
+        tests = 0
         last = domain.length - shifted(self.scene.task)
         for options in self.listed.options[:last]:
             if is_over():
@@ -493,7 +515,9 @@ class _Search:
 
     def _completed(self, ended: Sequence[Tensor]) -> tuple[Tensor, list[str]]:
         """Sequences (K, n) of prefixes, with what is not known of them."""
-        domain, task, said = self.scene.domain, self.scene.task, None
+        domain = self.scene.domain
+        task = self.scene.task
+        said = None
         rows = [*ended]
         if shifted(task):
             rows, said = completed(self.scene.observation, task, self.at, rows, self.count)
@@ -545,7 +569,8 @@ class _Search:
         """From a sequence (n,) to one that no change of one token brings closer to a module's span,
         and the number of sequences tested.
         """
-        now, tests = start.clone(), 0
+        now = start.clone()
+        tests = 0
         away, over = (part.squeeze(0) for part in span.far(self._points(name, now[None])))
         for _ in range(SWEEPS):
             before = now
@@ -556,7 +581,9 @@ class _Search:
                 each, allowed = span.far(self._points(name, others))
                 best = int(each.mean(1).argmin())
                 if float(each[best].mean()) < float(away.mean()):
-                    now, away, over = others[best], each[best], allowed[best]
+                    now = others[best]
+                    away = each[best]
+                    over = allowed[best]
                 tests += len(options)
             if torch.equal(before, now) or bool((over <= 1).all()):
                 break

@@ -62,7 +62,8 @@ def asked(name: str, statements: Mapping[str, str], words: str = "") -> Item:
 
 
 def of_plan(info: RunInfo, assessments: Iterable[Assessment]) -> list[Item]:
-    bound, risk = _table(info, "error_bound"), _table(info, "risk")
+    bound = _table(info, "error_bound")
+    risk = _table(info, "risk")
     servers = dict.fromkeys(a.threat.server for a in assessments)
     accepted = _number(risk.get("probability"))
     prior = risk.get("prior") if accepted is not None else None
@@ -131,7 +132,8 @@ def thresholds(
     kept = "; it is the default, and the stored plan does not tell a chosen value from the default"
     found = []
     for one in dict.fromkeys(a.criterion for a in assessments):
-        source, key = "the records; the plan names none", "psnr" if one.of is None else "share"
+        source = "the records; the plan names none"
+        key = "psnr" if one.of is None else "share"
         stored = _number(info.plan.get(key))
         if stored is not None and (one.of is not None or stored == one.value):
             source = f"plan: criterion.{key}" + kept * (stored == CRITERION[key])

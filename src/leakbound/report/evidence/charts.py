@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from leakbound.report.tables import Configuration, defined
 
-WIDTH, HEIGHT = 480, 22
-TOP, BOTTOM = 60.0, 0.0
+WIDTH = 480
+HEIGHT = 22
+TOP = 60.0
+BOTTOM = 0.0
 """PSNRs outside are drawn at these."""
 FAINTEST = 1e-12
 

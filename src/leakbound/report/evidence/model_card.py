@@ -34,7 +34,8 @@ def card(content: EvidenceReport) -> str:
 
 
 def _blocks(subject: Subject, version: str) -> Iterator[str]:
-    page, again = subject.sign_off, subject.rerun
+    page = subject.sign_off
+    again = subject.rerun
     yield f"## Reconstruction risk in training: {markdown(subject.name)}"
     yield f"**{markdown(page.answer)}** {markdown(page.advice)}"
     failed = [one for one in subject.checks if one.holds is False]
@@ -50,7 +51,8 @@ def _blocks(subject: Subject, version: str) -> Iterator[str]:
         "Priors of the bounds": "; ".join(priors[:SHOWN]) or "no bound covers all attackers",
     }
     yield _table(("", ""), facts.items())
-    rows, more = page.rows[:SHOWN], len(page.rows) - SHOWN
+    rows = page.rows[:SHOWN]
+    more = len(page.rows) - SHOWN
     heads = (*HEADS, COST) if subject.utility else HEADS
     yield markdown(READING + f" {plural(more, 'more setting')} in the annex." * (more > 0))
     yield _table(heads, (_result(row)[: len(heads)] for row in rows))
@@ -77,7 +79,8 @@ def _result(row: SettingRow) -> tuple[str, ...]:
         lost = "unknown: the undefended training did not beat the majority class"
     if row.cost is not None:
         ends = [decimal(100 * end) for end in (row.cost.low, row.cost.high) if end is not None]
-        mean, between = decimal(100 * row.cost.mean), " to ".join(ends) or "no interval"
+        mean = decimal(100 * row.cost.mean)
+        between = " to ".join(ends) or "no interval"
         lost = f"{mean} points ({between}, n = {row.cost.n})"
     return row.defense, row.verdict, found, "; ".join(most) or "not known", lost
 

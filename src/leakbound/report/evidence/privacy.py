@@ -69,11 +69,13 @@ def mechanism(settings: str) -> tuple[float, float] | None:
 
     None for every other chain, of which nothing is computed.
     """
-    noises, clips = _MECHANISM.findall(settings), _CLIP.findall(settings)
+    noises = _MECHANISM.findall(settings)
+    clips = _CLIP.findall(settings)
     if (len(noises), len(clips)) != (1, 1):
         return None
     try:
-        noise, clip = float(noises[0]), float(clips[0])
+        noise = float(noises[0])
+        clip = float(clips[0])
     except ValueError:
         return None
     return (noise, clip) if 0 < noise < 1e100 and 0 < clip < 1e100 else None

@@ -44,7 +44,9 @@ MOST = 8
 """How many settings the page shows."""
 LINES = 46
 """How many lines of text one A4 page holds besides its headings and boxes."""
-WIDE, NARROW, CELL = 85, 110, 20
+WIDE = 85
+NARROW = 110
+CELL = 20
 """How many letters a line holds: of the answer, of other text and of a cell of the table."""
 GAP = 0.4
 """Between two rows, in lines."""

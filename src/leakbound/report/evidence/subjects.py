@@ -65,10 +65,12 @@ def of_run(
     `audited`: audits of the client's code, which stand beside what is declared and bounded.
     `training`: what a deployment file says of all rounds.
     """
-    names, theorems = Names(run.assessments, run.trainings), Theorems(run.assessments)
+    names = Names(run.assessments, run.trainings)
+    theorems = Theorems(run.assessments)
     rows = tables.configurations(run.assessments, names, theorems)
     limits = {a.criterion.value for a in run.assessments}
-    ends, costs = _ends(run), training_costs(run, names)
+    ends = _ends(run)
+    costs = training_costs(run, names)
     declared = auxiliary.declared(statements, auxiliary.of_plan(run.info, run.assessments))
     known = auxiliary.attacker(run.info, run.assessments, names)
     limited = auxiliary.thresholds(run.info, run.assessments, statements.get("accepted_by"))
@@ -140,7 +142,8 @@ def _notices(run: Run, ends: parts.Ends) -> list[str]:
 
 def _checks(run: Run) -> list[parts.Check]:
     """What could be computed again from the folder alone."""
-    present, planned = len(run.assessments), run.info.experiments
+    present = len(run.assessments)
+    planned = run.info.experiments
     follow = sum(map(_follows, run.assessments))
     pictures = sorted({name for a in run.assessments for name in a.pictures.values()})
     whole = sum(is_picture(run.folder / "pictures" / name) for name in pictures)
@@ -182,7 +185,8 @@ def _follows(own: Assessment) -> bool:
 def _measured(
     run: Run, names: Names, ends: parts.Ends, rows: Sequence[tables.Configuration]
 ) -> parts.MeasuredPart:
-    best, captured = [], []
+    best = []
+    captured = []
     for table in best_attack_tables(run.assessments, run.trainings, names):
         for row in table.rows:
             if one := row.found:

@@ -31,7 +31,8 @@ def refuse(given: Deployment) -> None:
 
 
 def _noise(given: Deployment) -> Iterator[str]:
-    noise, clip = given.noise, given.clip
+    noise = given.noise
+    clip = given.clip
     if noise.delta is not None and not 0 < noise.delta < 1:
         yield f"noise.delta is {noise.delta!r}; give a number between 0 and 1"
     names = ("multiplier", "std", "pure_epsilon", "epsilon")
@@ -69,7 +70,9 @@ def _clip(given: Deployment) -> Iterator[str]:
 
 
 def _weights(given: Deployment) -> Iterator[str]:
-    who, sizes, most = given.participation, given.sizes, given.max_weight
+    who = given.participation
+    sizes = given.sizes
+    most = given.max_weight
     if sizes and most is not None:
         yield "max_weight and sizes both give the largest weight; give one of them"
     if sizes and len(sizes) < (who.replies or 1):
@@ -87,7 +90,8 @@ def _weights(given: Deployment) -> Iterator[str]:
 def _participation(given: Deployment) -> Iterator[str]:
     who = given.participation
     for small, large in (("cohort", "population"), ("replies", "cohort")):
-        least, most = getattr(who, small), getattr(who, large)
+        least = getattr(who, small)
+        most = getattr(who, large)
         if least and most and least > most:
             yield (
                 f"participation.{small} is {least}, more than the {large} of {most}; give at most "
@@ -127,7 +131,8 @@ def _participation(given: Deployment) -> Iterator[str]:
 
 
 def _aggregation(given: Deployment) -> Iterator[str]:
-    hidden, who = given.secure_aggregation, given.participation
+    hidden = given.secure_aggregation
+    who = given.participation
     if hidden is None:
         return
     if hidden.shared_key and hidden.kind == "secagg":
@@ -147,18 +152,22 @@ def _aggregation(given: Deployment) -> Iterator[str]:
 
 def _local(given: Deployment) -> Iterator[str]:
     local = given.local
-    size, batch = local.examples, local.batch
+    size = local.examples
+    batch = local.batch
     if not size or not batch:
         return
-    fewest, most = max(1, size // batch), math.ceil(size / batch)
+    fewest = max(1, size // batch)
+    most = math.ceil(size / batch)
     if local.steps and local.epochs:
-        low, high = local.epochs * fewest, local.epochs * most
+        low = local.epochs * fewest
+        high = local.epochs * most
         if not low <= local.steps <= high:
             yield (
                 f"local.steps is {local.steps}, but {local.epochs} epochs of {size} examples in "
                 f"batches of {batch} have {_range(low, high)}; leave one out"
             )
-    low_rate, high_rate = min(batch / size, 1 / most), max(min(1.0, batch / size), 1 / fewest)
+    low_rate = min(batch / size, 1 / most)
+    high_rate = max(min(1.0, batch / size), 1 / fewest)
     if local.rate is not None and not (
         low_rate * (1 - CLOSE) <= local.rate <= high_rate * (1 + CLOSE)
     ):
@@ -169,7 +178,9 @@ def _local(given: Deployment) -> Iterator[str]:
 
 
 def _examples(given: Deployment) -> Iterator[str]:
-    own, held, sizes = given.local.examples, given.record.examples_per_client, given.sizes
+    own = given.local.examples
+    held = given.record.examples_per_client
+    sizes = given.sizes
     if own and held and own > held:
         yield (
             f"local.examples is {own}, more than record.examples_per_client, {held}; give the "

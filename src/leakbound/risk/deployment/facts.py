@@ -283,12 +283,10 @@ class Deployment(_Facts, frozen=True):
 
     def __post_init__(self) -> None:
         _refuse_extremes(msgspec.to_builtins(self), "")
-        clip, noise, who, hidden = (
-            self.clip,
-            self.noise,
-            self.participation,
-            self.secure_aggregation,
-        )
+        clip = self.clip
+        noise = self.noise
+        who = self.participation
+        hidden = self.secure_aggregation
         adaptive = clip.adaptive or Adaptive()
         positive = {
             "clip.norm": clip.norm,

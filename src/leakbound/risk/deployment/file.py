@@ -140,7 +140,8 @@ def line_of(text: str, key: str) -> int | None:
         3
     """
     best: tuple[int, int | None] = (0, None)
-    table, places = "", Counter[str]()
+    table = ""
+    places = Counter[str]()
     parts = key.split(".")
     for number, line in enumerate(text.splitlines(), 1):
         header = re.match(r"[ \t]*\[(\[?)([\w. \t-]+)\]", line[:400])
@@ -167,7 +168,8 @@ def _opacus(own: Mapping[str, Any]) -> dict[str, Any]:
     """
     _only("opacus", own, "noise_multiplier max_grad_norm batch_size sample_size epochs "
           "poisson_sampling epsilon delta")  # fmt: skip
-    batch, size = own.get("batch_size"), own.get("sample_size")
+    batch = own.get("batch_size")
+    size = own.get("sample_size")
     poisson = own.get("poisson_sampling")
     rate = 1 / math.ceil(size / batch) if batch and size else None  # 1 / len(data_loader)
     sampler = {None: None, True: "poisson", False: "shuffled"}[poisson]
@@ -221,8 +223,10 @@ def _pfl(own: Mapping[str, Any]) -> dict[str, Any]:
     """
     _only("pfl", own, "noise_multiplier clipping_bound cohort_size noise_cohort_size population "
           "num_rounds sampling_probability epsilon delta mechanism min_separation")  # fmt: skip
-    multiplier, cohort = own.get("noise_multiplier"), own.get("cohort_size")
-    of, population = own.get("noise_cohort_size"), own.get("population")
+    multiplier = own.get("noise_multiplier")
+    cohort = own.get("cohort_size")
+    of = own.get("noise_cohort_size")
+    population = own.get("population")
     real = None
     if multiplier is not None and cohort and of:
         real = multiplier * min(1.0, cohort / of)

@@ -80,11 +80,13 @@ def read(path: Path) -> tuple[Deployment, tuple[Mistake, ...]]:
         )
     config = app.get("config", {})
     own = _flat(config) if isinstance(config, Mapping) else {}
-    found, where = dict[str, Any](), dict[str, str]()
+    found = dict[str, Any]()
+    where = dict[str, str]()
     for fact, names in KEYS.items():
         value, key = next(((own[n]) for n in names if n in own), (None, ""))
         if value is not None:
-            found[fact], where[fact] = _number(key, value, whole=fact in WHOLE), key
+            found[fact] = _number(key, value, whole=fact in WHOLE)
+            where[fact] = key
     project = table.get("project")
     name = project.get("name", "app") if isinstance(project, Mapping) else "app"
     given = _facts(found, str(name)[:200])
@@ -100,18 +102,24 @@ def _facts(found: Mapping[str, Any], name: str) -> Deployment:
     def part(kind: str) -> dict[str, Any]:
         return {key.partition(".")[2]: v for key, v in found.items() if key.startswith(kind + ".")}
 
-    noise, claim, at = part("noise"), part("claim"), None
+    noise = part("noise")
+    claim = part("claim")
+    at = None
     clip = ClipFacts(norm=found.get("clip.norm"), kind="l2" if "clip.norm" in found else None)
     if "example norm" in found:  # Opacus' name
-        clip, at = ClipFacts(norm=found["example norm"], kind="example", at="client"), "optimizer"
+        clip = ClipFacts(norm=found["example norm"], kind="example", at="client")
+        at = "optimizer"
     local_dp = {"epsilon", "delta", "sensitivity"} <= noise.keys() and "multiplier" not in noise
     if local_dp:
-        clip, at = msgspec.structs.replace(clip, at="client"), "client"
+        clip = msgspec.structs.replace(clip, at="client")
+        at = "client"
         claim |= {"epsilon": noise["epsilon"], "delta": noise["delta"], "rounds": 1}
     else:  # of an accountant
         stated = {key: noise.pop(key) for key in ("epsilon", "delta") if key in noise}
-        claim, noise = stated | claim, {k: v for k, v in noise.items() if k == "multiplier"}
-    share, who = found.get("fraction"), part("participation")
+        claim = stated | claim
+        noise = {k: v for k, v in noise.items() if k == "multiplier"}
+    share = found.get("fraction")
+    who = part("participation")
     if share is not None and who.get("population", 1) is not None:
         who["law"] = "all" if share >= 1 else "fixed-size"
         if share < 1 and "population" in who and "cohort" not in who:

@@ -175,7 +175,8 @@ def _law_of(given: Deployment, audience: Audience, unit: Unit) -> AudienceLaw:
     inside = given.noise.at == "optimizer"
     if inside and unit == "client":
         level = Level("the noise covers one example, not a whole client")
-    missing, own = [*level.missing], AudienceLaw(audience, unit, level.reason)
+    missing = [*level.missing]
+    own = AudienceLaw(audience, unit, level.reason)
     if unit == "any example":
         count = given.record.examples_per_client
         missing += [] if count else ["record.examples_per_client"]
@@ -192,7 +193,8 @@ def _law_of(given: Deployment, audience: Audience, unit: Unit) -> AudienceLaw:
     made = _local(given, level) if inside else _rounds(given, level, audience)
     if made.setting is not None and made.setting.steps > MOST_STEPS:
         return replace(own, missing=tuple(missing))
-    setting, people = made.setting, given.record.people
+    setting = made.setting
+    people = given.record.people
     if unit == "person" and inside and setting is not None and people is not None:
         setting = replace(setting, people=people)
     return replace(
@@ -208,7 +210,8 @@ def _law_of(given: Deployment, audience: Audience, unit: Unit) -> AudienceLaw:
 
 def per_participation(given: Deployment, audience: Audience) -> Level:
     """What one participation shows an audience of what is clipped."""
-    clip, noise = given.clip, given.noise
+    clip = given.clip
+    noise = given.noise
     hidden = given.secure_aggregation
     summed = hidden is not None and hidden.on and not _opened(given)
     server = audience == "server"
@@ -288,7 +291,8 @@ def std_of(clip: ClipFacts, noise: Noise) -> float | None:
 def _multiplier(clip: ClipFacts, noise: Noise) -> float:
     if noise.multiplier is not None:  # exact, as stated
         return noise.multiplier
-    std, bound = std_of(clip, noise), clip.l2
+    std = std_of(clip, noise)
+    bound = clip.l2
     assert std is not None
     assert bound is not None
     return std / bound
@@ -296,7 +300,8 @@ def _multiplier(clip: ClipFacts, noise: Noise) -> float:
 
 def noise_of(given: Deployment) -> float | None:
     """The noise multiplier, as stated or from the standard deviation; None if it is not known."""
-    clip, noise = given.clip, given.noise
+    clip = given.clip
+    noise = given.noise
     if noise.multiplier is None and (std_of(clip, noise) is None or not clip.l2):
         return None
     return _multiplier(clip, noise)
@@ -312,7 +317,8 @@ def _opened(given: Deployment) -> bool:
 
 def _shares(given: Deployment, z: float, server: bool) -> Level:
     """Each client adds its part of the sum's noise."""
-    cohort, hidden = given.participation.cohort, given.secure_aggregation
+    cohort = given.participation.cohort
+    hidden = given.secure_aggregation
     if cohort is None:
         return Level("the size of the cohort is not stated", missing=("participation.cohort",))
     if given.correlation != "none":
@@ -327,7 +333,8 @@ def _shares(given: Deployment, z: float, server: bool) -> Level:
         missing = () if given.weights else ("weights",)
         words = f"a client's own share, 1/{cohort} of the noise's variance, hides its update"
         return Level(words, math.sqrt(cohort) / z, missing)
-    senders, absent = _senders(given, cohort), list[str]()
+    senders = _senders(given, cohort)
+    absent = list[str]()
     colluding = None if hidden is None else hidden.colluding
     if senders is None:
         absent.append("participation.replies")
@@ -341,7 +348,8 @@ def _shares(given: Deployment, z: float, server: bool) -> Level:
 
 def _senders(given: Deployment, cohort: int) -> int | None:
     """The fewest clients whose share of the noise arrives; None if that is not stated."""
-    who, hidden = given.participation, given.secure_aggregation
+    who = given.participation
+    hidden = given.secure_aggregation
     if who.replies is not None:
         return who.replies
     dropouts = None if hidden is None else hidden.dropouts
@@ -352,7 +360,8 @@ def _senders(given: Deployment, cohort: int) -> int | None:
 
 def _after(given: Deployment, z: float) -> Level:
     """The server adds the noise to what it sums; for all others."""
-    who, noise = given.participation, given.noise
+    who = given.participation
+    noise = given.noise
     if given.weights is None:
         return Level("how updates are weighted is not stated", missing=("weights",))
     if noise.on != "mean" and given.weights == "examples":
@@ -363,7 +372,8 @@ def _after(given: Deployment, z: float) -> Level:
     if who.cohort is None:
         return Level("the size of the cohort is not stated", missing=("participation.cohort",))
     missing = [] if who.replies else ["participation.replies"]
-    share, kind = 1 / (who.replies or 1), f"on a mean of {who.replies or 1} or more"
+    share = 1 / (who.replies or 1)
+    kind = f"on a mean of {who.replies or 1} or more"
     if given.weights == "examples":
         share = max(share, largest_weight(given))
         missing += [] if given.sizes or given.max_weight else ["sizes"]
@@ -386,7 +396,8 @@ def largest_weight(given: Deployment) -> float:
 
 def _adaptive(given: Deployment, level: Level) -> Level:
     """The same with a norm that follows a quantile, and the number of clipped clients sent."""
-    adaptive, who = given.clip.adaptive, given.participation
+    adaptive = given.clip.adaptive
+    who = given.participation
     if given.clip.kind != "adaptive" or math.isinf(level.mu):
         return level
     if given.noise.at != "server":
@@ -438,8 +449,11 @@ def _optimizer(given: Deployment, z: float) -> Level:
 
 def _local(given: Deployment, level: Level) -> AudienceLaw:
     """All local steps of all rounds; a client counts as taking part in every round."""
-    local, rounds = given.local, given.rounds or 1
-    missing, size, batch = list[str](), local.examples, local.batch
+    local = given.local
+    rounds = given.rounds or 1
+    missing = list[str]()
+    size = local.examples
+    batch = local.batch
     epoch = None if size is None or batch is None else math.ceil(size / batch)
     # loaders may drop the last batch
     fewest = None if size is None or batch is None else max(1, size // batch)
@@ -495,7 +509,8 @@ def _rounds(given: Deployment, level: Level, audience: Audience) -> AudienceLaw:
     """All rounds of a client, by the law of its participation."""
     if given.correlation != "none":
         return _correlated(given, level, audience)
-    who, rounds = given.participation, given.rounds or 1
+    who = given.participation
+    rounds = given.rounds or 1
     if audience == "server" and who.law not in (None, "all", "server-picks"):
         return _steps(
             given, level, rounds, 1.0, "visible", f"the server can pick all {rounds} rounds"
@@ -505,12 +520,14 @@ def _rounds(given: Deployment, level: Level, audience: Audience) -> AudienceLaw:
     secret = "nobody here sees who takes part" if hidden else "the audience sees who takes part"
     if who.law in ("fixed-size", "poisson") and who.share is not None:
         if who.law == "fixed-size":  # the pair with and without is not Poisson's: no hidden law
-            see, secret = "visible", "it counts as seen who takes part"
+            see = "visible"
+            secret = "it counts as seen who takes part"
         words = f"in each of {rounds} rounds with probability {who.share:.4g}; {secret}"
         return _steps(given, level, rounds, who.share, see, words)
     turns = rounds if who.bins is None else math.ceil(rounds / who.bins)
     if who.law == "cyclic" and who.bins is not None:
-        rate, missing = who.rate, [] if who.rate else ["participation.rate"]
+        rate = who.rate
+        missing = [] if who.rate else ["participation.rate"]
         words = f"in each of {turns} turns of its group; {secret}"
         return _steps(given, level, turns, rate or 1.0, see, words, missing)
     if who.law in ("balls-in-bins", "shuffled") and who.bins is not None:
@@ -552,7 +569,8 @@ def _correlated(given: Deployment, level: Level, audience: Audience) -> Audience
             "whether noise cancels across rounds is not stated",
             ("correlation",),
         )
-    rounds, who = given.rounds or 1, given.participation
+    rounds = given.rounds or 1
+    who = given.participation
     factor = Factor.parse(given.correlation, rounds)
     unseen = _unseen(given, audience)
     share = who.rate if who.law == "cyclic" and unseen else None
@@ -562,10 +580,12 @@ def _correlated(given: Deployment, level: Level, audience: Audience) -> Audience
         words = f"in each of {turns} turns of its group, {factor.name}; nobody here sees who"
         own = replace(level, mu=level.mu * longest)
         return replace(_steps(given, own, turns, share, "hidden", words), attack_noise=math.inf)
-    apart, words = who.min_separation or 1, f"{who.min_separation or 1} or more apart"
+    apart = who.min_separation or 1
+    words = f"{who.min_separation or 1} or more apart"
     scheme = Scheme(separation=apart)
     if given.noise.at != "server":  # the rows of C are the client's own releases
-        factor, scheme = factor.first(scheme.most_of(rounds)), Scheme()
+        factor = factor.first(scheme.most_of(rounds))
+        scheme = Scheme()
         words = "as the client's own releases"
     found = _steps(
         given,

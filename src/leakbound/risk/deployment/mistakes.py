@@ -39,7 +39,8 @@ def find(given: Deployment) -> tuple[Mistake, ...]:
 
 
 def _noise(given: Deployment) -> Iterator[Mistake]:
-    noise, clip = given.noise, given.clip
+    noise = given.noise
+    clip = given.clip
     if noise.epsilon is not None and noise.epsilon > 1 and noise.delta is not None:
         true = float(
             conversions.delta(
@@ -54,7 +55,8 @@ def _noise(given: Deployment) -> Iterator[Mistake]:
                 f"{noise.epsilon:g} its true delta is {format_upper(true)}, not {noise.delta:g}; "
                 "take the noise multiplier from `leakbound calibrate` or an accountant",
             )
-    bound, sensitivity = clip.l2, noise.sensitivity
+    bound = clip.l2
+    sensitivity = noise.sensitivity
     if clip.kind != "elementwise" and bound and sensitivity and sensitivity < bound * (1 - 1e-9):
         yield Mistake(
             name="sensitivity-below-clip",
@@ -88,7 +90,8 @@ def _noise(given: Deployment) -> Iterator[Mistake]:
 
 
 def _clip(given: Deployment) -> Iterator[Mistake]:
-    clip, noise = given.clip, given.noise
+    clip = given.clip
+    noise = given.noise
     adds = noise.at not in (None, "none")
     if clip.kind == "elementwise" and clip.norm and adds and noise.pure_epsilon is None:
         size = "gamma sqrt(P)" if clip.l2 is None else f"{clip.l2:.4g}"
@@ -126,7 +129,8 @@ def _clip(given: Deployment) -> Iterator[Mistake]:
 
 
 def _server(given: Deployment) -> Iterator[Mistake]:
-    who, noise = given.participation, given.noise
+    who = given.participation
+    noise = given.noise
     if noise.at != "server":
         return
     if given.weights == "examples" and (given.sizes or given.max_weight) and who.cohort:
@@ -173,7 +177,9 @@ def _aggregation(given: Deployment) -> Iterator[Mistake]:
 
 
 def _sampling(given: Deployment) -> Iterator[Mistake]:
-    who, local, claim = given.participation, given.local, given.claim
+    who = given.participation
+    local = given.local
+    claim = given.claim
     if not claim.amplified:
         return
     if given.noise.at == "optimizer":
@@ -215,7 +221,8 @@ def _sampling(given: Deployment) -> Iterator[Mistake]:
 
 
 def _power(given: Deployment) -> str:
-    size, entries = given.local.batch, given.clip.entries
+    size = given.local.batch
+    entries = given.clip.entries
     if given.local.normalizer != "realized" or size is None or size < 2 or entries is None:
         return ""
     power = float(clients.batch_size_power(1e-3, batch=size, weights=entries))
@@ -233,7 +240,9 @@ def _claims(given: Deployment) -> Iterator[Mistake]:
     # what is not stated counts as its worst case, which is nobody's mistake
     if own is None or own.setting is None or own.missing:
         return
-    delta, allowed, rounds = claim.delta or DELTA, claim.epsilon * TOLERANCE, given.rounds or 1
+    delta = claim.delta or DELTA
+    allowed = claim.epsilon * TOLERANCE
+    rounds = given.rounds or 1
     true = own.epsilon(delta)
     if true > allowed:
         some = claim.rounds or 1

@@ -153,7 +153,8 @@ def read(
     text, table = _load(place)
     facts = _Stated(entries, steps)
     if "scopes" in table:
-        deployment, filters = Deployment(title=place.name), _of_scope(table, facts)
+        deployment = Deployment(title=place.name)
+        filters = _of_scope(table, facts)
     elif {RESULTS, "executors", "format_version"} & set(table):
         deployment, task = _of_server(place, table, facts)
         filters = _of_job(table, task)
@@ -248,7 +249,8 @@ def _filter(row: Table, key: str, why_not: str | None = None) -> _Filter:
 def _of_job(table: Table, task: str) -> list[tuple[Table, _Filter]]:
     found = []
     for i, chain in enumerate(_rows(table, RESULTS)):
-        tasks, direction = chain.get("tasks"), str(chain.get("direction", "out")).lower()
+        tasks = chain.get("tasks")
+        direction = str(chain.get("direction", "out")).lower()
         why_not = None
         if not isinstance(tasks, list) or task not in tasks:
             why_not = (
@@ -272,7 +274,8 @@ def _class_of(one: _Filter) -> str:
 
 def _of_scope(table: Table, facts: _Stated) -> list[tuple[Table, _Filter]]:
     """The filters of the default scope, for the results of every task."""
-    scopes, name = _rows(table, "scopes"), table.get("default_scope")
+    scopes = _rows(table, "scopes")
+    name = table.get("default_scope")
     chosen = [i for i, scope in enumerate(scopes) if scope.get("name") == name]
     if name is None or not chosen:
         text = f"default_scope is {str(name)[:60]!r}, so jobs without a scope run no filter of it"
@@ -282,7 +285,8 @@ def _of_scope(table: Table, facts: _Stated) -> list[tuple[Table, _Filter]]:
     if others:
         text = f"a job may ask for another scope ({', '.join(others)[:200]}) with other filters"
         facts.mistakes.append(Mistake(name="other-scopes", key="scopes", text=text, fatal=False))
-    i, found = chosen[0], []
+    i = chosen[0]
+    found = []
     for j, row in enumerate(_rows(scopes[i], RESULTS)):
         direction = str(row.get("direction") or "out").lower()
         off = None if direction in ("out", "inout") else f"its direction is {direction[:20]!r}"
@@ -292,7 +296,9 @@ def _of_scope(table: Table, facts: _Stated) -> list[tuple[Table, _Filter]]:
 
 def _with_lines(filters: list[tuple[Table, _Filter]], table: Table, text: str) -> Iterator[_Filter]:
     """The filters with the lines of their paths, found in the order of the document."""
-    lines, at, line = dict[int, int](), 0, 1
+    lines = dict[int, int]()
+    at = 0
+    line = 1
     for owner, key, value in _names(table):
         quoted = re.escape(json.dumps(value)[1:-1])
         # without a match, such as of an escaped path, all later ones have no line either
@@ -333,7 +339,9 @@ def _of_server(client: Path, table: Table, facts: _Stated) -> tuple[Deployment, 
     everyone = any(site.upper() == ALL_SITES for site in sites)
     population = None if everyone else len(sites - {"server"}) or None
     title = str(meta.get("name") or client.name)[:200]
-    rounds, who, task = 0, Participation(population=population), None
+    rounds = 0
+    who = Participation(population=population)
+    task = None
     for row in _rows(server, "workflows"):
         one = _filter(row, "workflows")
         default = DEFAULT_ROUNDS if _class_of(one) in FIVE_ROUNDS else None
@@ -343,8 +351,10 @@ def _of_server(client: Path, table: Table, facts: _Stated) -> tuple[Deployment, 
         own = str(one.args.get("train_task_name") or one.args.get("task_name") or TRAIN)
         if task not in (None, own):  # filters of one task do not cover another
             return Deployment(title=title, participation=Participation()), own
-        task, rounds = own, rounds + int(number)
-        cohort, replies = one.number("num_clients", None), one.number("min_clients", None)
+        task = own
+        rounds = rounds + int(number)
+        cohort = one.number("num_clients", None)
+        replies = one.number("min_clients", None)
         every = cohort is None or cohort == population
         who = Participation(
             law="all" if every else "fixed-size",
@@ -447,7 +457,8 @@ def _exclude(facts: _Stated, one: _Filter) -> None:
 
 
 def _percentile(facts: _Stated, one: _Filter) -> None:
-    gamma, share = one.number("gamma", 0.01), one.number("percentile", 10)
+    gamma = one.number("gamma", 0.01)
+    share = one.number("percentile", 10)
     if gamma is None or gamma <= 0 or share is None or not 0 <= share <= 100:
         facts.wrong(
             one,
@@ -467,8 +478,10 @@ def _percentile(facts: _Stated, one: _Filter) -> None:
 
 
 def _svt(facts: _Stated, one: _Filter) -> None:
-    gamma, epsilon = one.number("gamma", 1e-5), one.number("epsilon", 0.1)
-    fraction, variance = one.number("fraction", 0.1), one.number("noise_var", 0.1)
+    gamma = one.number("gamma", 1e-5)
+    epsilon = one.number("epsilon", 0.1)
+    fraction = one.number("fraction", 0.1)
+    variance = one.number("noise_var", 0.1)
     release = one.number("epsilon_release", None)
     if gamma is None or epsilon is None or fraction is None or min(gamma, epsilon, fraction) <= 0:
         raise ValueError(f"{one.key}: gamma, epsilon and fraction are above 0")
@@ -523,7 +536,8 @@ def _convert(facts: _Stated, one: _Filter) -> None:
 
 def _own(facts: _Stated, one: _Filter) -> None:
     """The chain of a LeakboundFilter: a clip and Gaussian noise state numbers, other links none."""
-    given, rate = one.args.get("defense", "none"), one.number("learning_rate", None) or 1.0
+    given = one.args.get("defense", "none")
+    rate = one.number("learning_rate", None) or 1.0
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{one.key}.args.defense is {str(given)[:60]!r}; give names with settings")

@@ -70,7 +70,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Against:
+class RiskCriteria:
     """What thresholds are for.
 
     Attributes:
@@ -97,7 +97,7 @@ def state(
     *,
     delta: float = 1e-5,
     audiences: Sequence[Audience] = AUDIENCES,
-    against: Against | None = None,
+    against: RiskCriteria | None = None,
 ) -> tuple[Row, ...]:
     """All rows of a deployment.
 
@@ -123,7 +123,7 @@ def _row(
     law: AudienceLaw,
     delta: float,
     kappas: Sequence[float],
-    against: Against | None,
+    against: RiskCriteria | None,
     known: dict[Any, Any],
 ) -> Row:
     epsilon = law.epsilon(delta)
@@ -143,7 +143,7 @@ def _row(
 
 
 def _thresholds(
-    law: AudienceLaw, against: Against, known: dict[Any, Any]
+    law: AudienceLaw, against: RiskCriteria, known: dict[Any, Any]
 ) -> tuple[tuple[str, float, float, Verdict], ...]:
     eta = np.array([level for _, level in against.thresholds])
     # Several audiences often have one law: it is computed once.
@@ -174,7 +174,7 @@ def bounds(law: AudienceLaw, prior: Baseline, eta: ArrayLike) -> tuple[NDArray[A
 
 
 def _bounds(
-    law: AudienceLaw, against: Against, eta: NDArray[Any]
+    law: AudienceLaw, against: RiskCriteria, eta: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     if against.prior is not None:
         return bounds(law, against.prior, eta)
@@ -182,7 +182,7 @@ def _bounds(
     return law.bound(blind), np.atleast_1d(np.asarray(blind))
 
 
-def _attained(law: AudienceLaw, against: Against, eta: NDArray[Any]) -> NDArray[Any]:
+def _attained(law: AudienceLaw, against: RiskCriteria, eta: NDArray[Any]) -> NDArray[Any]:
     """The success of working attacks; those that get the update itself need no count."""
     if law.exact:
         return np.ones(len(eta))

@@ -9,8 +9,7 @@ from torch import nn
 
 from leakbound import models
 from leakbound.client import forward, gradient
-from leakbound.random import stream
-from leakbound.types import (
+from leakbound.core import (
     Batch,
     Exact,
     Gaussian,
@@ -24,6 +23,7 @@ from leakbound.types import (
     Unknown,
     Update,
 )
+from leakbound.randomness import stream
 
 INPUTS, LABELS = torch.rand(2, 1, 8, 8, generator=stream(0)), torch.tensor([1, 0])
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from leakbound import random
-from leakbound.random import bernoulli, laplace, normal, permutation, secure, stream, uniform
+from leakbound import randomness
+from leakbound.randomness import bernoulli, laplace, normal, permutation, secure, stream, uniform
 
 COUNT = 40_000
 LAWS = {
@@ -77,13 +77,13 @@ def test_secure_has_no_seed_and_never_repeats():
     assert not torch.equal(
         uniform((4,), secure(), like=DOUBLE), uniform((4,), secure(), like=DOUBLE)
     )
-    raw = random.SecureSource().uniform(1000)
+    raw = randomness.SecureSource().uniform(1000)
     assert bool(((raw > 0) & (raw < 1)).all())
 
 
 def test_extreme_uniforms_give_finite_draws(monkeypatch):
     for byte in (b"\x00", b"\xff"):
-        monkeypatch.setattr(random.os, "urandom", lambda n, byte=byte: byte * n)
+        monkeypatch.setattr(randomness.os, "urandom", lambda n, byte=byte: byte * n)
         for draw in (normal, laplace):
             assert bool(torch.isfinite(draw((3,), secure(), like=DOUBLE)).all())
         assert bool((uniform((3,), secure()) < 1).all())

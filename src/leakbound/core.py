@@ -17,7 +17,7 @@ from torch import Tensor
 from leakbound._util import pictures
 from leakbound._util.results import Fact
 from leakbound.covariance import Structured
-from leakbound.random import Source
+from leakbound.randomness import Source
 from leakbound.release import Exact, Gaussian, Laplace, Law, Unit, Unknown, Update
 from leakbound.task import Batch, LocalPlan, Loss, Optimizer, Task
 
@@ -180,7 +180,9 @@ class Observation:
         It is 1 / standard deviation, 0 for a withheld coordinate; the largest is 1. Coordinates
         without noise count as if their noise were a thousandth of the smallest.
         """
-        law, mask, rows = self.update.law, self.update.mask, self.update.rows
+        law = self.update.law
+        mask = self.update.mask
+        rows = self.update.rows
         if not self.threat.defense_known:
             return None
         spread = torch.ones((), dtype=torch.float64)
@@ -206,7 +208,8 @@ class Observation:
     @property
     def noise_variance(self) -> Tensor | None:
         """(R, P) variance of the noise that the attacker knows, float64; None if none is known."""
-        law, rows = self.update.law, self.update.rows
+        law = self.update.law
+        rows = self.update.rows
         if not self.threat.defense_known or not isinstance(law, Gaussian | Laplace):
             return None
         variance = law.variance if isinstance(law, Gaussian) else 2 * law.scale**2
@@ -216,7 +219,9 @@ class Observation:
     @property
     def noise_share(self) -> float:
         """Expected share of noise in the (weighted) energy seen, in [0, 1]; 0 if unknown."""
-        rows, weights, noise = self.update.rows.double(), self.weights, self.noise_variance
+        rows = self.update.rows.double()
+        weights = self.weights
+        noise = self.noise_variance
         if noise is None:
             return 0.0
         scale = torch.ones_like(rows) if weights is None else weights.double().square()
@@ -225,7 +230,8 @@ class Observation:
 
     def _repr_html_(self) -> str:
         """The notebook display: what the attacker knows, as text; it shows no truth."""
-        update, kind = self.update, type(self.update.law)
+        update = self.update
+        kind = type(self.update.law)
         law = {Exact: "none", Unknown: "of an unknown distribution"}.get(kind, kind.__name__)
         sent = "all" if update.mask is None else f"{float(update.mask.double().mean()):.1%}"
         known = ["labels"] * (self.labels is not None)
