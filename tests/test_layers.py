@@ -34,6 +34,7 @@ LAYERS = (
     {"risk"},
     {"audit", "audit_epsilon", "testing", "meter"},
     {"captured", "opacus", "cluster", "trees"},
+    {"client_side"},
     {"flower", "nvflare", "gate"},
     {"loggers"},
     {"cli"},
