@@ -116,8 +116,7 @@ def test_every_paper_has_a_name_a_letter_and_words_for_every_scale():
 def test_stored_results_make_the_page_of_the_docs():
     page = (ROOT / "docs" / "reproductions.md").read_text("utf-8")
     assert page == overview.page(STORED, ROOT / "docs"), (
-        "run python -m leakbound_reproductions.reproductions docs/reproductions "
-        "docs/reproductions.md"
+        "run python -m leakbound_reproductions.overview docs/reproductions docs/reproductions.md"
     )
 
 

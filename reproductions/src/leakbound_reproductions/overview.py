@@ -1,7 +1,12 @@
-"""`docs/reproductions.md`: which claims of each paper hold, from stored results."""
+"""`docs/reproductions.md`: which claims of each paper hold, from stored results.
+
+`python -m leakbound_reproductions.overview docs/reproductions docs/reproductions.md` writes the
+page. `--store RUN_FOLDER` first copies a finished run's results.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -28,7 +33,7 @@ HEAD = (
 HOW = (
     "**How a claim is judged.** " + pages.RULE,
     "",
-    "This page is written from stored results by `python -m leakbound_reproductions.reproductions "
+    "This page is written from stored results by `python -m leakbound_reproductions.overview "
     "docs/reproductions docs/reproductions.md`.",
     "",
 )
@@ -144,3 +149,20 @@ def _detail(own: Results, base: str) -> list[str]:
         pages.known(own),
         "",
     ]
+
+
+def main() -> None:
+    """Write the page of all stored results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stored", type=Path, help="folder of stored results, NAME.json each")
+    parser.add_argument("page", type=Path, help="the Markdown page to write")
+    parser.add_argument("--store", type=Path, nargs="*", default=[], help="finished runs to store")
+    given = parser.parse_args()
+    for run in given.store:
+        print(f"stored: {store(run, given.stored)}")
+    given.page.write_text(page(given.stored, given.page.parent), encoding="utf-8")
+    print(f"written: {given.page}")
+
+
+if __name__ == "__main__":
+    main()
