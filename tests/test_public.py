@@ -94,6 +94,7 @@ PACKAGES = (
     "leakbound.tensors",
     "leakbound.testing",
     "leakbound.trees",
+    "leakbound.client_side",
     "leakbound.core",
 )
 SCHEMAS = {

@@ -1,7 +1,7 @@
 """No adversary on public data is above what is stated, on examples that it was not fitted to.
 
 The fast part attacks digits and a table at two thresholds; the slow one is the whole matrix, the
-page docs/evidence-of-truth.md, and audits through the real pipeline.
+page docs/results/evidence-of-truth.json, and audits through the real pipeline.
 """
 
 from __future__ import annotations

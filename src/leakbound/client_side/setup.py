@@ -131,12 +131,3 @@ class Conflict:
     """A key that two configurations give different values."""
 
     values: tuple[Any, ...]
-
-
-def refuse_thawed(task: Task, sent: Mapping[str, Tensor], answered: Mapping[str, Tensor]) -> None:
-    for name in task.frozen:
-        if name in answered and name in sent and not torch.equal(answered[name], sent[name]):
-            raise ValueError(
-                f"the train function changed {name!r}, which is frozen in the model of the Setup; "
-                "call requires_grad_(True) on what is trained, in the model that Setup makes"
-            )

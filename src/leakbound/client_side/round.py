@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 
 from leakbound import check, losses
+from leakbound.client_side.batches import NAME, Tapped, one_batch
 from leakbound.core import (
-    Batch,
     ClientContext,
     Gaussian,
     Laplace,
-    LocalPlan,
     NotApplicable,
     Task,
     Unit,
     Update,
 )
 from leakbound.defenses.base import Chain, Defense
-from leakbound.protocol import resolve, step
+from leakbound.protocol import resolve
+from leakbound.protocol import step as step_of
 from leakbound.randomness import Source, stream
+from leakbound.tensors import flat
 
 MARK = "leakbound-experiment-only"
 """Marks an update whose noise came from a seed."""
@@ -32,34 +33,37 @@ LEAST_STEPS = 8
 COARSE = 2.0**-23
 """The relative step of float32, where the type of what is sent is not known."""
 NOT_DEFENDED = "the update could not be defended; the client's log says why"
-Tapped = list[Batch]
-"""The batches of one round of one client, in training order."""
 
 
 class PrivateError(ValueError):
     """Its text may reveal the client's data: it stays in the client's log."""
 
 
-class DefendedRound:
-    """One client's round under a defense: the task received, and the update that may leave.
+class ClientRound:
+    """One client's round under a defense: the weights received, and the update that may leave.
 
-    `start` is the task at the weights from which the client trains. `stored` is `kept` of the
-    previous round. `tap` is the name of the function that shows the client's batches.
+    `sent` are the server's tensors by name, of which `task` holds the trained ones. `start` is the
+    task at the weights from which the client trains. `stored` is `kept` of the previous round.
 
     Raises:
         ValueError: the stored state does not belong to this model.
     """
 
     def __init__(
-        self, defense: Chain, task: Task, source: Source, *, tap: str, stored: Any = None
+        self,
+        defense: Chain,
+        task: Task,
+        sent: Mapping[str, Tensor],
+        source: Source,
+        stored: Any = None,
     ) -> None:
         self.defense = defense
         self.task = task
+        self.sent = sent
         self.start = task
         self.source = source
         self.anew = computes_anew(defense)
         self.rate = task.plan.learning_rate
-        self._tap = tap
         self._state = None
         self._previous = None
         if stored is not None:
@@ -71,36 +75,62 @@ class DefendedRound:
             state = defense.init(task) if self._state is None else self._state
             self.start, self._state = defense.begin(task, state, source)
 
-    def update(
-        self, row: Tensor | None, tapped: Tapped, examples: int
-    ) -> tuple[Update, Chain, Tensor]:
-        """The defended update, its resolved defense and the change (P,) of the weights sent.
+    @property
+    def start_weights(self) -> dict[str, Tensor]:
+        """The weights from which the client trains, where they are not those that were sent."""
+        same = self.start is self.task
+        return {} if same else self.start.unflatten(self.start.parameters)
 
-        `row` (P,) is (`start` - weights after training) / learning rate; None if it is not read.
-        `examples` is how many examples the client trained on, for defenses that use it.
+    def answer(
+        self,
+        trained: Mapping[str, Tensor] | None,
+        tapped: Tapped,
+        *,
+        reported: int | None = None,
+        is_change: bool = False,
+        step: float = COARSE,
+    ) -> tuple[Update, Chain, dict[str, Tensor]]:
+        """The defended update, its resolved defense and the weights that may leave, by name.
+
+        Args:
+            trained: what training left, by name; None if the defense computes it again.
+            tapped: the batches shown.
+            reported: how many examples the client trained on, if it shows no batch.
+            is_change: `trained`, and what leaves, are changes of the weights.
+            step: the relative step of the type of what leaves.
 
         Raises:
             PrivateError: the text may reveal the data.
             ValueError: the batches that the defense needs were not shown, or do not fit.
         """
-        ready = resolve(self.defense, self.task, examples, self._previous)
+        examples = sum(batch.size for batch in tapped) or reported
+        if examples is None and is_tuned(self.defense):
+            raise ValueError(
+                "the number of examples that the client trained on is not known, but the defense "
+                f"uses it; call {NAME}(inputs, labels) in the train function, or report the number "
+                "(Flower: num-examples)"
+            )
+        ready = resolve(self.defense, self.task, examples or 1, self._previous)
         if self.anew is None:
-            assert row is not None  # only updates that are computed again need none
+            assert trained is not None  # only updates that are computed again need none
+            row = row_of(self.start, self.sent, trained, self.rate, is_change=is_change)
             update = self._edited(ready, row, tapped)
         else:
-            batch = self._batch(tapped, repr(self.anew), self.defense.starts)
+            batch = one_batch(tapped, self.task.plan, repr(self.anew), self.defense.starts)
             # the learning rate is public: it does not depend on this stream
             self.rate = ready.prepare(self.task, stream(0, "plan")).plan.learning_rate
             with _private():
-                update, self._state = step(self.task, batch, ready, self.source, self._state)
+                update, self._state = step_of(self.task, batch, ready, self.source, self._state)
         change = -self.rate * update.rows[0]
-        if not bool(torch.isfinite(self.task.parameters + change).all()):
+        weights = self.task.parameters + change
+        if not bool(torch.isfinite(weights).all()):
             raise PrivateError(
                 "the defended weights are not finite: is the learning rate too large?"
             )
-        return update, ready, change
+        self._check_grid(update, change if is_change else self.task.parameters, step)
+        return update, ready, self.task.unflatten(change if is_change else weights)
 
-    def check_grid(self, update: Update, sizes: Tensor, step: float = COARSE) -> None:
+    def _check_grid(self, update: Update, sizes: Tensor, step: float) -> None:
         """Reject noise finer than the grid of the sent values: rounding would remove it.
 
         `sizes` (P,) are what is sent (or close to it), and `step` the relative step of its type.
@@ -139,7 +169,7 @@ class DefendedRound:
         reads = next((link for link in ready.links if link.uses_context), None)
         context = None
         if reads is not None:
-            batch = self._batch(tapped, repr(reads), Unit.CLIENT)
+            batch = one_batch(tapped, self.task.plan, repr(reads), Unit.CLIENT)
             context = ClientContext(self.start, batch)
         with _private():
             if context is not None:
@@ -151,8 +181,31 @@ class DefendedRound:
             update, self._state = ready.transform(update, self._state, context, self.source)
         return update
 
-    def _batch(self, tapped: Tapped, who: str, unit: Unit) -> Batch:
-        return _one_batch(tapped, self.task.plan, who, unit, self._tap)
+
+def row_of(
+    start: Task,
+    sent: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor],
+    rate: float,
+    *,
+    is_change: bool = False,
+) -> Tensor:
+    """(weights before - weights after) / learning rate, (P,).
+
+    Raises:
+        ValueError: training changed a weight that is frozen in the model of the Setup.
+    """
+    for name in start.frozen:
+        if name not in trained or name not in sent:
+            continue
+        before = torch.zeros_like(trained[name]) if is_change else sent[name]
+        if not torch.equal(trained[name], before):
+            raise ValueError(
+                f"the train function changed {name!r}, which is frozen in the model of the Setup; "
+                "call requires_grad_(True) on what is trained, in the model that Setup makes"
+            )
+    after = flat(start, trained, what="the result of training")
+    return (-after if is_change else start.parameters - after) / rate
 
 
 def computes_anew(defense: Chain) -> Defense | None:
@@ -196,31 +249,6 @@ def public_text(error: Exception) -> str:
     return str(error)
 
 
-def joined(tapped: Tapped) -> Batch:
-    """All batches as one, on the CPU."""
-    inputs = torch.cat([batch.inputs for batch in tapped]).cpu()
-    return Batch(inputs, torch.cat([batch.labels for batch in tapped]).cpu())
-
-
-def distinct(tapped: Tapped, tap: str) -> Batch:
-    """All training examples, each once.
-
-    Raises:
-        ValueError: the train function showed none.
-    """
-    if not tapped:
-        raise ValueError(
-            "the train function showed no batch, so nothing can be evaluated; call "
-            f"{tap}(inputs, labels) in it"
-        )
-    batch = joined(tapped)
-    first: dict[bytes, int] = {}
-    for i, image in enumerate(batch.inputs):
-        first.setdefault(image.contiguous().numpy().tobytes(), i)
-    index = torch.tensor(sorted(first.values()))
-    return Batch(batch.inputs[index], batch.labels[index])
-
-
 @contextmanager
 def _private() -> Iterator[None]:
     """The values in an error of this block may reveal the data."""
@@ -228,29 +256,3 @@ def _private() -> Iterator[None]:
         yield
     except ValueError as error:
         raise PrivateError(str(error)) from error
-
-
-def _one_batch(tapped: Tapped, plan: LocalPlan, who: str, unit: Unit, tap: str) -> Batch:
-    """The client's training examples, as one batch that the plan cuts in the same order."""
-    if not tapped:
-        raise ValueError(
-            f"{who} needs the client's batch, but the train function showed none; call "
-            f"{tap}(inputs, labels) in it, in the same process and thread"
-        )
-    sizes = [batch.size for batch in tapped]
-    if unit is Unit.EXAMPLE and (len(sizes) > 1 or plan.steps > 1):
-        raise ValueError(
-            f"{who} needs every example's gradient of one local step, but the train function took "
-            f"{max(len(sizes), plan.steps)}; use a defense that edits the whole update, such as "
-            "chain(Clip(5.0), GaussianNoise(0.02)), train one step on one batch of all examples, "
-            "or use leakbound.opacus for DP-SGD in every local step"
-        )
-    size = plan.batch_size
-    cut = len(sizes) == plan.steps and {*sizes[:-1], size} == {size} and sizes[-1] <= (size or 0)
-    if len(sizes) > 1 and not cut:
-        raise ValueError(
-            f"{who} needs the client's training batches, but the train function showed other "
-            f"batches than the Setup says (steps={plan.steps}, batch_size={size}); tap one batch, "
-            "or give Setup the steps and the batch size"
-        )
-    return joined(tapped)
