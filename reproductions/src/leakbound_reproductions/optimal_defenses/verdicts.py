@@ -20,7 +20,6 @@ from typing import Any
 from leakbound_reproductions.by_seed import Part, claimed, remarks, repeated
 from leakbound_reproductions.claim import POSITIVE, Claim, Mark, Verdict, student
 from leakbound_reproductions.equal_loss import at_equal_loss
-from leakbound_reproductions.optimal_defenses.claims import PAPER
 from leakbound_reproductions.optimal_defenses.points import Key, Point
 from leakbound_reproductions.optimal_defenses.settings import (
     CUT,
@@ -30,6 +29,7 @@ from leakbound_reproductions.optimal_defenses.settings import (
     LOUD,
     MAGNITUDE,
     OURS,
+    PAPER,
     PRUNED,
     Setting,
 )

@@ -7,15 +7,15 @@ import pytest
 import torch
 from scipy.optimize import least_squares
 
-from leakbound.attacks.features.diagonalize import (
+from leakbound.attacks.features.errors import feature_errors
+from leakbound.randomness import normal, stream
+from leakbound_reproductions.attacks.diagonalize import (
     coefficients,
     decompose,
     joint_diagonalize,
     polish,
     unit_columns,
 )
-from leakbound.attacks.features.errors import feature_errors
-from leakbound.randomness import normal, stream
 
 WIDE = torch.zeros((), dtype=torch.float64)
 INDEX = {2: "li,ai,bi->lab", 3: "li,ai,bi,ci->labc"}

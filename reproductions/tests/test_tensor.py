@@ -11,10 +11,7 @@ from torch import nn
 from leakbound import data
 from leakbound.attacks.base import Attack, seen_task
 from leakbound.attacks.features.errors import feature_errors, subspace_error
-from leakbound.attacks.features.fit import fit_features
-from leakbound.attacks.features.head import layer_inputs
-from leakbound.attacks.features.moments import Responses
-from leakbound.attacks.features.tensor import TensorMethod
+from leakbound.client import layer_inputs
 from leakbound.core import Batch, NotApplicable, Observation, Server, Task, ThreatModel
 from leakbound.defenses import (
     Clip,
@@ -32,6 +29,9 @@ from leakbound.models import headed
 from leakbound.protocol import play
 from leakbound.randomness import normal, stream
 from leakbound.testing.common import small_batch, small_task
+from leakbound_reproductions.attacks.fit import fit_features
+from leakbound_reproductions.attacks.moments import Responses
+from leakbound_reproductions.attacks.tensor import TensorMethod
 
 WIDE = torch.zeros((), dtype=torch.float64)
 MALICIOUS = ThreatModel(server=Server.MALICIOUS)
@@ -253,7 +253,7 @@ def round_of(digits, count, seed, *, defense=None, method=TensorMethod(), **sett
     seen = play(
         task, batches, defense or NoDefense(), sources, threat=MALICIOUS, attack=Planting(method)
     ).observation
-    entered = layer_inputs(seen_task(seen), "inner", digits.inputs[order]).detach()
+    entered = layer_inputs(seen_task(seen), digits.inputs[order], ["inner"])["inner"].detach()
     return seen, entered
 
 

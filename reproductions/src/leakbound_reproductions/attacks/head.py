@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from leakbound import check, client
-from leakbound._util import copies
+from leakbound import check
 from leakbound.attacks.base import boxed
 from leakbound.core import NotApplicable, Task
 from leakbound.randomness import normal, stream, uniform
@@ -107,7 +107,7 @@ def _factors(above: nn.Module, hidden: Tensor) -> Tensor:
 
 def own_copy(task: Task) -> nn.Module:
     """The task's model, apart from it, at the task's weights."""
-    model = copies.duplicate(task.model)
+    model = copy.deepcopy(task.model)
     with torch.no_grad():
         values = task.tensors()
         for name, own in (*model.named_parameters(), *model.named_buffers()):
@@ -162,29 +162,9 @@ def _matching(modules: list[nn.Module], before: Tensor, hidden: Tensor) -> Activ
 
 def _plain(module: nn.Module) -> Activation:
     """A module as a function of float64 tensors that changes nothing."""
-    own = copies.duplicate(module).double().cpu()
+    own = copy.deepcopy(module).double().cpu()
     own._forward_pre_hooks.clear()
     return lambda z: own(z.clone())
-
-
-def layer_inputs(task: Task, name: str, inputs: Tensor) -> Tensor:
-    """The input of the layer `name` for inputs (N, *S): (N, n), differentiable in the inputs.
-
-    Raises:
-        NotApplicable: the model has no such layer, calls it several times, or feeds it sequences.
-
-    Example:
-        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> layer_inputs(Task.of(model), "3", torch.rand(5, 1, 2, 2)).shape
-        torch.Size([5, 8])
-    """
-    try:
-        found = client.layer_inputs(task, inputs, [name])[name]
-    except ValueError as wrong:
-        raise NotApplicable(str(wrong)) from wrong
-    if found.ndim != 2 or len(found) != len(inputs):
-        raise NotApplicable(f"the input of {name} is not one vector per example")
-    return found
 
 
 def special_head(task: Task, random: int, generator: torch.Generator) -> Task:

@@ -10,19 +10,19 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound.attacks.base import summed_task
 from leakbound.attacks.features.base import FoundFeatures
-from leakbound.attacks.features.diagonalize import decompose
-from leakbound.attacks.features.fit import fit_features, noise_share
-from leakbound.attacks.features.head import (
+from leakbound.core import Exact, NotApplicable, Observation, Task
+from leakbound.randomness import stream
+from leakbound_reproductions.attacks.diagonalize import decompose
+from leakbound_reproductions.attacks.fit import fit_features, noise_share
+from leakbound_reproductions.attacks.head import (
     Head,
     find_head,
     head_layers,
     random_units,
     special_head,
 )
-from leakbound.attacks.features.hermite import hermite_means, tensor_orders, usable_orders
-from leakbound.attacks.features.moments import Moments, Responses, moments, resolve_signs
-from leakbound.core import Exact, NotApplicable, Observation, Task
-from leakbound.randomness import stream
+from leakbound_reproductions.attacks.hermite import hermite_means, tensor_orders, usable_orders
+from leakbound_reproductions.attacks.moments import Moments, Responses, moments, resolve_signs
 
 GAPS = (1.25, 2.0)
 CLOSE = 0.99
@@ -68,7 +68,8 @@ class TensorMethod:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check.given(check.count, random=self.random)
+        if self.random is not None:
+            check.count(random=self.random)
         check.count(restarts=self.restarts)
         check.non_negative(fit=self.fit)
 
@@ -130,6 +131,16 @@ class TensorMethod:
         if not bool(vectors.isfinite().all()):
             raise NotApplicable("the head's gradient has no finite moments")
         return FoundFeatures(vectors.to(task.parameters), head.first, signed, problem)
+
+
+def fitted() -> TensorMethod:
+    """The method with a fit: `features = "leakbound_reproductions.attacks.tensor:fitted"`.
+
+    Example:
+        >>> fitted().fit
+        40
+    """
+    return TensorMethod(fit=40)
 
 
 def _responses(

@@ -9,13 +9,13 @@ from scipy import integrate
 from torch import nn
 from torch.nn import functional
 
-from leakbound.attacks.features.hermite import (
+from leakbound.core import NotApplicable
+from leakbound_reproductions.attacks.hermite import (
     hermite_means,
     hermite_polynomials,
     tensor_orders,
     usable_orders,
 )
-from leakbound.core import NotApplicable
 
 PHI = 1 / math.sqrt(2 * math.pi)
 

@@ -145,8 +145,8 @@ def decompose(
 ) -> tuple[Tensor, float]:
     """The shared components of symmetric tensors: best of several starts, by the energy left.
 
-    A start takes the eigenvectors of M_a M_b⁻¹, M_a and M_b random combinations of all slices
-    (Jennrich); the best are diagonalized jointly, then polished.
+    A start takes the eigenvectors of M_a M_b⁻¹, M_a and M_b random linear combinations of all
+    slices (Jennrich); the best are diagonalized jointly, then polished.
 
     Shapes:
         tensors: stacks (L, B, B) and (L, B, B, B).

@@ -15,7 +15,7 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor
 
-from leakbound.attacks.features.diagonalize import coefficients
+from leakbound_reproductions.attacks.diagonalize import coefficients
 
 __all__ = ["Moments", "Responses", "contracted", "moments", "resolve_signs"]
 

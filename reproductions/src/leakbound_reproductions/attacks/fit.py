@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from leakbound.attacks.features.moments import Responses
+from leakbound_reproductions.attacks.moments import Responses
 
 INNER = 60
 FIRST_DAMPING = 1e-3

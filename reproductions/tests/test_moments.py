@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.attacks.features.diagonalize import decompose
 from leakbound.attacks.features.errors import feature_errors, subspace_error
-from leakbound.attacks.features.hermite import hermite_means, usable_orders
-from leakbound.attacks.features.moments import (
+from leakbound.randomness import bernoulli, normal, stream
+from leakbound_reproductions.attacks.diagonalize import decompose
+from leakbound_reproductions.attacks.hermite import hermite_means, usable_orders
+from leakbound_reproductions.attacks.moments import (
     Responses,
     contracted,
     mixing_of,
     moments,
     resolve_signs,
 )
-from leakbound.randomness import bernoulli, normal, stream
 
 WIDE = torch.zeros((), dtype=torch.float64)
 

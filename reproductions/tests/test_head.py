@@ -7,18 +7,17 @@ from torch.nn import functional
 
 from leakbound import data, models
 from leakbound.attacks.features.errors import feature_errors, subspace_error
-from leakbound.attacks.features.head import (
-    find_head,
-    head_layers,
-    layer_inputs,
-    random_units,
-    special_head,
-)
-from leakbound.attacks.features.hermite import hermite_means
 from leakbound.client import forward, gradient
 from leakbound.core import NotApplicable, Task, Unit, Update
 from leakbound.defenses import HiddenDropout
 from leakbound.randomness import normal, stream
+from leakbound_reproductions.attacks.head import (
+    find_head,
+    head_layers,
+    random_units,
+    special_head,
+)
+from leakbound_reproductions.attacks.hermite import hermite_means
 
 SHAPE = (1, 6, 6)
 WIDE = torch.zeros((), dtype=torch.float64)
@@ -119,8 +118,6 @@ def test_sequences_are_declined():
     model = nn.Sequential(nn.Flatten(2), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
     with pytest.raises(NotApplicable, match="not one vector"):
         find_head(Task.of(model), SHAPE)
-    with pytest.raises(NotApplicable, match="not one vector"):
-        layer_inputs(Task.of(model), "1", torch.rand(2, *SHAPE))
 
 
 def test_weights_of_the_task_count_not_those_of_the_module():
@@ -139,19 +136,6 @@ def test_dropped_units_are_read_from_the_model():
     kept = find_head(seen, SHAPE).kept
     assert kept[:20].tolist() == [0.0] * 20
     assert kept[20:].tolist() == [2.0] * 44
-
-
-def test_layer_inputs_are_what_enters_and_have_gradients():
-    model = small(nn.Tanh())
-    task = Task.of(model)
-    images = torch.rand(4, *SHAPE, requires_grad=True)
-    entered = layer_inputs(task, "3", images)
-    torch.testing.assert_close(entered, model[:3](images))
-    (own,) = torch.autograd.grad(entered.sum(), images)
-    (wanted,) = torch.autograd.grad(model[:3](images).sum(), images)
-    torch.testing.assert_close(own, wanted)
-    with pytest.raises(NotApplicable, match="no layer"):
-        layer_inputs(task, "nothing", images)
 
 
 # the planted head
