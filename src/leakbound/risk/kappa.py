@@ -21,7 +21,7 @@ from leakbound.bounds.language import BigramText
 from leakbound.bounds.law import positive, single
 from leakbound.bounds.record_priors import Baseline, flat_images, largest_match_rate
 from leakbound.core import Batch, NotApplicable
-from leakbound.domains import Domain, table_of, tokens_of
+from leakbound.domains import Domain
 from leakbound.risk.target import Target
 
 TIE = 1e-12
@@ -61,11 +61,13 @@ def distance_of(domain: Domain) -> Distance:
         >>> type(distance_of(of_shape((1, 8, 8)))).__name__
         'SquaredError'
     """
-    table = table_of(domain)
-    if table is not None:
-        return ColumnMisses(lambda rows: table.coded(_tensor(rows)).numpy(), table.parts)
-    if domain.metric == "tokens":  # tokens differ whatever the tolerance: codes are 4 apart
-        return ColumnMisses(lambda rows: 4 * rows, domain.shape[0], domain.noun, domain.metric)
+    if domain.parts is not None:
+        return ColumnMisses(
+            lambda rows: domain.coded(_tensor(rows)).numpy(),
+            domain.parts,
+            domain.noun,
+            domain.metric,
+        )
     if domain.distance_is_rmse:
         return SquaredError()
 
@@ -171,9 +173,8 @@ def of_public(
             f"the probability needs at least {record_priors.MIN_EXAMPLES} public examples for a "
             "prior"
         )
-    tokens = tokens_of(domain)
-    if tokens is not None:
-        text = BigramText.from_sequences(public.inputs.cpu().numpy(), tokens.vocabulary)
+    if domain is not None and domain.vocabulary is not None:
+        text = BigramText.from_sequences(public.inputs.cpu().numpy(), domain.vocabulary)
         return text, float(text.log_kappa(eta))
     flat = public.inputs.flatten(1).double().cpu().numpy()
     labels = public.labels.cpu().numpy()

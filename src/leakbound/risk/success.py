@@ -23,7 +23,6 @@ from leakbound.channel import clipped_gram, most_examples
 from leakbound.core import Batch, Guarantee, NotApplicable, Server, Task, Unit
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.defenses.dp_sgd import ClipExamples, Mean
-from leakbound.domains import tokens_of
 from leakbound.risk import kappa, near_copies
 from leakbound.risk.released import Released, nine, refuse_other_distances, refuse_side_information
 from leakbound.risk.statement import DOUBTED, GUESS, rare
@@ -417,7 +416,7 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     if private is None or spec.prior == "none":
         return None
     copies = _copies(released)
-    if tokens_of(released.criterion.domain) is None or copies:
+    if released.criterion.domain.vocabulary is None or copies:
         refuse_other_distances(released)
     labels_known = released.threat.labels_known
     public = released.public
