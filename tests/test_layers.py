@@ -272,6 +272,7 @@ MOST_METHODS = {
     "Domain": 15,
     "NumberDomain": 15,
     "PartsDomain": 9,  # the half of `Domain` that follows from `coded`
+    "TokenDomain": 9,
     "Survivors": 10,  # of one search: each is a test that a row has to pass
     "TableDomain": 11,  # docs/decisions/0018-rows-of-a-table.md
 }
