@@ -20,7 +20,7 @@ from statistics import fmean
 from leakbound._util.decibels import mse_of_psnr
 from leakbound._util.intervals import student_reach
 from leakbound.assess.record import ESTIMATE, Assessment, Training, Values
-from leakbound.report.tables import LEVEL, Names, defined, grouped, has_errors
+from leakbound.report.tables import LEVEL, Names, defined, grouped
 
 __all__ = [
     "BASELINE",
@@ -200,7 +200,7 @@ def rounds_of(attacks: Mapping[str, Iterable[Assessment]]) -> Rounds:
 
 def measured(assessment: Assessment | None) -> bool:
     """Whether an experiment has an error for every example, which other scores than PSNR lack."""
-    if assessment is None or assessment.status != "ok" or not has_errors(assessment):
+    if assessment is None or assessment.status != "ok" or not assessment.criterion.has_errors:
         return False
     return bool(assessment.scores) and None not in (*assessment.scores, *assessment.baseline)
 

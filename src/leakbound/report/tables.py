@@ -456,11 +456,6 @@ def mean_value(assessment: Assessment, metric: str | None = None) -> float | Non
     return _mean(defined(assessment.metrics.get(metric or assessment.criterion.metric, ())))
 
 
-def has_errors(assessment: Assessment) -> bool:
-    """Whether scores are PSNRs, from which mean squared errors follow."""
-    return assessment.criterion.metric == "psnr"
-
-
 def defined(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
@@ -510,7 +505,7 @@ def _configuration(
     ok = [a for a in own if a.status == "ok"]
     scores = grouped((names.attack(a), score) for a in ok for score in defined(a.scores))
     strongest = max(scores, key=lambda label: max(scores[label]), default=None)
-    psnrs = [*scores.values()] if has_errors(own[0]) else []
+    psnrs = [*scores.values()] if own[0].criterion.has_errors else []
     matched = grouped((names.attack(a), hit) for a in ok for hit in a.matched)
     by, reconstructed = largest_share(matched)
     proved = [names.attack(a) for a in own if a.certificate]
