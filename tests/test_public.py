@@ -35,6 +35,7 @@ PACKAGES = (
     "leakbound.attacks",
     "leakbound.attacks.base",
     "leakbound.attacks.features",
+    "leakbound.attacks.features.separation",
     "leakbound.attacks.data_dependent_law",
     "leakbound.attacks.matching.loop",
     "leakbound.attacks.matching.objective",

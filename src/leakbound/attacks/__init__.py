@@ -8,7 +8,12 @@ from leakbound.attacks.base import Attack, BestOf, ByNoise
 from leakbound.attacks.blind import ConstantImage, MeanImage
 from leakbound.attacks.codebook import Codebook
 from leakbound.attacks.correlated_trap import CorrelatedTrap
-from leakbound.attacks.data_dependent_law import CandidateLikelihood
+from leakbound.attacks.data_dependent_law import (
+    CandidateLikelihood,
+    LawEvolution,
+    LawMatching,
+    VarianceReadout,
+)
 from leakbound.attacks.features.cocktail_party import CocktailPartyImages
 from leakbound.attacks.fedavg import FedAvgMatching
 from leakbound.attacks.fishing import Fishing
@@ -53,7 +58,6 @@ from leakbound.attacks.tokens.rows import TokenRows
 from leakbound.attacks.tokens.span import TokenSpan
 from leakbound.attacks.trap import LinearTrap
 from leakbound.attacks.trap_weights import TrapWeights
-from leakbound.attacks.variance import LawEvolution, LawMatching, VarianceReadout
 
 __all__ = [
     "LABEL_RULES",
