@@ -41,7 +41,7 @@ PACKAGES = (
     "leakbound.attacks.matching.objective",
     "leakbound.attacks.matching.settings",
     "leakbound.attacks.sparse_inversion",
-    "leakbound.attacks.trap_estimators",
+    "leakbound.attacks.trap",
     "leakbound.audit",
     "leakbound.audit_epsilon",
     "leakbound.bounds",
