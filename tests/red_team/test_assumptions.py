@@ -9,6 +9,7 @@ from scipy import stats
 from torch import nn
 
 from leakbound import audit, simulate, stream
+from leakbound.assess.success import known_model
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import run_experiment
 from leakbound.bounds import identification
@@ -31,7 +32,6 @@ from leakbound.defenses import DpSgd
 from leakbound.domains import of_shape
 from leakbound.meter import Policy, measure
 from leakbound.risk import TrainingSetting, corridor
-from leakbound.risk.success import known_model
 
 
 @pytest.fixture(scope="module")

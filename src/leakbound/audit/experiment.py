@@ -20,7 +20,10 @@ from leakbound.assess import record as records
 from leakbound.assess.certificate import Proof, certificate
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.facts import facts_of
+from leakbound.assess.limits import ErrorBoundSpec, Limits, leak_map, of_release
 from leakbound.assess.measure import measure, objective_of, release_of, shown, utility_of
+from leakbound.assess.released import Released
+from leakbound.assess.success import RiskSpec
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import Attack
 from leakbound.attacks.features.errors import feature_errors, subspace_error
@@ -43,10 +46,7 @@ from leakbound.metrics import Metric
 from leakbound.protocol import Round
 from leakbound.randomness import stream
 from leakbound.registry import Spec
-from leakbound.risk.limits import ErrorBoundSpec, Limits, leak_map, of_release
-from leakbound.risk.released import Released
 from leakbound.risk.statement import of_bound
-from leakbound.risk.success import RiskSpec
 
 DIED = "its process died (out of memory, or a crash)"
 _PICTURES = {"truth": "true", "reconstruction": "reconstructed", "leak_map": "leak map"}

@@ -16,6 +16,8 @@ from leakbound._util.text import digest
 from leakbound.assess import record as records
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.limits import ErrorBoundSpec, leak_map, of_release
+from leakbound.assess.success import RiskSpec
 from leakbound.attacks import Attack, settings_hash
 from leakbound.attacks.pace import noted
 from leakbound.audit import experiment
@@ -30,9 +32,7 @@ from leakbound.pairing import pair
 from leakbound.protocol import Round, play
 from leakbound.randomness import stream
 from leakbound.report.template import Presented
-from leakbound.risk.limits import ErrorBoundSpec, leak_map, of_release
 from leakbound.risk.release_bounds import ReleaseBounds
-from leakbound.risk.success import RiskSpec
 from leakbound.task import trained
 
 if TYPE_CHECKING:

@@ -16,7 +16,10 @@ from leakbound.assess.certificate import Proof, certificate
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.facts import facts_of
+from leakbound.assess.limits import ErrorBoundSpec, Limits, of_release
 from leakbound.assess.measure import Measured, measure, objective_of, release_of, shown
+from leakbound.assess.released import Released
+from leakbound.assess.success import RiskSpec
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import settings_hash
 from leakbound.attacks.base import Attack, expected_rows, seen_task
@@ -34,9 +37,6 @@ from leakbound.defenses import Chain, chain
 from leakbound.domains import Domain, has_neighbors, tokens_of
 from leakbound.losses import named, next_labels
 from leakbound.randomness import stream
-from leakbound.risk.limits import ErrorBoundSpec, Limits, of_release
-from leakbound.risk.released import Released
-from leakbound.risk.success import RiskSpec
 
 PART = 1 << 22
 """Entries of an update that are compared in double precision at a time."""

@@ -12,9 +12,11 @@ import torch
 
 from leakbound import check
 from leakbound._util.results import Fact
+from leakbound.assess import limits
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.facts import facts_of, together
+from leakbound.assess.limits import ErrorBoundSpec
 from leakbound.assess.measure import measure as compare
 from leakbound.assess.record import (
     DISCLOSURES,
@@ -25,7 +27,9 @@ from leakbound.assess.record import (
     CriterionInfo,
     Verdict,
 )
+from leakbound.assess.released import Released, refuse_side_information
 from leakbound.assess.sentences import of_fact
+from leakbound.assess.success import RiskSpec, model_probability, sample_probability
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import LinearInversion, infer_labels, label_accuracy
 from leakbound.attacks.base import Attack
@@ -45,10 +49,6 @@ from leakbound.defenses import Chain, NoDefense
 from leakbound.domains import Domain, of_shape
 from leakbound.inspection import KINDS, NOT_SAFE, LayerFinding, inspect
 from leakbound.meter.attacks import PlantedLayer
-from leakbound.risk import limits
-from leakbound.risk.limits import ErrorBoundSpec
-from leakbound.risk.released import Released, refuse_side_information
-from leakbound.risk.success import RiskSpec, model_probability, sample_probability
 
 STAND_INS = 32
 """Public images whose outputs replace the batch's when labels are inferred."""

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from leakbound.assess.criterion import distance_of
 from leakbound.bounds import record_priors
 from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample, TheseExamples
 from leakbound.bounds.language import BIGRAM, BigramText
 from leakbound.bounds.law import positive, whole
 from leakbound.domains import Domain, tokens_of
-from leakbound.risk.kappa import BaselineMatches, baseline_matches, distance_of, row_matches
+from leakbound.risk.kappa import BaselineMatches, baseline_matches, row_matches
 from leakbound.risk.target import Target
 
 SHOWN = 10

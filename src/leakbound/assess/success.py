@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import special
 
 from leakbound import check
 from leakbound._util.cache import RecentCache
 from leakbound._util.formats import format_upper_log
+from leakbound.assess import near_copies
+from leakbound.assess.criterion import distance_of
 from leakbound.assess.record import DELTA, Attained, Bound, short
-from leakbound.bounds import conversions, counting, identification
+from leakbound.assess.released import (
+    Released,
+    nine,
+    refuse_other_distances,
+    refuse_side_information,
+)
+from leakbound.assess.sentences import DOUBTED, GUESS, rare
+from leakbound.bounds import conversions, counting, identification, record_priors
 from leakbound.bounds.attainable import FEWEST, Attainable
 from leakbound.bounds.known_model import KnownModel
+from leakbound.bounds.language import BigramText
 from leakbound.bounds.law import Scope
-from leakbound.bounds.record_priors import KINDS
+from leakbound.bounds.record_priors import KINDS, Baseline
 from leakbound.channel import clipped_gram, most_examples
 from leakbound.core import Batch, Guarantee, NotApplicable, Server, Task, Unit
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.defenses.dp_sgd import ClipExamples, Mean
-from leakbound.domains import tokens_of
-from leakbound.risk import kappa, near_copies
-from leakbound.risk.released import Released, nine, refuse_other_distances, refuse_side_information
-from leakbound.risk.statement import DOUBTED, GUESS, rare
+from leakbound.domains import Domain, tokens_of
 
 MOST_KNOWN = 2500
 MOST_PRODUCTS = 2e11
@@ -122,7 +131,7 @@ def known_sample(released: Released) -> counting.PublicSample:
             guesses=released.examples,
             classes=released.task.label_range,
             sources=None if origins is None else origins.cpu().numpy(),
-            distance=kappa.distance_of(released.criterion.domain),
+            distance=distance_of(released.criterion.domain),
         ),
     )
 
@@ -140,7 +149,7 @@ def sample_probability(released: Released, spec: RiskSpec) -> Bound | None:
     if found is None or spec.probability is None:
         return None
     public = released.public
-    eta = kappa.level_of(released.criterion)
+    eta = released.criterion.level
     accepted = spec.probability
     if public is None or public.size < 2:
         raise NotApplicable(
@@ -204,7 +213,7 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
             "one by one"
         )
     (noise, scope, name) = found
-    eta = kappa.level_of(released.criterion)
+    eta = released.criterion.level
     known = released.threat.labels_known
 
     def make() -> tuple[float, int, str]:
@@ -212,7 +221,7 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
             private.inputs.flatten(1).double().cpu().numpy(),
             labels=private.labels.cpu().numpy() if known else None,
             guesses=released.examples,
-            distance=kappa.distance_of(released.criterion.domain),
+            distance=distance_of(released.criterion.domain),
         )
         return float(own.success_bound(noise, eta)[0][0]), own.largest(eta), own.name
 
@@ -422,14 +431,14 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     labels_known = released.threat.labels_known
     public = released.public
     domain = released.criterion.domain
-    eta = kappa.level_of(released.criterion)
+    eta = released.criterion.level
     how = spec.prior, spec.components, labels_known, eta, domain
-    prior, one = released.of_public(("baseline", *how), lambda: kappa.of_public(public, *how))
+    prior, one = released.of_public(("baseline", *how), lambda: prior_of(public, *how))
     blind = min(0.0, one + math.log(released.examples))  # any of the candidates may match
     noise, scope, name = private
     if copies:
         alone = copies[0] / math.sqrt(near_copies.count(released, spec.people))
-        logs = max(one, kappa.after_copy(alone, prior, eta=eta, baseline=one))
+        logs = max(one, after_copy(alone, prior, eta=eta, baseline=one))
         found = math.exp(min(0.0, logs + math.log(released.examples)))
     else:
         found = float(identification.gaussian(noise, log_kappa=blind))
@@ -451,6 +460,80 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     )
 
 
+def prior_of(
+    public: Batch | None,
+    kind: str,
+    components: int,
+    labels_known: bool,
+    eta: float,
+    domain: Domain | None = None,
+) -> tuple[Baseline, float]:
+    """A prior taken from public examples, and log kappa under it at an MSE of eta, or a level.
+
+    Of text, it is the bigram model, whatever the kind.
+
+    A known label is not part of the release, so candidates may differ by class. A model of images
+    may have a much smaller kappa than real images. The share of the others (of its class) that one
+    public example matches has no such error, and the largest such share errs upwards.
+    """
+    if public is None or public.size < record_priors.MIN_EXAMPLES:
+        raise NotApplicable(
+            f"the probability needs at least {record_priors.MIN_EXAMPLES} public examples for a "
+            "prior"
+        )
+    tokens = tokens_of(domain)
+    if tokens is not None:
+        text = BigramText.from_sequences(public.inputs.cpu().numpy(), tokens.vocabulary)
+        return text, float(text.log_kappa(eta))
+    flat = public.inputs.flatten(1).double().cpu().numpy()
+    labels = public.labels.cpu().numpy()
+    by_class = kind == "gaussian" and labels_known  # one Gaussian per class
+    try:
+        prior = _fitted("mixture" if by_class else kind, flat, labels, components)
+    except ValueError as error:  # such as a class with one public example
+        raise NotApplicable(f"no prior can be taken from the public examples: {error}") from None
+    groups = [flat[labels == y] for y in np.unique(labels)] if labels_known else [flat]
+    known = float(
+        np.asarray(
+            record_priors.EmpiricallyBoundedPrior(prior, [*groups]).log_kappa(np.array([eta]))
+        )[0]
+    )
+    if isinstance(prior, record_priors.Gallery) and labels_known:
+        shares = [len(group) / len(flat) for group in groups]
+        each = [np.asarray(record_priors.Gallery(g).log_kappa(np.array([eta])))[0] for g in groups]
+        known = max(known, float(np.log(np.dot(shares, np.exp(each)))))
+    return prior, min(0.0, known)
+
+
+def _fitted(kind: str, flat: NDArray[Any], labels: NDArray[Any], components: int) -> Baseline:
+    if kind == "gaussian":
+        return record_priors.GaussianImages.from_samples(flat, components=components)
+    if kind == "mixture":
+        return record_priors.Mixture.from_samples(flat, labels=labels, components=components)
+    return record_priors.Gallery(flat)
+
+
+def after_copy(noise_std: float, prior: Baseline, *, eta: float, baseline: float) -> float:
+    """Log of the largest probability that one candidate from x + w comes within eta of x.
+
+    Gaussians: given the copy and its part, x is Gaussian with a covariance that does not depend on
+    the copy, so the largest mass of a ball is known. Gallery: no image is farther from the middle
+    than the farthest, in units of noise.
+    """
+    levels = np.array([eta])
+    if isinstance(prior, record_priors.Mixture):
+        square = noise_std**2
+        left: Callable[[Any], Any] = lambda v: v * (square / (v + square))  # noqa: E731
+        parts = [
+            replace(part, variances=left(part.variances), rest=left(part.rest))
+            for part in prior.parts
+        ]
+        return float(np.asarray(record_priors.Mixture(parts, prior.weights).log_kappa(levels))[0])
+    assert isinstance(prior, record_priors.Gallery)  # there is no other kind
+    farthest = float(np.linalg.norm(prior.images - prior.images.mean(0), axis=1).max())
+    return float(identification.gaussian.log(noise_std / farthest, log_kappa=baseline))
+
+
 def attained(released: Released, spec: RiskSpec) -> Attained | None:
     """Success of working attacks on examples like the public ones; None if nothing is known.
 
@@ -462,7 +545,7 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
     if spec.probability is None or public is None or doubted(released):
         return None
     sample = known_sample(released)
-    eta = kappa.level_of(released.criterion)
+    eta = released.criterion.level
     attacks = released.of_public(
         ("attainable", *sample_key(released)), lambda: Attainable.of(sample)
     )

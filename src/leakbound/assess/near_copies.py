@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from scipy import stats
 
-from leakbound.risk import kappa
-from leakbound.risk.released import Released
+from leakbound.assess.criterion import distance_of
+from leakbound.assess.released import Released
 
 NOT_LOOKED = (
     "no near-copy of an example is in the same update: assumed, as the batch is not known here"
@@ -52,10 +52,10 @@ def _largest(released: Released, *, matched: bool) -> int:
     if batch is None or not released.truth_known or released.examples < 2:
         return 1
     criterion = released.criterion
-    eta = kappa.level_of(criterion)
+    eta = criterion.level
 
     def make() -> int:
-        distance = kappa.distance_of(criterion.domain)
+        distance = distance_of(criterion.domain)
         rows = distance.coded(batch.inputs.detach().flatten(1).double().cpu().numpy())
         radius = eta if matched else distance.reach(eta)
         most = 1

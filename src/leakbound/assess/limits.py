@@ -14,6 +14,24 @@ from torch import Tensor
 from leakbound import check
 from leakbound._util.decibels import psnr_of_mse
 from leakbound.assess.record import Attained, Bound, short
+from leakbound.assess.released import (
+    Released,
+    nine,
+    refuse_other_distances,
+    refuse_side_information,
+)
+from leakbound.assess.success import (
+    RiskSpec,
+    attained,
+    doubted,
+    known_model_probability,
+    known_sample,
+    model_probability,
+    private_noise,
+    sample_key,
+    sample_probability,
+    these_probability,
+)
 from leakbound.bounds import (
     ErrorBound,
     Prior,
@@ -26,19 +44,6 @@ from leakbound.bounds.weiss_weinstein import default_steps, least_informed, weis
 from leakbound.channel import ClassPriors
 from leakbound.channel.fisher import Channel, fisher_matrix, fisher_trace, overlaps, strange_power
 from leakbound.core import Batch, Gaussian, NotApplicable, Server
-from leakbound.risk.released import Released, nine, refuse_other_distances, refuse_side_information
-from leakbound.risk.success import (
-    RiskSpec,
-    attained,
-    doubted,
-    known_model_probability,
-    known_sample,
-    model_probability,
-    private_noise,
-    sample_key,
-    sample_probability,
-    these_probability,
-)
 
 PILOT = 4
 STEPS = 5
