@@ -302,9 +302,7 @@ def grids_of(kind: str, row: Mapping[str, Any]) -> list[Grid]:
     if kind != "defense" or "links" not in row:
         return [_grid(kind, row)]
     links = row["links"]
-    for key in row:
-        if key != "links":
-            raise ValueError(f"a defense with links has no key {key!r}; give links alone")
+    check.known_keys("a defense with links", row, ["links"])
     if not isinstance(links, list) or not all(isinstance(link, Mapping) for link in links):
         raise ValueError(f"defenses.links is {links!r}; write each as a table: [[defenses.links]]")
     if not links:

@@ -37,7 +37,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
         >>> len(plan.experiments())
         2
     """
-    _known_keys("the plan", table, KEYS)
+    check.known_keys("the plan", table, KEYS)
     for key, value in table.items():
         registry.storable(key, value)
     for need in ("models", "attacks"):
@@ -104,7 +104,7 @@ def _risk(table: Mapping[str, Any]) -> RiskSpec:
 
 
 def _threat(table: Mapping[str, Any]) -> ThreatModel:
-    _known_keys("threat", table, [field.name for field in fields(ThreatModel)])
+    check.known_keys("threat", table, [field.name for field in fields(ThreatModel)])
     server = table.get("server", "honest")
     check.one_of([s.value for s in Server], server=server)
     given = {key: _typed(key, value, bool) for key, value in table.items() if key != "server"}
@@ -112,7 +112,7 @@ def _threat(table: Mapping[str, Any]) -> ThreatModel:
 
 
 def _criterion(table: Mapping[str, Any]) -> tuple[float, float]:
-    _known_keys("criterion", table, ["psnr", "share"])
+    check.known_keys("criterion", table, ["psnr", "share"])
     value = table.get("psnr", 20.0)
     share = table.get("share", 0.9)
     check.positive(psnr=value, share=share)
@@ -124,7 +124,7 @@ def _criterion(table: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _lpips_weights(table: Mapping[str, Any]) -> str | None:
-    _known_keys("metrics", table, ["lpips_weights"])
+    check.known_keys("metrics", table, ["lpips_weights"])
     path = table.get("lpips_weights")
     return path if path is None else str(_typed("lpips_weights", path, str))
 
@@ -193,12 +193,6 @@ def _typed(name: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"{name} is {value!r}; give a value of type {kind.__name__}")
     return value
-
-
-def _known_keys(where: str, table: Mapping[str, Any], known: list[str]) -> None:
-    for key in table:
-        if key not in known:
-            raise ValueError(f"{where} has no key {key!r}; {check.closest(key, known)}")
 
 
 def _dataclass(kind: Any, name: str, table: Mapping[str, Any]) -> Any:
