@@ -35,10 +35,11 @@ PACKAGES = (
     "leakbound.attacks",
     "leakbound.attacks.base",
     "leakbound.attacks.features",
-    "leakbound.attacks.features.diagonalize",
-    "leakbound.attacks.features.hermite",
-    "leakbound.attacks.features.moments",
     "leakbound.attacks.data_dependent_law",
+    "leakbound.attacks.matching.loop",
+    "leakbound.attacks.matching.objective",
+    "leakbound.attacks.matching.settings",
+    "leakbound.attacks.sparse_inversion",
     "leakbound.attacks.trap_estimators",
     "leakbound.audit",
     "leakbound.audit_epsilon",
@@ -94,6 +95,7 @@ PACKAGES = (
     "leakbound.tensors",
     "leakbound.testing",
     "leakbound.trees",
+    "leakbound.client_side",
     "leakbound.core",
 )
 SCHEMAS = {
@@ -238,6 +240,8 @@ def _plan_keys():
     yield f"plan by default: utility.rounds = {bare.utility.rounds}, without [utility]"
     for kind in ("model", "defense", "attack"):
         for entry in registry.entries(kind).values():
+            if not entry.build.__module__.startswith("leakbound."):
+                continue  # of another distribution
             settings = ", ".join(f"{one.name} = {one.default!r}" for one in entry.parameters)
             yield f"plan: {kind} {entry.name}({settings})"
 

@@ -13,12 +13,13 @@ from flwr.clientapp.mod import fixedclipping_mod
 from torch import nn
 
 from leakbound.attacks import MeanImage
+from leakbound.client_side.metered import BROKEN, REFUSED
 from leakbound.core import Batch
 from leakbound.defenses import ClipExamples, GaussianMechanism, GaussianNoise, Mean, chain
 from leakbound.domains import Column, TableDomain
 from leakbound.flower import DefenseMod, InProcessGrid, Setup, check_mods, run, tap
 from leakbound.flower.compat import delivered
-from leakbound.flower.meter import BROKEN, REFUSED, LeakMeter
+from leakbound.flower.meter import LeakMeter
 from leakbound.meter import Policy
 from leakbound.randomness import normal, stream
 
@@ -122,9 +123,9 @@ def test_the_law_of_a_mods_noise_is_known(flower, setup, one, tmp_path):
     flower.ask(flower.client_app([known, noise], batches=one))
     twice = [unknown, DefenseMod(GaussianNoise(1e-3), setup), noise]
     flower.ask(flower.client_app(twice, batches=one))
-    assert '"estimate"' in known.path.read_text()
-    assert '"estimate"' not in unknown.path.read_text()  # several mods: no law, no bound
-    assert "several mods made the update" in unknown.path.read_text()
+    assert '"estimate"' in known.meter.path.read_text()
+    assert '"estimate"' not in unknown.meter.path.read_text()  # several mods: no law, no bound
+    assert "several mods made the update" in unknown.meter.path.read_text()
 
 
 def test_a_planted_model_is_refused_before_training(flower, setup, one, caplog):

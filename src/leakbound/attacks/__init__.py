@@ -3,7 +3,6 @@
 Every attack class and preset exported here is registered under its snake_case name.
 """
 
-from leakbound.attacks.across_rounds import AcrossRounds
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, BestOf, ByNoise
 from leakbound.attacks.blind import ConstantImage, MeanImage
@@ -29,18 +28,13 @@ from leakbound.attacks.matching.attack import (
     dlg,
     idlg,
     inverting_gradients,
-    inverting_gradients_breaching,
-    inverting_gradients_chen,
-    inverting_gradients_geiping_cli,
-    inverting_gradients_geiping_library,
-    inverting_gradients_gradattack,
     inverting_gradients_large_steps,
+    published_inverting_gradients,
     settings_hash,
     strong_matching,
 )
 from leakbound.attacks.matching.newton import GaussNewton
 from leakbound.attacks.matching.rows import TabLeak
-from leakbound.attacks.mixed_start import MixedStart
 from leakbound.attacks.patch_span import PatchSpan
 from leakbound.attacks.patches import PatchInversion
 from leakbound.attacks.prior.attack import LearnedPrior
@@ -63,7 +57,6 @@ from leakbound.attacks.variance import LawEvolution, LawMatching, VarianceReadou
 
 __all__ = [
     "LABEL_RULES",
-    "AcrossRounds",
     "AdapterPursuit",
     "Attack",
     "BestOf",
@@ -86,7 +79,6 @@ __all__ = [
     "LinearTrap",
     "Loki",
     "MeanImage",
-    "MixedStart",
     "PatchInversion",
     "PatchSpan",
     "RobbingTheFed",
@@ -104,15 +96,11 @@ __all__ = [
     "infer",
     "infer_labels",
     "inverting_gradients",
-    "inverting_gradients_breaching",
-    "inverting_gradients_chen",
-    "inverting_gradients_geiping_cli",
-    "inverting_gradients_geiping_library",
-    "inverting_gradients_gradattack",
     "inverting_gradients_large_steps",
     "label_accuracy",
     "label_totals",
     "load_prior",
+    "published_inverting_gradients",
     "save_prior",
     "settings_hash",
     "sparse_gradient_inversion",

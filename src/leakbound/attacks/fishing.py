@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from leakbound import check, client
+from leakbound._util import copies
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, boxed, summed_task
 from leakbound.attacks.blind import VANISHED
-from leakbound.attacks.features.head import own_copy
 from leakbound.attacks.matching.attack import inverting_gradients, strong_matching
 from leakbound.attacks.matching.newton import GaussNewton
 from leakbound.attacks.planted import PixelPrior, chosen, sent_by_attacker
@@ -263,7 +263,11 @@ def _remaining(
     index = torch.cat([torch.arange(a, z) for n, _, a, z in task.layout if n not in names])
     index = index.to(task.parameters.device)
     row = task.unflatten(task.parameters)[f"{head}.weight"][label]
-    model = own_copy(_written(task, head, label, row, -1e4))
+    values = _written(task, head, label, row, -1e4).tensors()
+    model = copies.duplicate(task.model)
+    with torch.no_grad():
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            value.copy_(values[name])
     for name, value in model.named_parameters():
         value.requires_grad_(name not in names)
     below = Task.of(

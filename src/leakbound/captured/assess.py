@@ -34,7 +34,7 @@ from leakbound.data import SOURCES, Dataset, load
 from leakbound.data.sources import at_path
 from leakbound.data.table import SUFFIXES
 from leakbound.defenses import Chain, chain
-from leakbound.domains import Domain, has_neighbors, tokens_of
+from leakbound.domains import Domain, has_neighbors
 from leakbound.losses import named, next_labels
 from leakbound.randomness import stream
 
@@ -158,9 +158,9 @@ def explained(inferred: InferredContext, answer: Reconstruction) -> records.Expl
     labels = answer.labels
     if labels is None and observation.examples == 1:
         labels = inferred.labels
-    tokens = tokens_of(observation.task.domain)
-    if tokens is not None and named(observation.task.loss).name == "next_token":
-        labels = next_labels(answer.inputs, tokens.padding)
+    domain = observation.task.domain
+    if domain is not None and named(observation.task.loss).name == "next_token":
+        labels = next_labels(answer.inputs, domain.padding)
     if labels is None or len(labels) != observation.examples:
         return None
     task = seen_task(observation)
@@ -349,7 +349,7 @@ class PublicExamples:
 def public_examples(source: str, form: Domain, schema: str | None = None) -> PublicExamples:
     """Public examples of a data source; images are resized to the model's input if it is square."""
     wanted = form.shape
-    span = None if form.metric == "columns" else form.input_range
+    span = form.input_range if form.rescaled else None
     if source in SOURCES:
         schema = None
     dataset = load(source, schema=schema)

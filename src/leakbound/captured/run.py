@@ -65,8 +65,12 @@ ONE_STEP = ("linear_inversion", "inverting_gradients", "strong_matching")
 SMALL = ("inverting_gradients_large_steps",)
 SEVERAL_STEPS = ("linear_inversion", "inverting_gradients", "fed_avg_matching")
 MANY = ("linear_inversion", "inverting_gradients")
-TOKENS = ("token_rows", "token_span", "adapter_pursuit")
-TABLE = ("linear_inversion", "touched_rows", "span_decoding", "tab_leak")
+BY_DOMAIN: dict[str, tuple[str, ...]] = {
+    "tokens": ("token_rows", "token_span", "adapter_pursuit"),
+    "table": ("linear_inversion", "touched_rows", "span_decoding", "tab_leak"),
+}
+"""The attacks that are for one domain alone, by its name; the searches are for the others."""
+SEARCHES = ("tab_leak",)
 FEW = 8
 LOTS = 64
 """The most examples for the longest search by default, and the number above which few attacks run.
@@ -548,10 +552,10 @@ def _attacks(settings: Settings, inferred: InferredContext) -> tuple[Spec, ...]:
         return settings.attacks
     seen = inferred.observation
     names: tuple[str, ...] = ONE_STEP if seen.task.plan.steps == 1 else SEVERAL_STEPS
-    if settings.form.metric == "tokens":
-        names = TOKENS
-    elif settings.form.metric == "columns":
-        names = TABLE if seen.examples <= LOTS else TABLE[:-1]
+    if settings.form.name in BY_DOMAIN:
+        names = BY_DOMAIN[settings.form.name]
+        if seen.examples > LOTS:
+            names = tuple(name for name in names if name not in SEARCHES)
     elif seen.examples > LOTS:
         names = MANY
     elif seen.examples <= FEW and seen.task.plan.steps == 1:

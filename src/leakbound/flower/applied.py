@@ -15,11 +15,11 @@ from flwr.clientapp.mod import centraldp_mods, localdp_mod
 from flwr.serverapp.strategy import Strategy
 
 from leakbound.captured import declared
+from leakbound.client_side.round import computes_anew
 from leakbound.defenses import Clip, Defense, GaussianNoise, chain
 from leakbound.flower.facts import describe
 from leakbound.flower.messages import digest, only_arrays
 from leakbound.flower.nesting import Seal, watched_seals
-from leakbound.meter.defended import computes_anew
 from leakbound.risk.deployment.facts import Deployment, Mistake
 
 

@@ -18,8 +18,8 @@ import psutil
 from nvflare.fuel.utils.config_factory import ConfigFactory
 
 from leakbound import check
-from leakbound._util import files
 from leakbound.captured import declared, updates_in
+from leakbound.client_side.captures import ready_folder
 from leakbound.defenses import Defense
 from leakbound.nvflare.filter import MARKS, chain_of
 from leakbound.nvflare.watch import DONE, PROBLEM, ServerWatch
@@ -84,8 +84,7 @@ def capture_job(
         raise ValueError(f"folder is {str(folder)!r}, which has no meta.json; give a job folder")
     meta = _load(meta_path)
     names = _clients(meta, clients)
-    with files.writing(Path(out)):
-        files.folder(Path(out))
+    ready_folder(out)
     with tempfile.TemporaryDirectory(prefix="leakbound-nvflare-") as made:
         base = Path(made)
         _copy(place, base / "job")
