@@ -228,7 +228,9 @@ def _of_opacus(own: Mapping[str, Any]) -> dict[str, Any]:
     size = own.get("sample_size")
     return {
         "local.rate": 1 / math.ceil(size / batch) if batch and size else None,  # 1 / len(loader)
-        "local.sampler": {True: "poisson", False: "shuffled"}.get(own.get("poisson_sampling")),
+        "local.sampler": {None: None, True: "poisson", False: "shuffled"}[
+            own.get("poisson_sampling")
+        ],
     }
 
 
