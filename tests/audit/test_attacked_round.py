@@ -17,6 +17,7 @@ from leakbound.defenses.base import Defense
 from leakbound.protocol import play
 from leakbound.randomness import stream
 from leakbound.report.rerun import reruns, toml_of
+from leakbound_reproductions.attacks.mixed_start import MixedStart
 
 ACTS = 15
 """Logits start at logit(0.2) = -1.39 and rise by at most 0.1 a round: 13.9 rounds to 0, and a
@@ -110,7 +111,7 @@ def test_the_attacker_sees_the_weights_that_a_client_sent_which_keeps_some():
         weights = one.task.parameters - one.task.plan.learning_rate * update
         assert torch.equal(sent[mask], weights[mask])
     assert not seen.update.mask.all()
-    attack = lb.attacks.MixedStart(steps=3)
+    attack = MixedStart(steps=3)
     known, blind = (attack(one, stream(0)).inputs for one in (seen, replace(seen, history=())))
     assert not torch.equal(known, blind)
 

@@ -1,7 +1,7 @@
-"""`docs/reproductions.md`: which claims of each paper hold, from stored results.
+"""The page of the site about the papers: which claims of each paper hold, from stored results.
 
-`python -m leakbound_reproductions.overview docs/reproductions docs/reproductions.md` writes the
-page. `--store RUN_FOLDER` first copies a finished run's results.
+`python -m leakbound_reproductions.overview docs/reproductions RUN_FOLDER` stores a finished run's
+results, of which `make docs` writes the page.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ HEAD = (
 HOW = (
     "**How a claim is judged.** " + pages.RULE,
     "",
-    "This page is written from stored results by `python -m leakbound_reproductions.overview "
-    "docs/reproductions docs/reproductions.md`.",
+    "`make docs` writes this page from the stored results of runs.",
     "",
 )
 
@@ -152,16 +151,13 @@ def _detail(own: Results, base: str) -> list[str]:
 
 
 def main() -> None:
-    """Write the page of all stored results."""
+    """Store finished runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stored", type=Path, help="folder of stored results, NAME.json each")
-    parser.add_argument("page", type=Path, help="the Markdown page to write")
-    parser.add_argument("--store", type=Path, nargs="*", default=[], help="finished runs to store")
+    parser.add_argument("runs", type=Path, nargs="+", help="finished runs to store")
     given = parser.parse_args()
-    for run in given.store:
+    for run in given.runs:
         print(f"stored: {store(run, given.stored)}")
-    given.page.write_text(page(given.stored, given.page.parent), encoding="utf-8")
-    print(f"written: {given.page}")
 
 
 if __name__ == "__main__":

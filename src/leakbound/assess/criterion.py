@@ -14,7 +14,7 @@ from leakbound import check
 from leakbound._util.decibels import EXTREME
 from leakbound.assess.record import CriterionInfo
 from leakbound.bounds.distances import ColumnMisses, Distance, GivenMetric, SquaredError
-from leakbound.domains import Domain, table_of
+from leakbound.domains import Domain
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,13 @@ def distance_of(domain: Domain) -> Distance:
         >>> type(distance_of(of_shape((1, 8, 8)))).__name__
         'SquaredError'
     """
-    table = table_of(domain)
-    if table is not None:
-        return ColumnMisses(lambda rows: table.coded(_tensor(rows)).numpy(), table.parts)
-    if domain.metric == "tokens":  # tokens differ whatever the tolerance: codes are 4 apart
-        return ColumnMisses(lambda rows: 4 * rows, domain.shape[0], domain.noun, domain.metric)
+    if domain.parts is not None:
+        return ColumnMisses(
+            lambda rows: domain.coded(_tensor(rows)).numpy(),
+            domain.parts,
+            domain.noun,
+            domain.metric,
+        )
     if domain.distance_is_rmse:
         return SquaredError()
 

@@ -35,7 +35,7 @@ from leakbound.channel import clipped_gram, most_examples
 from leakbound.core import Batch, Guarantee, NotApplicable, Server, Task, Unit
 from leakbound.defenses import Chain, GaussianMechanism, NoisyCopy
 from leakbound.defenses.dp_sgd import ClipExamples, Mean
-from leakbound.domains import Domain, tokens_of
+from leakbound.domains import Domain
 
 MOST_KNOWN = 2500
 MOST_PRODUCTS = 2e11
@@ -426,7 +426,7 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     if private is None or spec.prior == "none":
         return None
     copies = _copies(released)
-    if tokens_of(released.criterion.domain) is None or copies:
+    if released.criterion.domain.vocabulary is None or copies:
         refuse_other_distances(released)
     labels_known = released.threat.labels_known
     public = released.public
@@ -481,9 +481,8 @@ def prior_of(
             f"the probability needs at least {record_priors.MIN_EXAMPLES} public examples for a "
             "prior"
         )
-    tokens = tokens_of(domain)
-    if tokens is not None:
-        text = BigramText.from_sequences(public.inputs.cpu().numpy(), tokens.vocabulary)
+    if domain is not None and domain.vocabulary is not None:
+        text = BigramText.from_sequences(public.inputs.cpu().numpy(), domain.vocabulary)
         return text, float(text.log_kappa(eta))
     flat = public.inputs.flatten(1).double().cpu().numpy()
     labels = public.labels.cpu().numpy()

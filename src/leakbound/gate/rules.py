@@ -111,7 +111,7 @@ def _of_audit(own: policies.AuditPolicy, base: Path, workers: int) -> Iterator[R
         stated = f"each verdict is at least {own.verdict!r}"
         yield Requirement("verdict", stated, words, answer, numbers=(len(bad), 0))
     if own.accuracy_cost is not None:
-        yield _cost(own, own.accuracy_cost, tables.accuracies(run.trainings, names))
+        yield _cost(own, own.accuracy_cost, tables.training_costs(run.trainings, names))
     if own.no_worse_than is not None:
         yield from _no_worse(own, folder.read(base / own.no_worse_than), run)
 
@@ -179,7 +179,7 @@ def _no_worse(
 
 
 def _cost(
-    own: policies.AuditPolicy, limit: float, found: dict[tuple[str, str], tables.Accuracy]
+    own: policies.AuditPolicy, limit: float, found: dict[tuple[str, str], tables.TrainingCost]
 ) -> Requirement:
     """Decided by the interval over training seeds: by its upper end it holds, by its lower not."""
     words = []
@@ -194,7 +194,8 @@ def _cost(
             continue
         if row.lost is None or row.lost.low is None or row.lost.high is None or row.failed:
             answers.append(UNSURE)
-            words.append(f"{label}: no interval ({row.n} trainings, {row.failed} failed)")
+            ran = 0 if row.accuracy is None else row.accuracy.n
+            words.append(f"{label}: no interval ({ran} trainings, {row.failed} failed)")
             continue
         mean, low, high = (100 * x for x in (row.lost.mean, row.lost.low, row.lost.high))
         answers.append(answer_of(broken=low > limit, unsure=high > limit))

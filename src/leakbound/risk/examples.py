@@ -17,7 +17,7 @@ from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample, TheseExamples
 from leakbound.bounds.language import BIGRAM, BigramText
 from leakbound.bounds.law import positive, whole
-from leakbound.domains import Domain, tokens_of
+from leakbound.domains import Domain
 from leakbound.risk.kappa import BaselineMatches, baseline_matches, row_matches
 from leakbound.risk.target import Target
 
@@ -162,9 +162,9 @@ class Examples:
             return PublicSample(self.images, labels, sources=self.origins, **self._measured)
         if kind == THESE:
             return TheseExamples(self.images, labels, **self._measured)
-        tokens = tokens_of(self.domain)
-        if tokens is not None and kind == BIGRAM:
-            return BigramText.from_sequences(self.images, tokens.vocabulary)
+        vocabulary = None if self.domain is None else self.domain.vocabulary
+        if vocabulary is not None and kind == BIGRAM:
+            return BigramText.from_sequences(self.images, vocabulary)
         if self.domain is not None or kind == BIGRAM:
             raise ValueError(
                 f"prior is {kind!r}, no model of data with this distance ({self.name}); give "

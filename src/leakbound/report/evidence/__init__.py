@@ -28,7 +28,6 @@ from leakbound.report.evidence.parts import (
 from leakbound.report.evidence.sign_off import chance, epsilon_line, fitting, training_line
 from leakbound.report.evidence.subjects import digests, of_run
 from leakbound.report.folder import Run, Strip
-from leakbound.report.settings import telling
 from leakbound.report.tables import LONGEST
 from leakbound.report.template import rendered
 
@@ -83,7 +82,7 @@ def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> st
                 "files": beside,
             }
         )
-    context = {"content": content, "sheets": sheets, "digits": PREFIX, "telling": telling}
+    context = {"content": content, "sheets": sheets, "digits": PREFIX}
     filters: dict[str, Callable[..., str]] = {
         "share": chance,
     }

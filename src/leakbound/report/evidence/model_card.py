@@ -9,9 +9,8 @@ from leakbound.assess.record import GUESSABLE, RECOVERABLE
 from leakbound.assess.verdict import meanings
 from leakbound.report.evidence.parts import EvidenceReport, Subject
 from leakbound.report.evidence.sign_off import chance
-from leakbound.report.overview import measured
-from leakbound.report.settings import SettingRow, telling
-from leakbound.report.tables import NO_DEFENSE, SHOWN, title
+from leakbound.report.settings import SettingRow
+from leakbound.report.tables import SHOWN
 from leakbound.report.template import brief, decimal, lower_percent, plural
 
 HEADS = ("Defense setting", "Verdict", "Examples reconstructed", "No attacker exceeds")
@@ -69,20 +68,23 @@ def _blocks(subject: Subject, version: str) -> Iterator[str]:
 
 
 def _result(row: SettingRow) -> tuple[str, ...]:
-    found = measured(row)
+    measured = row.measured
     if row.attained and row.verdict in (RECOVERABLE, GUESSABLE):
-        found += f"; an attack can reach {lower_percent(row.attained)} or more"
-    limits = telling(row.limits, row.verdict)
-    most = [f"at most {chance(one.probability)} {one.condition}".strip() for one in limits]
-    lost = decimal(None) if row.defense == title(NO_DEFENSE) else "not measured"
-    if row.unskilled and row.defense != title(NO_DEFENSE):
-        lost = "unknown: the undefended training did not beat the majority class"
+        measured += f"; an attack can reach {lower_percent(row.attained)} or more"
+    limits = [
+        f"at most {chance(one.probability)} {one.condition}".strip() for one in row.told_limits
+    ]
     if row.cost is not None:
         ends = [decimal(100 * end) for end in (row.cost.low, row.cost.high) if end is not None]
-        mean = decimal(100 * row.cost.mean)
         between = " to ".join(ends) or "no interval"
-        lost = f"{mean} points ({between}, n = {row.cost.n})"
-    return row.defense, row.verdict, found, "; ".join(most) or "not known", lost
+        lost = f"{decimal(100 * row.cost.mean)} points ({between}, n = {row.cost.n})"
+    elif row.undefended:
+        lost = decimal(None)
+    elif row.unskilled:
+        lost = "unknown: the undefended training did not beat the majority class"
+    else:
+        lost = "not measured"
+    return row.defense, row.verdict, measured, "; ".join(limits) or "not known", lost
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -177,10 +177,9 @@ class Library:
 
     def read(self, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
         """The facts of a table of parameters, as the tables of a deployment file."""
+        check.known_keys(name, table, self.facts)
         for key, value in table.items():
             _check_parameter(f"{name}.{key}", key, value)
-            if key not in self.facts:
-                raise ValueError(f"{name} has no key {key!r}; {check.closest(key, self.facts)}")
         stated = {self.facts[key]: value for key, value in table.items() if self.facts[key]}
         return placed({**self.always, **stated, **self.more(table)})
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from leakbound import check
 from leakbound._util import files
-from leakbound.registry import spec_of
+from leakbound.registry import row_of
 from leakbound.risk.deployment.facts import LARGEST, Deployment, Mistake
 from leakbound.risk.deployment.file import described
 from leakbound.risk.deployment.mistakes import CLEAR
@@ -539,7 +539,7 @@ def _own(facts: _Stated, one: _Filter) -> None:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{one.key}.args.defense is {str(given)[:60]!r}; give names with settings")
     before = facts.noisy
-    for spec in (spec_of("defense", text) for text in texts):
+    for spec in (row_of("defense", text) for text in texts):
         name = spec["name"]
         if name == "clip" and not before and not (facts.noisy and facts.facts.get("clip.kind")):
             kind = "none" if facts.noisy else "l2"
