@@ -341,14 +341,14 @@ def concerns(
         for mine, theirs in ((a.attack, b.attack), (a.defense, b.defense))
         if mine.settings != theirs.settings
     )
-    for what, mine, theirs in (
+    for what, here, there in (
         ("versions", one.versions, other.versions),
         ("machines", one.machine, other.machine),
     ):
         rows = [
-            f"{key} {plain(mine.get(key))} and {plain(theirs.get(key))}"
-            for key in sorted({*mine, *theirs})
-            if mine.get(key) != theirs.get(key)
+            f"{key} {plain(here.get(key))} and {plain(there.get(key))}"
+            for key in sorted({*here, *there})
+            if here.get(key) != there.get(key)
         ]
         if rows:
             notes.append(f"The {what} differ: {', '.join(rows)}.")
