@@ -331,7 +331,7 @@ def test_unfinished_and_failed_runs_say_so(tmp_path, make_assessment, make_run):
 def test_no_word_of_a_stamp(tmp_path, make_bounded):
     own = Path(evidence.__file__).parent
     root = own.parent
-    files = [*own.glob("*.py"), *root.glob("templates/evidence*")]
+    files = [*own.glob("*.py"), *root.glob("templates/evidence*"), *root.glob("templates/model*")]
     files += [root.parent / "cli" / "evidence.py"]
     docs = root.parents[2] / "docs" / "evidence.md"
     files += [docs] if docs.exists() else []
