@@ -13,7 +13,6 @@ from leakbound.audit import parse
 from leakbound.cli.options import AttackOptions
 from leakbound.data import sources
 from leakbound.gate import policy
-from leakbound.registry import spec_of
 from leakbound.risk import deployment
 
 ROOT = Path(__file__).parent.parent
@@ -232,8 +231,7 @@ def test_commands_parse(words, monkeypatch):
         named = [("attack", text) for text in command.attack]
         named += [("defense", command.defense)] * (command.defense not in (None, "none"))
         for kind, text in named:
-            spec = spec_of(kind, text)
-            registry.settle(registry.find(kind, spec.pop("name")), spec)
+            registry.specs_of(kind, text)
 
 
 NO_SOLUTION = ["calibrate --target 'psnr>=20 with probability<=0.01' --data mnist5k --steps 3"]

@@ -16,13 +16,12 @@ import msgspec
 import numpy as np
 import torch
 
+from leakbound import registry
 from leakbound._util import user_code
-from leakbound.audit.context import module_of
 from leakbound.gate import noise
 from leakbound.gate.noise import Array, Spans
 from leakbound.gate.policy import BROKEN, HOLDS, UNSURE, ClientPolicy, NamedModel, Requirement
 from leakbound.randomness import stream, uniform
-from leakbound.registry import spec_of
 from leakbound.risk.deployment import Deployment, parse
 from leakbound.risk.deployment.file import read
 from leakbound.risk.deployment.laws import std_of
@@ -216,9 +215,11 @@ def _work(own: ClientPolicy, declared: Declared, out: Connection) -> None:
 
 
 def built(own: NamedModel) -> torch.nn.Module:
-    row = spec_of("model", own.model)
     given = {"input_shape": own.input_shape, "classes": own.classes}
-    return module_of(row.pop("name"), row, **given, generator=stream(0, "gate", "model"))
+    model: torch.nn.Module = registry.parse(
+        "model", own.model, **given, generator=stream(0, "gate", "model")
+    )
+    return model
 
 
 def _called(own: ClientPolicy, declared: Declared) -> Sent:

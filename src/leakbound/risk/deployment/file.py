@@ -262,9 +262,8 @@ def _given(**values: Any) -> dict[str, Any]:
 
 def _only(table: str, own: Mapping[str, Any], known: str) -> None:
     """Known keys with positive numbers, but for a mechanism's name and a flag."""
+    check.known_keys(table, own, known.split())
     for key, value in own.items():
-        if key not in known.split():
-            raise ValueError(f"{table} has no key {key!r}; {check.closest(key, known.split())}")
         if key == "mechanism":
             continue
         if key == "poisson_sampling":

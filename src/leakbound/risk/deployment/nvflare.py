@@ -17,7 +17,7 @@ import msgspec
 
 from leakbound import check
 from leakbound._util import files
-from leakbound.registry import spec_of
+from leakbound.registry import row_of
 from leakbound.risk.deployment.facts import (
     LARGEST,
     AggregationFacts,
@@ -542,7 +542,7 @@ def _own(facts: _Stated, one: _Filter) -> None:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{one.key}.args.defense is {str(given)[:60]!r}; give names with settings")
     before = facts.noisy
-    for spec in (spec_of("defense", text) for text in texts):
+    for spec in (row_of("defense", text) for text in texts):
         name = spec["name"]
         if name == "clip" and not before and not (facts.noisy and facts.clip.kind):
             facts.clip = ClipFacts(
