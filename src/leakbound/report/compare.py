@@ -307,8 +307,8 @@ def concerns(
             said = f"A {' or '.join(mine) or 'none'}; B {' or '.join(theirs) or 'none'}"
             grave.append(f"The {what} differ: {said}. So {so}.")
     if one.data.fingerprint != other.data.fingerprint:
-        mine, theirs = (f"{i.data.source} ({i.data.fingerprint[:12]})" for i in (one, other))
-        words = f"The data differ: A {mine}; B {theirs}."
+        data = [f"{i.data.source} ({i.data.fingerprint[:12]})" for i in (one, other)]
+        words = f"The data differ: A {data[0]}; B {data[1]}."
         grave.append(f"{words} A seed does not name the same examples.")
     # The prior-only baseline scores differently on other batches.
     baselines = [
@@ -316,7 +316,7 @@ def concerns(
         for a, b in pairs
         if a.status == b.status == "ok" and a.baseline and b.baseline
     ]
-    count = sum(mine != theirs for mine, theirs in baselines)
+    count = sum(here != there for here, there in baselines)
     if count:
         grave.append(
             f"In {count} of {len(baselines)} pairs of experiments the prior-only baseline scores "
@@ -336,10 +336,10 @@ def concerns(
             notes.append(f"In {letter} {failed} of {len(run.assessments)} experiments failed.")
     # Attacks and defenses of one name whose full settings differ.
     notes += dict.fromkeys(
-        f"{mine.name} has other settings: A {mine.settings}; B {theirs.settings}."
+        f"{here.name} has other settings: A {here.settings}; B {there.settings}."
         for a, b in pairs
-        for mine, theirs in ((a.attack, b.attack), (a.defense, b.defense))
-        if mine.settings != theirs.settings
+        for here, there in ((a.attack, b.attack), (a.defense, b.defense))
+        if here.settings != there.settings
     )
     for what, here, there in (
         ("versions", one.versions, other.versions),
