@@ -154,15 +154,15 @@ def decoder(
     check.one_of(("trained", "frozen"), embeddings=embeddings)
     if adapters:
         check.count(adapters=adapters)
-    given: dict[str, Any] = {
-        "width": width,
-        "layers": layers,
-        "heads": heads,
-        "causal": True,
-        "tied": tied,
-    }
-    rotary = positions == "rotary"
-    model = _built(input_shape, classes, generator, vocabulary or classes, rotary=rotary, **given)
+    model = _built(
+        *(input_shape, classes, generator, vocabulary or classes),
+        width=width,
+        layers=layers,
+        heads=heads,
+        causal=True,
+        rotary=positions == "rotary",
+        tied=tied,
+    )
     if embeddings == "frozen":
         for name in ("tokens", "places"):
             part = getattr(model, name)
@@ -206,9 +206,14 @@ def encoder(
         >>> encoder(classes=2, **given)(torch.zeros(3, 8, dtype=torch.long)).shape
         torch.Size([3, 2])
     """
-    given: dict[str, Any] = {"width": width, "layers": layers, "heads": heads, "causal": False}
-    pooled = vocabulary is not None
-    return _built(input_shape, classes, generator, vocabulary or classes, pooled=pooled, **given)
+    return _built(
+        *(input_shape, classes, generator, vocabulary or classes),
+        width=width,
+        layers=layers,
+        heads=heads,
+        causal=False,
+        pooled=vocabulary is not None,
+    )
 
 
 def _built(
@@ -217,23 +222,25 @@ def _built(
     generator: torch.Generator,
     vocabulary: int,
     *,
-    tied: bool = False,
-    **given: Any,
+    width: int,
+    layers: int,
+    heads: int,
+    **more: bool,
 ) -> nn.Module:
     """The model with these settings, after a check of them."""
-    width = given["width"]
-    heads = given["heads"]
-    check.count(classes=classes, vocabulary=vocabulary, width=width, heads=heads)
-    check.count(layers=given["layers"])
+    check.count(classes=classes, vocabulary=vocabulary, width=width, heads=heads, layers=layers)
     if len(shape) != 1:
         raise ValueError(f"input_shape is {tuple(shape)}; give (n,), the length of a sequence")
     if width % (2 * heads):
         raise ValueError(f"width is {width} and heads {heads}; give a width that 2 * heads divides")
 
     def build() -> nn.Module:
-        return _Transformer(vocabulary, int(shape[0]), classes, tied=tied, **given)
+        places = int(shape[0])
+        return _Transformer(
+            vocabulary, places, classes, width=width, layers=layers, heads=heads, **more
+        )
 
     model = initialized(build, generator)
-    if tied:  # drawing weights separates what is shared
+    if more.get("tied"):  # drawing weights separates what is shared
         model.get_submodule("head").weight = model.get_submodule("tokens").weight
     return model

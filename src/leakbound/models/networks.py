@@ -143,16 +143,8 @@ def simple_convnet(
         >>> sum(p.numel() for p in model.parameters())
         119530
     """
-    channels, height, width = checked_shape(input_shape, classes, smallest=4)
-
-    def build() -> nn.Module:
-        parts: list[nn.Module] = []
-        for before, after in ((channels, 32), (32, 64)):
-            parts += [nn.Conv2d(before, after, 3, padding=1), nn.LeakyReLU(), nn.MaxPool2d(2)]
-        features = nn.Linear(64 * (height // 4) * (width // 4), 32)
-        return nn.Sequential(*parts, nn.Flatten(), features, nn.LeakyReLU(), nn.Linear(32, classes))
-
-    return initialized(build, generator)
+    stages = _stages(3, 1, "32 M 64 M")
+    return _stacked(input_shape, classes, generator, stages, 1.0, (32,), "leaky_relu")
 
 
 def convnet64(
