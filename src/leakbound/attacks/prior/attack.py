@@ -19,8 +19,8 @@ from leakbound.attacks.matching.images import Images
 from leakbound.attacks.matching.loop import MASKED, begin, unexplained
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.pace import tick
+from leakbound.attacks.prior.denoiser import LEAST
 from leakbound.attacks.prior.files import DenoisingPrior, prior_for
-from leakbound.attacks.prior.training import LEAST
 from leakbound.client import forward
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.randomness import normal, stream

@@ -18,8 +18,7 @@ from leakbound._util import user_code
 from leakbound._util.cache import RecentCache
 from leakbound.attacks.blind import public_examples
 from leakbound.attacks.pace import is_over
-from leakbound.attacks.prior.networks import Denoiser
-from leakbound.attacks.prior.training import train_prior
+from leakbound.attacks.prior.denoiser import Denoiser, train_prior
 from leakbound.core import Batch, NotApplicable, Observation
 
 KIND = "learned prior 1"
