@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 import leakbound
-from leakbound import assess, audit, registry
+from leakbound import assess, audit, check, registry
 from leakbound.audit import plan_file
 from leakbound.cli.options import VERBS
 from leakbound.gate import policy
@@ -222,8 +222,8 @@ def _plan_keys():
     """Every key that reading a plan knows, what a plan is by default, and what its names take."""
     known = []
     with pytest.MonkeyPatch.context() as patch:
-        check = plan_file._known_keys
-        patch.setattr(plan_file, "_known_keys", lambda *a: (known.append(a), check(*a)))
+        refuse = check.known_keys
+        patch.setattr(check, "known_keys", lambda *a: (known.append(a), refuse(*a)))
         read = plan_file._dataclass
         patch.setattr(plan_file, "_dataclass", lambda *a: (known.append(a), read(*a))[1])
         plan = audit.parse(EVERY_TABLE)
