@@ -23,7 +23,7 @@ from leakbound.assess.header import defense_info, defense_name, threat_info
 from leakbound.assess.judge import OWN_TRAINING, Evidence, RiskSettings, judge
 from leakbound.assess.measure import release_of, utility_of
 from leakbound.assess.released import Released
-from leakbound.attacks.features.errors import feature_errors, subspace_error
+from leakbound.attacks.features.base import feature_errors, subspace_error
 from leakbound.attacks.pace import noted
 from leakbound.audit import plan as plans
 from leakbound.audit.attacked_round import OTHERS, attacked_round
