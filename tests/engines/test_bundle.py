@@ -241,7 +241,7 @@ def test_an_engine_of_several_rows_a_task():
     assert chosen is not None
     assert chosen.chain is not None
     engine = chosen.engine(tasks, 3)
-    assert engine.cells == 6
+    assert engine.num_searches == 6
     found = engine.gradient(inputs, labels).clone(), engine.pull(cotangents).inputs
     repeated = weights[:2].repeat_interleave(3, 0)
     wanted = _autograd(task, repeated, inputs, labels, cotangents)

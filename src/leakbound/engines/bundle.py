@@ -106,11 +106,11 @@ class Bundle:
         kept: Tensor | None = None,
         loss: Loss = nn.functional.cross_entropy,
     ) -> None:
-        self.cells = len(parameters)
+        self.num_searches = len(parameters)
         self.loss = loss
         self.kept = kept
         self.layers = [build(parameters) for build in found.builds]
-        self.found = aligned(self.cells, parameters)
+        self.found = aligned(self.num_searches, parameters)
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class Bundle:
     def pull(self, cotangent: Tensor) -> Pulled:
         v = cotangent.detach()
         if self.kept is not None:
-            v = torch.mul(v, self.kept, out=aligned(self.cells, v))
+            v = torch.mul(v, self.kept, out=aligned(self.num_searches, v))
         moved: Tensor | None = None
         for layer in self.layers:
             moved = layer.tangent(moved, v)

@@ -82,14 +82,14 @@ def plan(task: Task, input_shape: Shape, curved: bool = False) -> Layers | None:
 
 
 class Single:
-    """One search: `base.Engine` with `cells` 1, which overwrites its last gradient with the next.
+    """One search: `base.Engine` with `num_searches` 1, which overwrites its last gradient with the next.
 
     The model and its buffers are never written to. `row` (P,) holds the gradient, and then the
     derivative of <gradient, cotangent> in the weights, which may be overwritten before a gradient.
     None: that derivative is not computed.
     """
 
-    cells = 1
+    num_searches = 1
 
     def __init__(self, task: Task, plan: Layers, row: Tensor | None = None) -> None:
         self.task = task
@@ -167,9 +167,9 @@ class Single:
 
 
 class LocalSteps:
-    """One client's local plan: `base.Engine` with `cells` 1, whose gradient is `local_update`'s."""
+    """One client's local plan: `base.Engine` with `num_searches` 1, whose gradient is `local_update`'s."""
 
-    cells = 1
+    num_searches = 1
 
     def __init__(self, task: Task, layers: Layers) -> None:
         self.task = task
