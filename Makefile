@@ -2,8 +2,12 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
+# Without bytecode, pytest rewrites the asserts of 400 files in every run: 15 seconds.
+unexport PYTHONDONTWRITEBYTECODE
+# `make test PKG=attacks`: the tests of one package, and the examples in its docstrings.
+PATHS := $(if $(PKG),$(wildcard tests/$(PKG) tests/test_$(PKG).py src/leakbound/$(PKG) src/leakbound/$(PKG).py))
 
-.PHONY: setup audit proof release test test-long test-slow test-reproductions fuzz check bench bench-setup bench-all notebooks docs clean
+.PHONY: setup audit proof release test test-long durations test-slow test-reproductions fuzz check bench bench-setup bench-all notebooks docs clean
 .DEFAULT_GOAL := audit
 
 setup: .venv/.installed
@@ -28,10 +32,15 @@ release: setup
 	$(BIN)/python tools/release.py $(if $(KEY),--key $(KEY))
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not long"
+	$(if $(PKG),$(if $(PATHS),,$(error PKG is $(PKG), which no package or module has as its name)))
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not long" $(PATHS)
 
 test-long: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "long and not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "long and not slow" $(PATHS)
+
+# What takes over a second is long: measured here, on an idle machine, and kept in a file.
+durations: setup
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" --record-durations
 
 test-reproductions: setup
 	$(BIN)/python -m pytest -n auto -m "not slow" reproductions
@@ -47,9 +56,11 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/lint.py
 	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/prose.py --readability
 	$(BIN)/python tools/size.py
+	$(BIN)/python tools/words.py
 
 # Peers live in an environment of the benchmark's own: theirs would break ours.
 bench: bench-setup

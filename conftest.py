@@ -5,6 +5,7 @@ Python's internals. A browser.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import sys
@@ -35,20 +36,75 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-LONG = Path(__file__).parent / "tests" / "long.txt"
-"""Files, test functions and single cases that take more than a second, a line each."""
+DURATIONS = Path(__file__).parent / "tests" / "durations.json"
+"""Seconds of what is long, by test, or by file where it is a fixture that takes them."""
+LONG = 1.0
+STAYS_LONG = 0.7
+"""Below this a long test is long no more: without a gap, tests of one second would come and go."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help="write what takes more than a second into tests/durations.json (an idle machine)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record-durations"):
+        config.pluginmanager.register(_Durations())
+
+
+class _Durations:
+    """Measures each test's call, and each file's slowest fixture."""
+
+    def __init__(self) -> None:
+        self.seconds = dict[str, float]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.seconds[report.nodeid] = report.duration
+        if report.when == "setup" and report.passed:
+            file = report.nodeid.partition("::")[0]
+            self.seconds[file] = max(report.duration, self.seconds.get(file, 0))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workerinput"):
+            return  # a worker of xdist: the process that started it has all reports
+        before = json.loads(DURATIONS.read_text("utf-8"))
+        kept = {
+            name: value
+            for name, value in before.items()
+            if name not in self.seconds and _exists(name)
+        }
+        for name, value in self.seconds.items():
+            if value > (STAYS_LONG if name in before else LONG):
+                kept[name] = round(value, 1)
+        DURATIONS.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n", "utf-8")
+
+
+def _exists(name: str) -> bool:
+    return (DURATIONS.parents[1] / name.partition("::")[0]).exists()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves to `make test-long`; skip elsewhere what needs Linux."""
-    long = set(LONG.read_text("utf-8").splitlines())
+    long = json.loads(DURATIONS.read_text("utf-8"))
     for item in items:
-        function = item.nodeid.partition("[")[0]
-        file = function.partition("::")[0]
-        if long & {item.nodeid, function, file}:
+        if item.nodeid in long or item.nodeid.partition("::")[0] in long:
             item.add_marker("long")
         if sys.platform != "linux" and item.get_closest_marker("linux"):
             item.add_marker(pytest.mark.skip(reason="needs Linux"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Any:
+    """Examples in docstrings are the package's: a search through every test file costs a second."""
+    collectors = yield
+    if "tests" not in file_path.parts:
+        return collectors
+    return [found for found in collectors if type(found).__name__ != "DoctestModule"]
 
 
 def pytest_collection_finish() -> None:

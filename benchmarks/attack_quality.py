@@ -1,7 +1,8 @@
-"""How well do the built-in attacks reconstruct real MNIST images? Writes docs/attack_quality.md.
+"""How well do the built-in attacks reconstruct real MNIST images?
 
-Each row is one plan, run by the audit: ten seeds, each with its own initial weights and its own
-private batch. The attacks never see the truth. About eight minutes on two cores.
+Writes the first tables of docs/results/attack_quality.json. Each row is one plan, run by the audit:
+ten seeds, each with its own initial weights and its own private batch. The attacks never see the
+truth. About eight minutes on two cores.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from scipy import stats
 
 from leakbound.audit import parse, run
 from leakbound.report.tables import middle
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import stored
 
 SEEDS = list(range(10))
 IG = {"name": "inverting_gradients", "steps": 1000}
@@ -172,7 +176,7 @@ def main() -> None:
         print(lines[-1], flush=True)
     lines += [
         "",
-        "## The default's parts, paired",
+        "## Effect of each part of the default",
         "",
         "The default of `inverting_gradients` against one change, on the same batches, weights and "
         "starts (batch 1, SimpleConvNet). Mean PSNR in dB and the mean difference with its 95 % t "
@@ -185,9 +189,7 @@ def main() -> None:
         lines.append(pair(*given))
         print(lines[-1], flush=True)
     if "--print" not in sys.argv:
-        page = Path(__file__).parent.parent / "docs" / "attack_quality.md"
-        _, heading, section = page.read_text(encoding="utf-8").partition("\n## A learned prior")
-        page.write_text("\n".join(lines) + "\n" + heading + section, encoding="utf-8")
+        stored.keep("attack_quality", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Optimal DP-SGD against the same clamp with equal noise.
 
-Prints a table of docs/optimal_defenses_results.md. The long version of paper A compares these two
-at an equal root mean square of the noise. MNIST at 14 x 14 pixels, a perceptron, batches of one
-image, labels and defense known. The cost is the training loss after 30 rounds of 4 clients with 16
-images. About a minute of CPU time.
+Prints a table of docs/results/optimal_defenses_results.json. The long version of paper A compares
+these two at an equal root mean square of the noise. MNIST at 14 x 14 pixels, a perceptron, batches
+of one image, labels and defense known. The cost is the training loss after 30 rounds of 4 clients
+with 16 images. About a minute of CPU time.
 """
 
 from __future__ import annotations

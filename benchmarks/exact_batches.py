@@ -1,7 +1,8 @@
-"""Which batches `sparse_recovery` recovers exactly: a section of docs/attack_quality.md.
+"""Which batches `sparse_recovery` recovers exactly.
 
-Descents and draws attack the same rounds in turn. Each round has its own initial weights and its
-own batch. Times are CPU seconds of one thread. About six minutes.
+Writes a section of docs/results/attack_quality.json. Descents and draws attack the same rounds in
+turn. Each round has its own initial weights and its own batch. Times are CPU seconds of one thread.
+About six minutes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from leakbound.pairing import pair
 from leakbound.protocol import play
 from leakbound.randomness import permutation, stream
 from leakbound.report.tables import middle, share
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import stored
 
 HEADING = "## Exact batches"
 EXACT, DRAWN = 60, 16
@@ -114,9 +118,7 @@ def main() -> None:
         lines.append(line(*row))
         print(lines[-1], flush=True)
     if "--print" not in sys.argv:
-        page = Path(__file__).parent.parent / "docs" / "attack_quality.md"
-        before = page.read_text(encoding="utf-8").partition(HEADING)[0].rstrip("\n")
-        page.write_text("\n".join([before, "", *lines, ""]), encoding="utf-8")
+        stored.keep("attack_quality", "\n".join(lines))
 
 
 if __name__ == "__main__":

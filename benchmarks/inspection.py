@@ -20,10 +20,10 @@ from torch import nn
 
 from leakbound import client, data, models
 from leakbound.attacks import LinearTrap, RobbingTheFed, TrapWeights
-from leakbound.attacks.features.head import special_head
 from leakbound.core import Batch, NotApplicable, Task
 from leakbound.inspection import LayerFinding, inspect, statistics
 from leakbound.randomness import normal, stream, uniform
+from leakbound_reproductions.attacks.head import special_head
 from leakbound_reproductions.pruning import Magnitude, Random, Snip
 
 Named = tuple[str, Task]

@@ -14,10 +14,10 @@ import torch
 from scipy import optimize
 
 from leakbound import data, models, stream
+from leakbound.assess.success import known_model
 from leakbound.bounds.counting import PublicSample
 from leakbound.channel import clipped_gram
 from leakbound.core import Batch, Task
-from leakbound.risk.success import known_model
 
 CASES = (
     ("mnist5k", "mlp", (22.0, 25.5, 30.0), (0.05, 0.02)),

@@ -1,6 +1,6 @@
-"""Local training in minibatches: by optimizer, known or not (a section of docs/attack_quality.md),
-and with an unknown number of steps (a table of docs/attacks.md).
+"""Local training in minibatches: optimizers and numbers of steps, known or not.
 
+Prints a section of attack_quality.json and a table of attack_comparisons.json in docs/results.
 Optimizers: one local epoch of a LeNet on scikit-learn's digits (8 x 8). Steps: a perceptron with 32
 hidden units on MNIST. Weights are random. Private examples are of the private part of a split; the
 settings were chosen on its test part (`--part test`). Every round has its own weights and batch,
@@ -113,7 +113,7 @@ def words(values: list[float], sign: str = "") -> str:
 
 
 def optimizers(part: str, seeds: range) -> None:
-    """The table of docs/attack_quality.md."""
+    """The table of docs/results/attack_quality.json."""
     names = ["all known", "taken for SGD", "order unknown", "order and optimizer unknown"]
     print(
         "| batch | minibatch | search steps | optimizer | n "
@@ -130,7 +130,7 @@ def optimizers(part: str, seeds: range) -> None:
 
 
 def steps(part: str, seeds: range) -> None:
-    """The table of docs/attacks.md."""
+    """The table of docs/results/attack_comparisons.json."""
     print(
         "| local steps | n | plan and order known | steps ignored | unknown, found by the attack "
         "| paired gain | steps found |"

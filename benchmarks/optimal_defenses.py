@@ -1,7 +1,7 @@
 """What optimal defenses cost a training step, and what the full bound gains over the trace bound.
 
 Ratios inside one interleaved run on SimpleConvNet and real MNIST, one thread, with a GEMM control;
-about four minutes. Writes docs/optimal_defenses_cost.md unless called with --print.
+about four minutes. Writes docs/results/optimal_defenses_cost.json unless called with --print.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ from leakbound.defenses import (
 )
 from leakbound.protocol import resolve, send, step
 from leakbound.randomness import stream
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import stored
 
 CLIENTS, SIZE, ROUNDS = 4, 16, 7
 REFRESH = (1, 10, 50)
@@ -163,8 +166,7 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if "--print" not in sys.argv:
-        page = Path(__file__).parent.parent / "docs" / "optimal_defenses_cost.md"
-        page.write_text("\n".join(lines), encoding="utf-8")
+        stored.keep("optimal_defenses_cost", "\n".join(lines))
 
 
 if __name__ == "__main__":

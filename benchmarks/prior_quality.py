@@ -1,10 +1,10 @@
-"""What a learned prior adds to the built-in attacks: writes a section of docs/attack_quality.md.
+"""What a learned prior adds to the built-in attacks.
 
-The prior is learned from the public split, and batches are of the private split of an audit. The
-attack's settings were chosen on examples of the test split. Every setting has 12 batches, each with
-its own weights and noise, which all attacks share. About three hours on one thread; with arguments
-DATA/MODEL/DEFENSE, only these, and other lines of the table stay. Scores are kept in a file
-(`--kept FILE`), so it continues.
+Writes a section of docs/results/attack_quality.json. The prior is learned from the public split,
+and batches are of the private split of an audit. The attack's settings were chosen on examples of
+the test split. Every setting has 12 batches, each with its own weights and noise, which all attacks
+share. About three hours on one thread; with arguments DATA/MODEL/DEFENSE, only these, and other
+lines of the table stay. Scores are kept in a file (`--kept FILE`), so it continues.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from leakbound.pairing import pair
 from leakbound.protocol import play
 from leakbound.randomness import permutation, stream, uniform
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import stored
+
 FIRST, SEEDS = 200, 12
 """Seeds of the reported batches: none was seen while the attack was made."""
 IMAGES = ("inverting_gradients", "strong_matching", "linear_inversion")
@@ -52,7 +55,7 @@ SETTINGS = tuple(
 PRIORS: Path | None = None
 """Where priors of `leakbound train-prior` are, `DATA.safetensors`; else each is trained here."""
 DATA = frozenset(setting.split("/")[0] for setting in SETTINGS)
-BEGIN, END = "\n## A learned prior", "\n## Series and"
+HEADING = "## A learned prior"
 
 
 @cache
@@ -86,8 +89,7 @@ def played(setting: str, seed: int, part: str = "private"):
 
 
 def made(kind: str, text: str):
-    spec = registry.spec_of(kind, text)
-    return registry.build(kind, spec.pop("name"), spec)
+    return registry.parse(kind, text)
 
 
 def trained(model: nn.Module, public: Batch, steps: int, seed: int) -> None:
@@ -194,22 +196,19 @@ COLUMNS = (
     "| worse | CPU s, both |\n|---|---|---|--:|--:|--:|--:|--:|--:|\n"
 )
 NAMES = "`inverting_gradients`, `strong_matching` (tables: `tab_leak`) and `linear_inversion`"
-KEPT = "What these numbers say:"
 
 
 def written(lines: list[str]) -> None:
-    """Put lines into the table of their section; other lines and the text below stay."""
-    page = Path(__file__).parent.parent / "docs" / "attack_quality.md"
-    before, heading, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    own, end, after = (rest if heading else "").partition(END)
-    if not heading:
-        before, end, after = before.partition(END)
-    held = {tuple(x[2:].split(" | ")[:3]): x for x in (*own.splitlines(), *lines)}
-    rows = [held[key(setting)] for setting in SETTINGS if key(setting) in held]
-    said = KEPT + own.partition(KEPT)[2] if KEPT in own else ""
+    """Put lines into the table of their section; other lines of it stay."""
+    [section] = stored.parse(f"{HEADING}\n\n{COLUMNS}" + "\n".join(lines))["sections"]
+    new = section["body"][0]["rows"]
+    page = stored.read("attack_quality")
+    old = [one for one in page["sections"] if one.get("heading") == HEADING[3:]]
+    rows = [row for one in old for table in one["body"][1:] for row in table["rows"]]
+    held = {tuple(row[:3]): row for row in (*rows, *new)}
+    shown = ["| " + " | ".join(held[k]) + " |" for s in SETTINGS if (k := key(s)) in held]
     head = HEAD.format(others=NAMES, n=SEEDS)
-    text = f"{BEGIN}\n\n{head}\n\n{COLUMNS}" + "\n".join(rows) + "\n\n" + said
-    page.write_text(before + text + end + after, encoding="utf-8")
+    stored.keep("attack_quality", f"{HEADING}\n\n{head}\n\n{COLUMNS}" + "\n".join(shown))
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""What attacks reconstruct of series and of images with masks: a section of docs/attack_quality.md.
+"""What attacks reconstruct of series and of images with masks.
 
-Each row has eight batches, each with its own initial weights. The series are synthetic
-electrocardiograms, the images tiles of photographs with masks of their bright parts; 300 examples
-are public. Times are CPU seconds of one thread. About half an hour.
+Writes a section of docs/results/attack_quality.json. Each row has eight batches, each with its own
+initial weights. The series are synthetic electrocardiograms, the images tiles of photographs with
+masks of their bright parts; 300 examples are public. Times are CPU seconds of one thread. About
+half an hour.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from leakbound.pairing import pair
 from leakbound.protocol import play
 from leakbound.randomness import permutation, stream
 from leakbound.report.tables import middle
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import stored
 
 SEEDS, PUBLIC, SIDE = 8, 300, 32
 HEADING = "## Series and segmentation"
@@ -193,11 +197,7 @@ def main() -> None:
         lines.append(masks(*given))
         print(lines[-1], flush=True)
     if "--print" not in sys.argv:
-        page = Path(__file__).parent.parent / "docs" / "attack_quality.md"
-        before, _, after = page.read_text(encoding="utf-8").partition(HEADING)
-        _, heading, after = after.partition("\n## ")
-        before = "\n".join([before.rstrip("\n"), "", *lines, ""])
-        page.write_text(before + heading + after, encoding="utf-8")
+        stored.keep("attack_quality", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How many rows does a gradient's span reveal? Prints the tables of docs/attacks.md.
+"""How many rows does a gradient's span reveal? Prints a table of attack_comparisons.json.
 
 German credit: 30 % of the rows are public, batches are drawn from the others, six for each line,
 each with its own initial weights (perceptron with 100 and 100 units unless stated). A row counts if

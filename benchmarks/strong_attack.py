@@ -1,4 +1,4 @@
-"""Is leakbound's strong attack stronger than Inverting Gradients? Prints docs/attacks.md's tables.
+"""Is leakbound's strong attack stronger than Inverting Gradients? Prints tables.
 
 Both attacks get the same model, batches, noise draws and number of steps. Both are tuned first, on
 other batches and with the same number of trials, by the mean RMSE over two defenses. Then the

@@ -1,4 +1,4 @@
-"""What attacks reconstruct of tables: writes the first part of docs/table_quality.md.
+"""What attacks reconstruct of tables: writes the first part of docs/results/table_quality.json.
 
 A perceptron with 100 and 100 units at initial weights, 30 % of the rows public, labels known. Every
 line has six batches, each with its own weights. About an hour on one thread.
@@ -27,6 +27,9 @@ from leakbound.domains import Column, TableDomain
 from leakbound.pairing import pair
 from leakbound.protocol import play
 from leakbound.randomness import permutation, stream
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import stored
 
 SEEDS, LOOSE = 6, 0.319
 SIZES = (1, 8, 32)
@@ -175,10 +178,7 @@ def main() -> None:
                 lines.append(scene.line(size, training))
                 print(lines[-1], flush=True)
     if "--print" not in sys.argv:
-        page = Path(__file__).parent.parent / "docs" / "table_quality.md"
-        before = page.read_text(encoding="utf-8") if page.exists() else ""
-        _, heading, peer = before.partition(f"\n{KEPT}")
-        page.write_text("\n".join([*lines, ""]) + heading + peer, encoding="utf-8")
+        stored.keep("table_quality", "\n".join(lines))
 
 
 def _cpu() -> str:

@@ -1,10 +1,11 @@
-"""TabLeak's own code beside ours, on the same gradients: a table of docs/table_quality.md.
+"""TabLeak's own code beside ours, on the same gradients.
 
-`python benchmarks/tableak_peer.py CLONE [ROUNDS]`, with a clone of github.com/eth-sri/tableak. The
-data are those of the clone, the model is its perceptron with 100 and 100 units at initial weights.
-Both attackers know labels and scales. The metric is TabLeak's: the share of columns that are right,
-numbers within 0.319 standard deviations. Every round runs all attacks on one batch, on one thread.
-The prior-only baseline is the median and most frequent level, as in leakbound.
+Prints a table of docs/results/table_quality.json. `python benchmarks/tableak_peer.py CLONE
+[ROUNDS]`, with a clone of github.com/eth-sri/tableak. The data are those of the clone, the model is
+its perceptron with 100 and 100 units at initial weights. Both attackers know labels and scales. The
+metric is TabLeak's: the share of columns that are right, numbers within 0.319 standard deviations.
+Every round runs all attacks on one batch, on one thread. The prior-only baseline is the median and
+most frequent level, as in leakbound.
 """
 
 from __future__ import annotations

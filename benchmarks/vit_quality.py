@@ -1,4 +1,4 @@
-"""What attacks on vision transformers reconstruct: prints two tables for docs/attacks.md.
+"""What attacks on vision transformers reconstruct: prints two tables.
 
 Crops of scikit-learn's two photographs, built-in `vit` with 3 layers and random weights, labels
 known, float32 gradients. One image: `patch_inversion`, on 8-bit pixels and on pixels moved by up to

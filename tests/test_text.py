@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import leakbound as lb
 from leakbound import data, models
-from leakbound.assess.criterion import Criterion
+from leakbound.assess.criterion import Criterion, distance_of
 from leakbound.assess.measure import measure
 from leakbound.client import example_gradients, forward, gradient
 from leakbound.core import Batch, NotApplicable, Reconstruction, Task, ThreatModel
@@ -18,7 +18,6 @@ from leakbound.domains import TokenDomain
 from leakbound.losses import LOSSES, UNSCORED, named
 from leakbound.protocol import play
 from leakbound.randomness import stream
-from leakbound.risk.kappa import distance_of
 
 V, N = 40, 6
 

@@ -8,6 +8,7 @@ and the length of a how-to.
 """
 
 import argparse
+import json
 import re
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import prose_text
 import readability
+import stored
 
 ROOT = Path(__file__).resolve().parents[1]
 GLOSSARY = Path(__file__).with_name("glossary.toml")
@@ -83,6 +85,7 @@ def files(root: Path, only: list[Path]) -> list[Path]:
     """List the files with prose, in order; ``only`` keeps those that it names or holds."""
     found = [root / name for name in PAGES]
     found += sorted((root / "docs").rglob("*.md"))
+    found += sorted((root / "docs/results").glob("*.json"))
     found += sorted((root / "docs/notebooks").rglob("*.ipynb"))
     found += sorted(root.glob("benchmarks/*.md")) + sorted(root.glob("reproductions/*.md"))
     found += sorted((root / "examples").rglob("*.md")) + sorted((root / "src").rglob("*.toml"))
@@ -161,13 +164,15 @@ def check_words(root: Path, only: list[Path]) -> int:
 
 def check_readability(root: Path, only: list[Path]) -> int:
     """Print each page's reading ease and longest sentence; return how many limits are missed."""
-    pages = [path for path in files(root, only) if path.suffix == ".md"]
+    pages = [path for path in files(root, only) if path.suffix in (".md", ".json")]
     scores = []
     failures = []
     print("Flesch  words  longest  page")
     for path in pages:
         name = path.relative_to(root).as_posix()
         raw = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            raw = stored.markdown(json.loads(raw))
         page = readability.measure(raw)
         print(f"{page.ease:6.1f} {page.words:6} {page.longest:8}  {name}")
         if readability.counts(name):

@@ -29,7 +29,14 @@ READ_ALOUD = re.compile(r"\b(?:title|alt|aria-label|placeholder)=\"([^\"]*)\"")
 
 def prose(raw: str, suffix: str) -> str:
     """Return ``raw`` with all that is not prose replaced by blanks; line breaks stay."""
-    readers = {".md": markdown, ".py": python, ".j2": template, ".ipynb": notebook, ".toml": toml}
+    readers = {
+        ".md": markdown,
+        ".json": results,
+        ".py": python,
+        ".j2": template,
+        ".ipynb": notebook,
+        ".toml": toml,
+    }
     return readers[suffix](raw)
 
 
@@ -89,6 +96,13 @@ def notebook(raw: str) -> str:
                 spans.append((end - len(quoted) + 1, end - 1))
     kept = re.sub(r'\\n|\\"', "  ", keep(raw, spans))
     return markdown(kept)
+
+
+def results(raw: str) -> str:
+    """Keep the strings of stored results, which are Markdown."""
+    values = re.finditer(r'"((?:[^"\\]|\\.)*)"(?!\s*:)', raw)
+    kept = keep(raw, [match.span(1) for match in values])
+    return markdown(re.sub(r'\\[n"\\]', "  ", kept))
 
 
 def toml(raw: str) -> str:

@@ -127,7 +127,7 @@ _HEADS = {
     "attack": (
         "All attacks",
         "Every registered attack. Which one to use: [the attacks](../attacks.md). What they "
-        "reconstruct: [attack quality](../attack_quality.md). No attack sees the truth.",
+        "reconstruct: [attack quality](../results/attack_quality.md). No attack sees the truth.",
     ),
     "defense": (
         "All defenses",

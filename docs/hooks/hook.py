@@ -1,14 +1,16 @@
 """What mkdocs runs while it builds the site.
 
-Pages come from four places: the registry (attacks, defenses), the docstrings (the reference),
-notebooks, and files outside `docs/`, such as README.md, which is the home page. Links in the files
-fit the repository; this hook changes them to links of the site.
+Pages come from five places: the registry (attacks, defenses), the docstrings (the reference),
+stored results (docs/results and docs/reproductions), notebooks, and files outside `docs/`, such as
+README.md, which is the home page. Links in the files fit the repository; this hook changes them to
+links of the site. A paragraph that is only a link to a section of stored results becomes its table.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,14 @@ import reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from repository_text import lists, relative, relinked, resolved, targets
+from repository_text import lists, relative, relinked, resolved, targets, with_lines
+
+from leakbound_reproductions import overview
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import stored  # noqa: E402  of tools, which is no package
+
 HOME = "index.md"
 NAMES = {
     "README.md": HOME,
@@ -32,9 +39,13 @@ NAMES = {
     "examples/quickstart/README.md": "examples/quickstart.md",
 }
 """Pages from outside `docs/`, and where the site has them."""
+CLAIMS = "docs/reproductions"
+"""The folder of the papers' stored claims, which together make one page."""
+TABLE = re.compile(r"^\[[^\]]+\]\((?:\.\./)*results/([\w-]+)\.json#([\w-]+)\)$", re.MULTILINE)
 LARGEST = 2**20
 SEARCH = 'data-md-component="search" role="dialog"'
 _sources: dict[str, str] = {}  # page of the site -> file of the repository
+_places: dict[str, str] = {}  # stored results -> the page that shows them
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -42,13 +53,22 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     _sources.clear()
     docs = Path(config.docs_dir)
     written = {p.relative_to(docs).as_posix(): p.read_text("utf-8") for p in _pages(docs)}
-    made = _generated(written)
+    results = {"reproductions.md": CLAIMS}
+    for path in sorted((docs / "results").glob("*.json")):
+        # a written page of the same name shows the tables itself
+        page = f"{path.stem}.md" if f"{path.stem}.md" in written else f"results/{path.name}"
+        results[page.replace(".json", ".md")] = f"docs/results/{path.name}"
+    shown = {page: _text(source) for page, source in results.items() if page not in written}
+    made = {**_generated(written, shown), **shown}
     config.extra["made"] = made
     notebooks = {f"notebooks/{path.stem}.md": path for path in _notebooks(docs)}
     for page, path in notebooks.items():
         made[page] = notebook_page.page(path.read_text("utf-8"), path.stem)
     there = {*written, *made, *NAMES.values()}
+    _places.clear()
+    _places.update({source: page for page, source in results.items()})
     config.nav = _filled(config.nav, there, _named(config.nav))
+    _sources.update(results)
     _sources.update({page: f"docs/{page}" for page in written})
     _sources.update({page: source for source, page in NAMES.items()})
     _sources.update({page: f"docs/notebooks/{path.name}" for page, path in notebooks.items()})
@@ -61,8 +81,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, path, content=text))
     waiting = list(NAMES)
     for source in list(_sources.values()):
-        text = (ROOT / source).read_text("utf-8")
-        waiting += _outside(source, notebook_page.written(text) if _notebook(source) else text)
+        waiting += _outside(source, _text(source))
     seen: set[str] = set()
     while waiting:
         source = waiting.pop()
@@ -86,12 +105,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = _sources.get(path)
     if source is None:
         return None
-    places = {file: place for place, file in _sources.items()}
+    places = {**_places, **{file: place for place, file in _sources.items()}}
 
     def place(target: str) -> str:
         return relative(path, _place(resolved(source, target), places))
 
-    return lists(relinked(markdown, place))
+    def read(target: str) -> str:
+        return (ROOT / resolved(source, target)).read_text("utf-8")
+
+    return lists(relinked(with_lines(_with_tables(markdown, source), read), place))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
@@ -116,23 +138,46 @@ def _notebook(source: str) -> bool:
     return source.endswith(".ipynb")
 
 
+def _text(source: str) -> str:
+    """A file of the repository as Markdown."""
+    if source == CLAIMS:
+        return overview.page(ROOT / CLAIMS, ROOT / "docs")
+    if source.startswith("docs/results/"):
+        return stored.markdown(stored.read(Path(source).stem))
+    text = (ROOT / source).read_text("utf-8")
+    return notebook_page.written(text) if _notebook(source) else _with_tables(text, source)
+
+
+def _with_tables(text: str, source: str) -> str:
+    """The text with stored tables in place of the links to them that are paragraphs."""
+
+    def table(match: re.Match[str]) -> str:
+        body = stored.section(stored.read(match[1]), match[2])
+        file = f"docs/results/{match[1]}.json"
+        return relinked(body, lambda target: relative(source, resolved(file, target)))
+
+    return TABLE.sub(table, text)
+
+
 def _pages(docs: Path) -> list[Path]:
     return [p for p in sorted(docs.rglob("*.md")) if "hooks" not in p.relative_to(docs).parts]
 
 
-def _generated(written: dict[str, str]) -> dict[str, str]:
+def _generated(written: dict[str, str], results: dict[str, str]) -> dict[str, str]:
     made = reference.pages()
     for kind in catalogue.KINDS:
-        made |= catalogue.pages(kind, written)
-    titles = {path: _title(text) for path, text in written.items()}
-    for folder, head in (("decisions", "Decisions"), ("sharp_edges", "Sharp edges")):
+        made |= catalogue.pages(kind, {**written, **results})
+    titles = {path: _title(text) for path, text in {**written, **results}.items()}
+    for folder, head in _HEADS.items():
         rows = [f"- [{t}]({p.partition('/')[2]})" for p, t in titles.items() if _in(p, folder)]
         made.setdefault(f"{folder}/index.md", f"# {head}\n\n{_LEADS[folder]}\n\n" + "\n".join(rows))
     return {path: text for path, text in made.items() if path not in written}
 
 
+_HEADS = {"decisions": "Decisions", "sharp_edges": "Sharp edges", "results": "Results"}
 _LEADS = {
-    "decisions": "One page for each decision: context, decision, consequences.",
+    "decisions": "One page for each decision: decision, reason, consequence.",
+    "results": "What was measured, by the scripts that the pages name.",
     "sharp_edges": "Cases in which a defense, a seed or a number protects less than it seems.",
 }
 

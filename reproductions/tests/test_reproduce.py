@@ -114,11 +114,12 @@ def test_every_paper_has_a_name_a_letter_and_words_for_every_scale():
 
 
 def test_stored_results_make_the_page_of_the_docs():
-    page = (ROOT / "docs" / "reproductions.md").read_text("utf-8")
-    assert page == overview.page(STORED, ROOT / "docs"), (
-        "run python -m leakbound_reproductions.reproductions docs/reproductions "
-        "docs/reproductions.md"
-    )
+    page = overview.page(STORED, ROOT / "docs")
+    for path in STORED.glob("*.json"):
+        for claim in json.loads(path.read_bytes())["claims"]:
+            assert re.search(rf"^\| {claim['number']} \| .* \*\*{claim['verdict']}\*\*", page, re.M)
+    for figure in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page):
+        assert (ROOT / "docs" / figure).is_file()
 
 
 def test_stored_claims_follow_from_their_own_intervals():
@@ -145,21 +146,23 @@ def test_stored_claims_follow_from_their_own_intervals():
             assert claim["scale"]
 
 
-def test_the_decision_names_the_claims_that_the_stored_marks_name():
+def test_the_rules_name_the_claims_that_the_stored_marks_name():
     """And its stricter count: without theorems and whatever changed after numbers of any run."""
-    decision = (ROOT / "docs/decisions/0014-judging-claims.md").read_text("utf-8")
+    stored = json.loads((ROOT / "docs/results/judging_claims.json").read_text("utf-8"))
+    sections = {one.get("heading", ""): one["body"] for one in stored["sections"]}
+    *_, table = sections["What changed after numbers of an earlier run were known"]
+    rules = json.dumps(stored, ensure_ascii=False)
     papers = [json.loads(file.read_text("utf-8")) for file in STORED.glob("*.json")]
     claims = {c["number"]: c for p in papers for c in p["claims"] if c["number"][0].isdigit()}
     late = {n for n, c in claims.items() if Mark.LATE in c["marks"]}
-    listed = re.search(r"measured anew or not \(([^;]*);", decision).group(1)
+    listed = re.search(r"measured anew or not \(([^;]*);", rules).group(1)
     assert set(listed.split(", ")) == late
-    rows = re.findall(r"^\| ([\d, -]*) \|", decision, re.M)
-    changed = {number for row in rows for number in row.split(", ")}
+    changed = {number for row in table["rows"] for number in row[0].split(", ")}
     assert late <= changed
     rest = [c for n, c in claims.items() if n not in changed and Mark.THEOREM not in c["marks"]]
     decided = sum(c["verdict"] in (Verdict.HOLDS, Verdict.FAILS) for c in rest)
-    assert f"of the {len(changed)} claims in the table below" in decision
-    assert f"without theorems {decided} of {len(rest)} are decided" in decision
+    assert f"of the {len(changed)} claims in the table below" in rules
+    assert f"without theorems {decided} of {len(rest)} are decided" in rules
 
 
 def test_storing_takes_results_and_figures_over(tmp_path):

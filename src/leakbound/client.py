@@ -286,12 +286,8 @@ def unfit(task: Task, inputs: Tensor, error: Exception) -> str:
             "it asks for the parameters of a part that is frozen, as PEFT's prefix tuning does. "
             "Frozen ones are constants here, so prefix tuning is not supported"
         )
-    elif task.domain is not None and task.domain.metric == "tokens":
-        mend = (
-            "it gets tokens (B, n) of torch.int64 and nothing else: give fewer tokens, or a module "
-            "that takes tokens alone and returns scores, such as a wrapper around an "
-            "encoder-decoder that fills in the decoder's input"
-        )
+    elif task.domain is not None and task.domain.advice:
+        mend = task.domain.advice
     elif not inputs.is_floating_point():
         mend = f"inputs hold {inputs.dtype}: give floats, or say what they are (domain)"
     elif "dtype" in str(error):

@@ -10,15 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from leakbound import data, models
 from leakbound.attacks import (
-    AcrossRounds,
     Attack,
     BestOf,
     ByNoise,
     FedAvgMatching,
     GradientMatching,
-    MixedStart,
     inverting_gradients,
-    inverting_gradients_geiping_cli,
+    published_inverting_gradients,
     strong_matching,
 )
 from leakbound.attacks.matching import engine
@@ -46,6 +44,8 @@ from leakbound.defenses import (
 )
 from leakbound.protocol import play
 from leakbound.randomness import stream
+from leakbound_reproductions.attacks.across_rounds import AcrossRounds
+from leakbound_reproductions.attacks.mixed_start import MixedStart
 
 DIGITS = data.load("digits")
 SHAPE = (1, 8, 8)
@@ -132,7 +132,7 @@ def _many_is_each_alone(attack, observations):
 
 ATTACKS = {
     "inverting_gradients": inverting_gradients(6),
-    "geiping_cli": inverting_gradients_geiping_cli(6),
+    "geiping_cli": published_inverting_gradients(steps=6),
     "restarts": inverting_gradients(4, restarts=3),
     "enough": BestOf(GradientMatching(steps=4, enough=0.5), 3, enough=0.6),
     "strong": strong_matching(6),

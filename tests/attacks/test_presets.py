@@ -5,7 +5,13 @@ import inspect
 import pytest
 
 from leakbound import attacks
-from leakbound.attacks import Attack, GradientMatching, LinearInversion, settings_hash
+from leakbound.attacks import (
+    Attack,
+    GradientMatching,
+    LinearInversion,
+    published_inverting_gradients,
+    settings_hash,
+)
 from leakbound.registry import build
 
 HASHES = {
@@ -13,13 +19,9 @@ HASHES = {
     "gradient_matching": "94e345ee5271",
     "idlg": "84e4c172174c",
     "inverting_gradients": "1cfab6ed68f6",
-    "inverting_gradients_breaching": "3f389e32b62e",
-    "inverting_gradients_chen": "1a29c608eb0e",
-    "inverting_gradients_geiping_cli": "dcd7ec80350d",
-    "inverting_gradients_geiping_library": "99014879444a",
-    "inverting_gradients_gradattack": "e2623b76a6c2",
     "inverting_gradients_large_steps": "14a1123ade6d",
     "linear_inversion": "97058adaff9d",
+    "published_inverting_gradients": "dcd7ec80350d",
     "sparse_gradient_inversion": "94540cee2635",
     "sparse_gradient_inversion_paper": "62551f7d3b6d",
     "strong_matching": "3ebb9f9fed23",
@@ -32,6 +34,20 @@ def test_a_preset_keeps_its_meaning(name):
     attack = build("attack", name, {})
     assert isinstance(attack, Attack)
     assert settings_hash(attack) == HASHES[name]
+
+
+PUBLISHED = {
+    "breaching": "3f389e32b62e",
+    "chen": "1a29c608eb0e",
+    "geiping_cli": "dcd7ec80350d",
+    "geiping_library": "99014879444a",
+    "gradattack": "e2623b76a6c2",
+}
+
+
+@pytest.mark.parametrize("source", PUBLISHED)
+def test_published_settings_keep_their_meaning(source):
+    assert settings_hash(published_inverting_gradients(source)) == PUBLISHED[source]
 
 
 def test_the_table_names_every_attack_and_no_two_are_alike():
@@ -73,7 +89,7 @@ def test_every_setting_moves_the_hash():
         {"batch_norm": 0.1},
         {"statistics": "proxy"},
         {"first_norm": 10.0},
-        {"features": "tensor"},
+        {"features": "package:tensor"},
         {"feature_weight": 1.0},
         {"feature_form": "span"},
         {"size": 0.1},

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from leakbound.attacks import ByNoise, ConstantImage, GradientMatching, strong_matching
-from leakbound.attacks.features.errors import feature_errors, subspace_error
+from leakbound.attacks.features.base import feature_errors, subspace_error
 from leakbound.audit import parse, run
 from leakbound.client import layer_inputs
 from leakbound.core import NotApplicable
@@ -32,9 +32,9 @@ def test_the_declared_noise_chooses_the_search(scene, defense, told, wanted):
 
 
 def test_settings_reach_both_searches():
-    built = strong_matching(7, features="tensor", prior_rate=0.5, feature_weight=0.2)
+    built = strong_matching(7, features="package:tensor", prior_rate=0.5, feature_weight=0.2)
     assert (built.clean.steps, built.noisy.steps) == (7, 7)
-    assert (built.clean.features, built.noisy.features) == ("tensor", "none")
+    assert (built.clean.features, built.noisy.features) == ("package:tensor", "none")
     assert built.noisy.learning_rate == 0.5
     with pytest.raises(ValueError, match=r"share is 2"):
         ByNoise(ConstantImage(), ConstantImage(), share=2.0)
@@ -61,7 +61,7 @@ def test_features_are_in_the_answer_and_in_the_record(scene):
 
 
 def test_a_malicious_server_plants_the_head_that_the_tensor_method_reads(scene):
-    attack = GradientMatching(steps=1, features="tensor_fit")
+    attack = GradientMatching(steps=1, features="leakbound_reproductions.attacks.tensor:fitted")
     task, batch = scene.task("headed", **HEADED), scene.batch(0, 2)
     with pytest.raises(NotApplicable):
         attack(scene.play(task, batch).observation, stream(0))

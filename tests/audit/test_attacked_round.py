@@ -8,6 +8,7 @@ import torch
 
 import leakbound as lb
 from leakbound import audit, report
+from leakbound._util import text
 from leakbound.audit.attacked_round import attacked_round
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import play_round
@@ -17,6 +18,7 @@ from leakbound.defenses.base import Defense
 from leakbound.protocol import play
 from leakbound.randomness import stream
 from leakbound.report.rerun import reruns, toml_of
+from leakbound_reproductions.attacks.mixed_start import MixedStart
 
 ACTS = 15
 """Logits start at logit(0.2) = -1.39 and rise by at most 0.1 a round: 13.9 rounds to 0, and a
@@ -81,7 +83,7 @@ def test_a_plan_with_a_round_is_read_back_the_same():
     import tomllib
 
     plan = audit.parse(_table(round=2))
-    kept = audit.plan.plain(plan)
+    kept = text.plain(plan)
     assert audit.parse(tomllib.loads(toml_of(kept)), name=plan.name).hash == plan.hash
     found = [result.record for result in audit.run(plan)]
     again = reruns(kept, found)
@@ -110,7 +112,7 @@ def test_the_attacker_sees_the_weights_that_a_client_sent_which_keeps_some():
         weights = one.task.parameters - one.task.plan.learning_rate * update
         assert torch.equal(sent[mask], weights[mask])
     assert not seen.update.mask.all()
-    attack = lb.attacks.MixedStart(steps=3)
+    attack = MixedStart(steps=3)
     known, blind = (attack(one, stream(0)).inputs for one in (seen, replace(seen, history=())))
     assert not torch.equal(known, blind)
 

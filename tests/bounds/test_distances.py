@@ -11,12 +11,12 @@ import torch
 from scipy import stats
 
 from leakbound import data
+from leakbound.assess.criterion import distance_of
 from leakbound.bounds import balls
 from leakbound.bounds.balls import counts_of, neighbors
 from leakbound.bounds.counting import PublicSample, TheseExamples, count_limit
 from leakbound.bounds.distances import ColumnMisses, GivenMetric, SquaredError
 from leakbound.domains import Column, SeriesDomain, TableDomain
-from leakbound.risk.kappa import distance_of
 
 
 def sheet(name):

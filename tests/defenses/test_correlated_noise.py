@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from leakbound.assess.success import _multiplier
 from leakbound.audit import parse
 from leakbound.audit.plan import build_defense
 from leakbound.bounds.correlated import Factor, Scheme
@@ -18,7 +19,6 @@ from leakbound.defenses import (
 )
 from leakbound.protocol import step
 from leakbound.randomness import secure, stream
-from leakbound.risk.success import _multiplier
 from leakbound_reproductions.federation import FederatedPlan, train
 
 WIDTH = 20_000

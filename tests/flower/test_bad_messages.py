@@ -178,7 +178,7 @@ def test_defenses_that_need_the_batch_say_so(flower, setup, batches):
     for defense in (NoisyCopy(0.1), DpSgd(1.0, 1.0), LocalOptimalNoise(0.1), Soteria()):
         app = flower.client_app([DefenseMod(defense, setup)], batches=batches, shown=False)
         reason = flower.ask(app).error.reason
-        assert "leakbound.flower.tap(inputs, labels)" in reason
+        assert "leakbound.client_side.tap(inputs, labels)" in reason
         assert repr(defense).split(" → ")[0] in reason
 
 

@@ -13,12 +13,13 @@ from flwr.clientapp.mod import fixedclipping_mod
 from torch import nn
 
 from leakbound.attacks import MeanImage
+from leakbound.client_side.metered import BROKEN, REFUSED
 from leakbound.core import Batch
 from leakbound.defenses import ClipExamples, GaussianMechanism, GaussianNoise, Mean, chain
 from leakbound.domains import Column, TableDomain
 from leakbound.flower import DefenseMod, InProcessGrid, Setup, check_mods, run, tap
 from leakbound.flower.compat import delivered
-from leakbound.flower.meter import BROKEN, REFUSED, LeakMeter
+from leakbound.flower.meter import LeakMeter
 from leakbound.meter import Policy
 from leakbound.randomness import normal, stream
 
@@ -108,7 +109,7 @@ def test_noise_of_a_seed_is_no_protection(outside, flower, setup, one, caplog, t
     assert "send (undecided)" in words
     assert "experiment only: the noise is seeded" in words
     line = json.loads(path.read_text())
-    assert line["bounds"] == []
+    assert all(one["bounds"] == [] for one in line["assessments"])
     assert any("experiment only: the noise is seeded" in note for note in line["notes"])
     strict = [LeakMeter(setup, ACCEPTED), *mods]
     assert flower.ask(flower.client_app(strict, batches=one)).error.reason == REFUSED
@@ -122,9 +123,9 @@ def test_the_law_of_a_mods_noise_is_known(flower, setup, one, tmp_path):
     flower.ask(flower.client_app([known, noise], batches=one))
     twice = [unknown, DefenseMod(GaussianNoise(1e-3), setup), noise]
     flower.ask(flower.client_app(twice, batches=one))
-    assert '"estimate"' in known.path.read_text()
-    assert '"estimate"' not in unknown.path.read_text()  # several mods: no law, no bound
-    assert "several mods made the update" in unknown.path.read_text()
+    assert '"estimate"' in known.meter.path.read_text()
+    assert '"estimate"' not in unknown.meter.path.read_text()  # several mods: no law, no bound
+    assert "several mods made the update" in unknown.meter.path.read_text()
 
 
 def test_a_planted_model_is_refused_before_training(flower, setup, one, caplog):
@@ -248,7 +249,7 @@ def test_several_local_steps_are_read_as_such(flower, digits, setup, batches, tm
     app = flower.client_app([LeakMeter(longer, path=path)], batches=batches, steps=3)
     assert not flower.ask(app).has_error()
     (line,) = [json.loads(text) for text in path.read_text().splitlines()]
-    assert len(line["baseline"]) == 12
+    assert {len(one["baseline"]) for one in line["assessments"]} == {0, 12}
 
 
 def test_a_run_goes_on_without_the_clients_that_refuse(flower, setup, one, batches, caplog):

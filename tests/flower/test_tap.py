@@ -4,9 +4,9 @@ import threading
 
 import torch
 
+from leakbound.client_side.batches import _OF_CALL, listening
 from leakbound.defenses import GaussianNoise, NoisyCopy
 from leakbound.flower import DefenseMod, tap
-from leakbound.flower.nesting import _TAP, listening
 
 
 def test_nothing_is_kept_where_no_one_listens():
@@ -44,7 +44,7 @@ def test_a_mod_that_needs_no_batch_does_not_listen(flower, setup, batches):
 
     def inner(message, context, call_next):
         reply = call_next(message, context)
-        heard.append(_TAP.get())
+        heard.append(_OF_CALL.get())
         return reply
 
     for defense, listens in ((GaussianNoise(0.1), False), (NoisyCopy(0.1), True)):

@@ -7,8 +7,6 @@ from torch import nn
 import leakbound as lb
 from leakbound.attacks import LinearInversion, inverting_gradients
 from leakbound.attacks.features.cocktail_party import CocktailPartyImages, probed
-from leakbound.attacks.features.head import find_head, head_layers, special_head
-from leakbound.attacks.features.tensor import TensorMethod
 from leakbound.attacks.labels import LABEL_RULES, infer, infer_labels
 from leakbound.client import example_gradients
 from leakbound.core import Batch, NotApplicable, Server, Task, ThreatModel
@@ -16,6 +14,8 @@ from leakbound.defenses import DpSgd, GaussianNoise, HiddenDropout, NoDefense, S
 from leakbound.inspection import inspect
 from leakbound.randomness import stream
 from leakbound.testing import check_attack, check_defense
+from leakbound_reproductions.attacks.head import find_head, head_layers, special_head
+from leakbound_reproductions.attacks.tensor import TensorMethod
 from leakbound_reproductions.pruning import Magnitude, Synflow
 
 NO_FIRST = ("frozen backbone", "LoRA", "frozen first layer", "trained biases")

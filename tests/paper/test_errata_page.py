@@ -1,14 +1,20 @@
-"""docs/errata.md: every row has its own id and a test that exists, or says why it has none."""
+"""The errata: every row has its own id and a test that exists, or says why it has none."""
 
 import ast
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "errata.md").read_text("utf-8")
+sys.path.insert(0, str(ROOT / "tools"))
+import stored  # noqa: E402
+
+TABLES = stored.markdown(stored.read("errata"))
+PAGE = f"{TABLES}\n{(ROOT / 'docs' / 'errata.md').read_text('utf-8')}"
+"""The stored rows, and what is written by hand."""
 ROW = re.compile(r"^\| ([A-Z]\d+)(?: \(([^)]*)\))? \|", re.MULTILINE)
 NAMED = re.compile(r"`((?:reproductions/)?tests/[\w/]+\.py)(?:::(\w+))?`")
 CITED = re.compile(r"[Ee]rrat(?:a|um) (\d\.\d+(?:(?:,| to| and) \d\.\d+)*)")
@@ -77,7 +83,9 @@ def test_a_fault_is_found(old, new, message):
 def cited():
     """Numbers of errata that code and tests speak of, with the ends of "4.1 to 4.4"."""
     for folder in ("src", "tests", "docs"):
-        for path in sorted((ROOT / folder).rglob("*.py")) + sorted((ROOT / folder).rglob("*.md")):
+        for path in sorted((ROOT / folder).rglob("*.*")):
+            if path.suffix not in (".py", ".md", ".json"):
+                continue
             for group in CITED.findall(path.read_text("utf-8")):
                 yield from re.findall(r"\d\.\d+", group)
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.attacks.features.errors import feature_errors
-from leakbound.attacks.features.tensor import TensorMethod
+from leakbound.attacks.features.base import feature_errors
 from leakbound.core import Batch, Task
 from leakbound.defenses import GaussianNoise
 from leakbound.models import two_layer
 from leakbound.protocol import play
 from leakbound.randomness import normal, stream
+from leakbound_reproductions.attacks.tensor import TensorMethod
 from leakbound_reproductions.systematic_evaluation import trial
 from leakbound_reproductions.systematic_evaluation import two_layer as theory
 from leakbound_reproductions.systematic_evaluation.sweep import interval, row, slope

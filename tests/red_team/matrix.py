@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 from scipy import stats
 
+from leakbound.assess.limits import GRID
 from leakbound.risk import TrainingSetting, calibrate_setting
-from leakbound.risk.limits import GRID
 
 from .adversaries import ADVERSARIES, NOISE, Adversary, Array, errors
 from .domains import Domain

@@ -17,9 +17,9 @@ from scipy import stats
 
 from leakbound import data
 from leakbound._util.codewords import covering
+from leakbound.assess.criterion import distance_of
 from leakbound.bounds.counting import PublicSample
 from leakbound.domains import TableDomain
-from leakbound.risk.kappa import distance_of
 
 from .adversaries import Array, Generator
 

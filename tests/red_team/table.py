@@ -1,4 +1,4 @@
-"""The full matrix as a page: `python -m tests.red_team.table > docs/evidence-of-truth.md`.
+"""The full matrix: `python -m tests.red_team.table` writes docs/results/evidence-of-truth.json.
 
 `--check` prints the summary alone. Both end with 1 if an adversary is above a statement.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
+from tools import stored
 
 from . import domains
 from .domains import Domain
@@ -162,15 +163,15 @@ def summary(found: Found) -> str:
 INTRODUCTION = """# Evidence: statements against adversaries
 
 leakbound states that no attacker reconstructs an example to a given PSNR with more than a given
-probability. The statement uses n public examples and no model of the data ([risk](risk.md)). On
+probability. The statement uses n public examples and no model of the data ([risk](../risk.md)). On
 this page, adversaries try to exceed such statements.
 
 {summary}
 
-Repeat it from a clone: `python -m tests.red_team.table > docs/evidence-of-truth.md`, {minutes:.0f}
-minutes on one core. `make proof` runs it without the page. Part of it runs with every change
+Repeat it from a clone: `python -m tests.red_team.table`, {minutes:.0f} minutes on one core.
+`make proof` runs it and stores nothing. Part of it runs with every change
 (`tests/red_team/test_statements.py`). `tests/red_team/test_old_rules.py` shows that the same
-adversaries exceed each rule that was replaced ([errata](errata.md#ours)).
+adversaries exceed each rule that was replaced ([errata](../errata.md#ours)).
 
 ## How it works
 
@@ -274,7 +275,9 @@ def main() -> int:
     began = time.monotonic()
     found = run(log=lambda line: print(line, file=sys.stderr))
     minutes = max(1.0, (time.monotonic() - began) / 60)
-    print(summary(found) if check else "\n".join(page(found, minutes)))
+    print(summary(found))
+    if not check:
+        stored.keep("evidence-of-truth", "\n".join(page(found, minutes)))
     return int(bool(found.beaten or found.means_beaten))
 
 

@@ -13,13 +13,13 @@ from scipy import stats
 
 from leakbound import audit
 from leakbound._util.codewords import codewords
+from leakbound.assess.limits import GRID
 from leakbound.bounds import identification, record_priors
 from leakbound.bounds.cramer_rao import tight_trace_bound
 from leakbound.bounds.priors import GaussianPrior
 from leakbound.opacus import risk
 from leakbound.risk import TrainingSetting
 from leakbound.risk.corridor import success_bound
-from leakbound.risk.limits import GRID
 
 from ..bounds.prior_attacks import KnownNorm
 from . import domains

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from torch import nn
 
 from leakbound import audit, data, error_bound, registry
+from leakbound.assess import limits
 from leakbound.assess.criterion import Criterion
 from leakbound.attacks import Attack
 from leakbound.audit import experiment
 from leakbound.core import Reconstruction
-from leakbound.risk import limits
 from leakbound.risk.statement import of_bound
 
 

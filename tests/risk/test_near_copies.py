@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 
 from leakbound import data, models, stream
+from leakbound.assess.near_copies import crowding_of
 from leakbound.audit.simulate import simulate
 from leakbound.captured.run import Settings
 from leakbound.cli import main
@@ -19,7 +20,6 @@ from leakbound.meter import Policy
 from leakbound.risk.calibrate import calibrate_setting
 from leakbound.risk.corridor import TrainingSetting, epsilon, success_bound
 from leakbound.risk.deployment import laws_of, parse
-from leakbound.risk.near_copies import crowding_of
 
 SHAPE = (1, 28, 28)
 

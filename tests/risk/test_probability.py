@@ -10,12 +10,12 @@ import pytest
 from scipy import stats
 
 from leakbound import audit
+from leakbound.assess import success
+from leakbound.assess.limits import RiskSpec
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import run_experiment
 from leakbound.bounds import conversions, counting, record_priors
 from leakbound.core import NotApplicable
-from leakbound.risk import kappa
-from leakbound.risk.limits import RiskSpec
 
 PLAN = {
     "seeds": [0],
@@ -95,7 +95,7 @@ def test_verdicts(gaussian):
 
 def test_the_numbers_of_the_mechanism(bench, gaussian):
     """Phi(Phi^-1(kappa) + 1 / noise), kappa from the rung; seven clients' guesses count."""
-    rung, _ = kappa.of_public(bench.public, "gaussian", 32, False, 0.01)
+    rung, _ = success.prior_of(bench.public, "gaussian", 32, False, 0.01)
     public = bench.public.inputs.flatten(1).double().numpy()
     most = max(int((((public - one) ** 2).mean(1) <= 0.01).sum()) - 1 for one in public)
     blind = max(math.exp(float(rung.log_kappa(0.01))), most / (len(public) - 1))
@@ -140,15 +140,15 @@ def test_a_known_label_is_no_secret(bench):
         total += len(own) / len(flat) * most / (len(own) - 1)
     assert total > 0
     for prior in ("gaussian", "gallery"):
-        _, known = kappa.of_public(public, prior, 32, True, eta)
-        _, unknown = kappa.of_public(public, prior, 32, False, eta)
+        _, known = success.prior_of(public, prior, 32, True, eta)
+        _, unknown = success.prior_of(public, prior, 32, False, eta)
         assert math.exp(known) >= total * (1 - 1e-9)
         assert known > unknown
 
 
 def test_a_model_of_images_is_not_trusted_below_the_images(bench):
     """A Gaussian thinks near images far rarer than they are: what was seen counts."""
-    rung, log = kappa.of_public(bench.public, "gaussian", 32, False, 0.03)
+    rung, log = success.prior_of(bench.public, "gaussian", 32, False, 0.03)
     flat = bench.public.inputs.flatten(1).double().numpy()
     most = max(int((((flat - one) ** 2).mean(1) <= 0.03).sum()) - 1 for one in flat)
     seen = most / (len(flat) - 1)
@@ -168,12 +168,12 @@ def test_a_copy_of_a_gaussian():
     copies = images + noise * rng.normal(size=images.shape)
     guess = copies * spread**2 / (spread**2 + noise**2)  # the posterior mean is best
     reached = float((((guess - images) ** 2).mean(1) <= eta).mean())
-    bound = math.exp(kappa.after_copy(noise, part, eta=eta, baseline=-9.0))
+    bound = math.exp(success.after_copy(noise, part, eta=eta, baseline=-9.0))
     assert reached < bound < 4 * reached + 0.05
     assert reached > 0.1  # the test has something to say
     blind = math.exp(float(part.log_kappa(eta)))
     assert blind <= bound * 1.001
-    far = math.exp(kappa.after_copy(1e6, part, eta=eta, baseline=-9.0))
+    far = math.exp(success.after_copy(1e6, part, eta=eta, baseline=-9.0))
     assert far == pytest.approx(blind, rel=1e-6)
 
 
@@ -185,7 +185,7 @@ def test_a_copy_from_a_gallery():
         copies = gallery.images[drawn] + noise * rng.normal(size=(4000, 5))
         near = ((copies[:, None] - gallery.images) ** 2).sum(2).argmin(1)
         blind = float(gallery.log_kappa(1e-6))
-        bound = math.exp(kappa.after_copy(noise, gallery, eta=1e-6, baseline=blind))
+        bound = math.exp(success.after_copy(noise, gallery, eta=1e-6, baseline=blind))
         assert (near == drawn).mean() <= bound + 0.02
     assert bound < 0.2
 
@@ -203,7 +203,7 @@ def test_nothing_asked_or_nothing_to_say(bench):
 def test_no_prior_to_be_had(bench):
     small = PlanContext(dataclasses.replace(plan().data, limit=100))  # 20 public images
     with pytest.raises(NotApplicable, match="64 public examples"):
-        kappa.of_public(small.public, "mixture", 32, True, 0.01)
+        success.prior_of(small.public, "mixture", 32, True, 0.01)
     cell = plan(data=PLAN["data"] | {"limit": 100}, defenses=[{"name": "dp_sgd"}]).experiments()[0]
     record = run_experiment(cell, small, pictures=False).record
     assert (record.status, record.verdict) == ("ok", "undecided")

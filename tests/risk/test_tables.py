@@ -13,7 +13,7 @@ import torch
 from scipy import special
 
 from leakbound import audit, calibrate, data
-from leakbound.assess.criterion import Criterion
+from leakbound.assess.criterion import Criterion, distance_of
 from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample, count_least, count_limit
 from leakbound.bounds.distances import ColumnMisses
@@ -22,7 +22,7 @@ from leakbound.domains import SeriesDomain
 from leakbound.risk import Target, TrainingSetting, calibrate_setting, corridor
 from leakbound.risk.corridor import around
 from leakbound.risk.examples import Examples
-from leakbound.risk.kappa import baseline_matches, distance_of, row_matches
+from leakbound.risk.kappa import baseline_matches, row_matches
 from leakbound.risk.statement import of_assessment
 
 pytestmark = pytest.mark.usefixtures("wide")

@@ -1,7 +1,12 @@
-"""`docs/reproductions.md`: which claims of each paper hold, from stored results."""
+"""The page of the site about the papers: which claims of each paper hold, from stored results.
+
+`python -m leakbound_reproductions.overview docs/reproductions RUN_FOLDER` stores a finished run's
+results, of which `make docs` writes the page.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -28,8 +33,7 @@ HEAD = (
 HOW = (
     "**How a claim is judged.** " + pages.RULE,
     "",
-    "This page is written from stored results by `python -m leakbound_reproductions.reproductions "
-    "docs/reproductions docs/reproductions.md`.",
+    "`make docs` writes this page from the stored results of runs.",
     "",
 )
 
@@ -144,3 +148,17 @@ def _detail(own: Results, base: str) -> list[str]:
         pages.known(own),
         "",
     ]
+
+
+def main() -> None:
+    """Store finished runs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stored", type=Path, help="folder of stored results, NAME.json each")
+    parser.add_argument("runs", type=Path, nargs="+", help="finished runs to store")
+    given = parser.parse_args()
+    for run in given.runs:
+        print(f"stored: {store(run, given.stored)}")
+
+
+if __name__ == "__main__":
+    main()

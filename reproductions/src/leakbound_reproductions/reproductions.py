@@ -1,12 +1,7 @@
-"""The papers that can be reproduced, what each scale runs, and the page of results.
-
-`python -m leakbound_reproductions.reproductions docs/reproductions docs/reproductions.md` writes
-the page from stored results. `--store RUN_FOLDER` first copies a finished run's results.
-"""
+"""The papers that can be reproduced, and what each scale runs."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -199,22 +194,3 @@ def check_scale(scale: str) -> str:
     if scale not in SCALES:
         raise ValueError(f"scale is {scale!r}; choose one of {', '.join(SCALES)}")
     return scale
-
-
-def main() -> None:
-    """Write the page of all stored results."""
-    from leakbound_reproductions import overview
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stored", type=Path, help="folder of stored results, NAME.json each")
-    parser.add_argument("page", type=Path, help="the Markdown page to write")
-    parser.add_argument("--store", type=Path, nargs="*", default=[], help="finished runs to store")
-    given = parser.parse_args()
-    for run in given.store:
-        print(f"stored: {overview.store(run, given.stored)}")
-    given.page.write_text(overview.page(given.stored, given.page.parent), encoding="utf-8")
-    print(f"written: {given.page}")
-
-
-if __name__ == "__main__":
-    main()

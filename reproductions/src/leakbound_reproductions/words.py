@@ -43,8 +43,10 @@ def region(ends: Interval) -> str:
     low, high = ends
     least = _end(low, "above", low > _round(low))
     most = _end(high, "below", high < _round(high))
+    if math.isinf(high) and math.isinf(low):
+        return "any"
     if math.isinf(high):
-        return "any" if math.isinf(low) else (least if "above" in least else f"at least {least}")
+        return least if "above" in least else f"at least {least}"
     if math.isinf(low):
         return most if "below" in most else f"at most {most}"
     return f"{least} to {most}"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from leakbound import check
 from leakbound._util.decibels import EXTREME
 from leakbound.assess.record import CriterionInfo
+from leakbound.bounds.distances import ColumnMisses, Distance, GivenMetric, SquaredError
 from leakbound.domains import Domain
 
 
@@ -48,6 +53,11 @@ class Criterion:
         return float(f"{self.within**2:.14g}")  # 0.01 for 20 dB, not 0.010000000000000002
 
     @property
+    def level(self) -> float:
+        """The largest distance that meets it, as bounds measure it (`distance_of`)."""
+        return self.error if self.domain.distance_is_rmse else self.within
+
+    @property
     def info(self) -> CriterionInfo:
         return CriterionInfo(
             metric=self.domain.metric,
@@ -64,3 +74,33 @@ class Criterion:
         own = self.domain.distance(truth, guess).tolist()
         other = self.domain.distance(truth, baseline).tolist()
         return tuple(a <= self.within and a < b for a, b in zip(own, other, strict=True))
+
+
+def distance_of(domain: Domain) -> Distance:
+    """How bounds measure the distance of a domain, for examples as rows (n, values).
+
+    Example:
+        >>> from leakbound.domains import of_shape
+        >>> type(distance_of(of_shape((1, 8, 8)))).__name__
+        'SquaredError'
+    """
+    if domain.parts is not None:
+        return ColumnMisses(
+            lambda rows: domain.coded(_tensor(rows)).numpy(),
+            domain.parts,
+            domain.noun,
+            domain.metric,
+        )
+    if domain.distance_is_rmse:
+        return SquaredError()
+
+    def of(*rows: NDArray[Any]) -> NDArray[Any]:
+        a, b = (_tensor(own) for own in np.broadcast_arrays(*rows))
+        one, two = (own.reshape(-1, *domain.shape) for own in (a, b))
+        return np.asarray(domain.distance(one, two)).reshape(a.shape[:-1])
+
+    return GivenMetric(of, domain.noun)
+
+
+def _tensor(rows: NDArray[Any]) -> torch.Tensor:
+    return torch.tensor(np.ascontiguousarray(rows))

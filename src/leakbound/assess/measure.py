@@ -74,7 +74,7 @@ def measure(
     paired = pair(truth, answer, domain.costs)
     low, high = domain.input_range
     found: dict[str, Any] = {}
-    if domain.metric == "psnr" and not quick:
+    if domain.distance_is_rmse and not quick:
         found = metrics.evaluate(paired, data_range=high - low, distractors=distractors, more=more)
     found.setdefault(domain.metric, domain.score(truth.inputs, paired.inputs).tolist())
     baseline = pair(truth, Reconstruction(guesses(domain, truth, public)), domain.costs)
@@ -131,7 +131,7 @@ def guesses(domain: Domain, truth: Batch, public: Batch | None) -> Tensor:
     blind = blind.to(truth.inputs).expand(shape)
     every = [blind, *(one.to(truth.inputs).expand(shape) for one in domain.constants())]
     if public is not None and fits:
-        if domain.metric == "tokens":
+        if domain.examples_recur:
             near = domain.costs(truth.inputs, public.inputs).argmin(1)
             every.append(public.inputs[near.to(public.inputs.device)].to(truth.inputs))
         if public.labels.shape[1:] == truth.labels.shape[1:]:

@@ -180,6 +180,11 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
         return named.get(self.metric, f"{self.metric} right")
 
     @property
+    def has_errors(self) -> bool:
+        """Whether scores are PSNRs, from which mean squared errors follow."""
+        return self.axis == "PSNR"
+
+    @property
     def goal(self) -> str:
         """What meets it at least, such as "20 dB" or "18 of 20 columns"."""
         if self.of is not None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from leakbound._util.formats import format_upper
 from leakbound._util.results import Fact, FactKind
 
+DOUBTED: Final = "a test found"
+GUESS: Final = "guess without an update"
 ORDER: tuple[FactKind, ...] = ("words", "levels", "zero values", "classes", "batch statistics")
 """The kinds of facts, those that say most about a person first."""
 
@@ -52,3 +55,13 @@ def ordered(facts: Iterable[Fact]) -> list[Fact]:
     """Those that matter most first: sensitive ones, then in the order of `ORDER`."""
     rank = {kind: place for place, kind in enumerate(ORDER)}
     return sorted(facts, key=lambda fact: (not fact.sensitive, rank[fact.kind], fact.subject))
+
+
+def rare(alone: int, count: int, rows: Iterable[str] = ()) -> str:
+    """What a bound that averages over examples leaves open; `rows` are numbers of rare ones."""
+    such = ", ".join(rows)
+    return (
+        "bounds average over examples and state nothing of one given example: "
+        f"{alone / count:.1%} of {count} public examples are rare, as no candidate matches one of "
+        "them and another" + (f" (such as numbers {such})" if such else "")
+    )

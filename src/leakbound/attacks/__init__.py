@@ -3,19 +3,22 @@
 Every attack class and preset exported here is registered under its snake_case name.
 """
 
-from leakbound.attacks.across_rounds import AcrossRounds
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, BestOf, ByNoise
 from leakbound.attacks.blind import ConstantImage, MeanImage
 from leakbound.attacks.codebook import Codebook
-from leakbound.attacks.correlated_trap import CorrelatedTrap
-from leakbound.attacks.data_dependent_law import CandidateLikelihood
+from leakbound.attacks.data_dependent_law import (
+    CandidateLikelihood,
+    LawEvolution,
+    LawMatching,
+    VarianceReadout,
+)
 from leakbound.attacks.features.cocktail_party import CocktailPartyImages
 from leakbound.attacks.fedavg import FedAvgMatching
 from leakbound.attacks.fishing import Fishing
 from leakbound.attacks.gias import Gias
 from leakbound.attacks.grad_inversion import GradInversion
-from leakbound.attacks.imprint import RobbingTheFed
+from leakbound.attacks.imprint import Loki, RobbingTheFed
 from leakbound.attacks.labels import (
     LABEL_RULES,
     infer,
@@ -23,29 +26,23 @@ from leakbound.attacks.labels import (
     label_accuracy,
     label_totals,
 )
-from leakbound.attacks.loki import Loki
 from leakbound.attacks.matching.attack import (
     GradientMatching,
     dlg,
     idlg,
     inverting_gradients,
-    inverting_gradients_breaching,
-    inverting_gradients_chen,
-    inverting_gradients_geiping_cli,
-    inverting_gradients_geiping_library,
-    inverting_gradients_gradattack,
     inverting_gradients_large_steps,
+    published_inverting_gradients,
     settings_hash,
     strong_matching,
 )
 from leakbound.attacks.matching.newton import GaussNewton
 from leakbound.attacks.matching.rows import TabLeak
-from leakbound.attacks.mixed_start import MixedStart
 from leakbound.attacks.patch_span import PatchSpan
 from leakbound.attacks.patches import PatchInversion
 from leakbound.attacks.prior.attack import LearnedPrior
+from leakbound.attacks.prior.denoiser import train_prior
 from leakbound.attacks.prior.files import load_prior, save_prior
-from leakbound.attacks.prior.training import train_prior
 from leakbound.attacks.sparse import SparseRecovery
 from leakbound.attacks.sparse_inversion import (
     sparse_gradient_inversion,
@@ -57,13 +54,11 @@ from leakbound.attacks.tokens.adapters import AdapterPursuit
 from leakbound.attacks.tokens.matching import TokenMatching
 from leakbound.attacks.tokens.rows import TokenRows
 from leakbound.attacks.tokens.span import TokenSpan
-from leakbound.attacks.trap import LinearTrap
+from leakbound.attacks.trap import CorrelatedTrap, LinearTrap
 from leakbound.attacks.trap_weights import TrapWeights
-from leakbound.attacks.variance import LawEvolution, LawMatching, VarianceReadout
 
 __all__ = [
     "LABEL_RULES",
-    "AcrossRounds",
     "AdapterPursuit",
     "Attack",
     "BestOf",
@@ -86,7 +81,6 @@ __all__ = [
     "LinearTrap",
     "Loki",
     "MeanImage",
-    "MixedStart",
     "PatchInversion",
     "PatchSpan",
     "RobbingTheFed",
@@ -104,15 +98,11 @@ __all__ = [
     "infer",
     "infer_labels",
     "inverting_gradients",
-    "inverting_gradients_breaching",
-    "inverting_gradients_chen",
-    "inverting_gradients_geiping_cli",
-    "inverting_gradients_geiping_library",
-    "inverting_gradients_gradattack",
     "inverting_gradients_large_steps",
     "label_accuracy",
     "label_totals",
     "load_prior",
+    "published_inverting_gradients",
     "save_prior",
     "settings_hash",
     "sparse_gradient_inversion",

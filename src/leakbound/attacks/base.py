@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from leakbound.core import (
     Task,
     Unit,
 )
+from leakbound.domains import TableDomain, TokenDomain
 from leakbound.losses import named
 from leakbound.randomness import stream
 
@@ -26,6 +28,7 @@ __all__ = [
     "BestOf",
     "ByNoise",
     "boxed",
+    "domain_of",
     "each_row",
     "expected_rows",
     "outputs_of",
@@ -256,6 +259,20 @@ def expected_rows(observation: Observation, task: Task, inputs: Tensor, labels: 
     if observation.defense is None and observation.update.unit is Unit.EXAMPLE:
         return example_gradients(task, inputs, labels)
     return simulate(task, inputs, labels, cohort=observation.cohort, defense=observation.defense)
+
+
+Kind = TypeVar("Kind", TableDomain, TokenDomain)
+
+
+def domain_of(task: Task, kind: type[Kind]) -> Kind:
+    """The task's domain, for an attack that is for this kind of example alone.
+
+    Raises:
+        NotApplicable: it is another kind, or not known.
+    """
+    if not isinstance(task.domain, kind):
+        raise NotApplicable(f"the inputs are not {kind.what}")
+    return task.domain
 
 
 Answer = tuple[Tensor, float, str | None]

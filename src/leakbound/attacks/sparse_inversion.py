@@ -17,6 +17,14 @@ from leakbound.attacks.base import Attack, BestOf, seen_task
 from leakbound.attacks.matching.attack import GradientMatching, inverting_gradients
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 
+__all__ = [
+    "MASKS",
+    "SparseInversion",
+    "evidence",
+    "sparse_gradient_inversion",
+    "sparse_gradient_inversion_paper",
+]
+
 MASKS = ("recovered", "blind", "told")
 POINTS = ("start", "pruned", "end")
 

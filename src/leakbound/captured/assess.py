@@ -5,38 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec.structs import replace
 
 from leakbound import tensors
+from leakbound._util.text import digest
+from leakbound.assess import header as headers
 from leakbound.assess import record as records
-from leakbound.assess.certificate import Proof, certificate
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.facts import facts_of
-from leakbound.assess.measure import Measured, measure, objective_of, release_of, shown
-from leakbound.assess.verdict import verdict
-from leakbound.attacks import settings_hash
+from leakbound.assess.header import attack_info, defense_info, model_info
+from leakbound.assess.judge import Evidence, RiskSettings, judge
+from leakbound.assess.measure import release_of
+from leakbound.assess.released import Released
+from leakbound.assess.success import RiskSpec
 from leakbound.attacks.base import Attack, expected_rows, seen_task
-from leakbound.audit import plan as plans
-from leakbound.audit.context import PlanContext
-from leakbound.audit.experiment import defense_info, links_of, model_info, threat_info
+from leakbound.audit.context import DISTRACTORS
 from leakbound.captured import declared
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import InferredContext, fitting
 from leakbound.core import Batch, Observation, Reconstruction
-from leakbound.data import SOURCES, load
+from leakbound.data import SOURCES, Dataset, load
 from leakbound.data.sources import at_path
 from leakbound.data.table import SUFFIXES
 from leakbound.defenses import Chain, chain
-from leakbound.domains import Domain, has_neighbors, tokens_of
+from leakbound.domains import Domain, has_neighbors
 from leakbound.losses import named, next_labels
-from leakbound.randomness import stream
-from leakbound.risk.limits import ErrorBoundSpec, Limits, of_release
-from leakbound.risk.released import Released
-from leakbound.risk.success import RiskSpec
 
 PART = 1 << 22
 """Entries of an update that are compared in double precision at a time."""
@@ -57,7 +52,7 @@ class Case:
     inferred: InferredContext
     notes: tuple[str, ...]
     at: int
-    spec: plans.ModelSpec
+    title: str
     criterion: Criterion
     declared: Chain = field(default_factory=chain)
     public: PublicExamples | None = None
@@ -158,9 +153,9 @@ def explained(inferred: InferredContext, answer: Reconstruction) -> records.Expl
     labels = answer.labels
     if labels is None and observation.examples == 1:
         labels = inferred.labels
-    tokens = tokens_of(observation.task.domain)
-    if tokens is not None and named(observation.task.loss).name == "next_token":
-        labels = next_labels(answer.inputs, tokens.padding)
+    domain = observation.task.domain
+    if domain is not None and named(observation.task.loss).name == "next_token":
+        labels = next_labels(answer.inputs, domain.padding)
     if labels is None or len(labels) != observation.examples:
         return None
     task = seen_task(observation)
@@ -182,211 +177,139 @@ def explained(inferred: InferredContext, answer: Reconstruction) -> records.Expl
     return records.Explained(share=1 - off / energy, direction=direction, scale=both / own)
 
 
-def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> records.Assessment:
-    seen = case.inferred.observation
-    built = case.declared
-    shown_ = settings or repr(attack)
-    key = [case.at, case.capture.digest, name, shown_, repr(built), case.spec.name, seen.cohort[0]]
-    key += [repr(seen.task.plan), list(seen.input_shape), seen.threat.labels_known]
-    key += [named(seen.task.loss).name]
-    own = case.capture
-    found = case.inferred
-    return records.Assessment(
-        experiment=plans.digest(key)[:16],
-        attack=records.AttackInfo(
-            name=name, settings=shown_, hash=settings_hash(attack) if attack else "none"
-        ),
-        defense=defense_info(links_of(built), built),
-        model=model_info(case.spec.name, seen.task),
-        data=records.DataInfo(
-            source="captured",
-            domain=case.criterion.domain.name,
-            shape=tuple(seen.input_shape),
-            classes=seen.task.label_range,
-        ),
-        batch_size=seen.examples,
-        clients=1,
+def header(case: Case, name: str, attack: Attack | None) -> records.Assessment:
+    """What is attacked and how; `attack` is None if it could not be built."""
+    inferred = case.inferred
+    seen = inferred.observation
+    capture = case.capture
+    none = records.AttackInfo(name=name, settings=name, hash="none")
+    about = none if attack is None else attack_info(attack, name)
+    key = [case.at, capture.digest, name, about.settings, repr(case.declared), case.title]
+    key += [seen.cohort[0], repr(seen.task.plan), list(seen.input_shape)]
+    key += [seen.threat.labels_known, named(seen.task.loss).name]
+    empty = headers.header(
+        *(digest(key), about, defense_info(case.declared), model_info(case.title, seen.task)),
+        *(seen, case.criterion),
+        source="captured",
         seed=case.at,
-        threat=threat_info(seen.threat),
-        criterion=case.criterion.info,
-        capture=records.CaptureInfo(
-            name=own.name,
-            kind=own.kind,
-            digest=own.digest,
-            round=own.about.get("round"),
-            client=own.about.get("client"),
-            truth=case.truth is not None,
-            findings=tuple(records.FindingInfo(**vars(finding)) for finding in found.findings),
-            notes=(*own.notes, *case.notes, *found.notes),
-            undeclared=own.about.get(declared.NOTE),
-        ),
     )
+    info = records.CaptureInfo(
+        name=capture.name,
+        kind=capture.kind,
+        digest=capture.digest,
+        round=capture.about.get("round"),
+        client=capture.about.get("client"),
+        truth=case.truth is not None,
+        findings=tuple(records.FindingInfo(**vars(finding)) for finding in inferred.findings),
+        notes=(*capture.notes, *case.notes, *inferred.notes),
+        undeclared=capture.about.get(declared.NOTE),
+    )
+    return replace(empty, capture=info)
 
 
 def judged(
-    case: Case,
-    before: records.Assessment,
-    attack: Attack,
-    answer: Reconstruction,
-    *,
-    pictures: bool,
+    case: Case, attack: Attack, reconstruction: Reconstruction, *, name: str, pictures: bool
 ) -> tuple[records.Assessment, dict[str, bytes]]:
+    """The assessment of an attack on a captured update, and the pictures that it names."""
     inferred = case.inferred
-    capture = before.capture
     seen = inferred.observation
-    assert capture is not None  # set by `header`
-    share = explained(inferred, answer)
-    proof = Proof()
-    if not inferred.defense.links:
-        direction = None if share is None else share.direction
-        sure = {finding.name for finding in inferred.findings if finding.sure}
-        proof = certificate(seen, attack, answer, direction, sure, inferred.decay)
-    limits = limits_of(case)
-    own = _measured(case, answer, proof.certificate is not None)
-    public = None if case.public is None else case.public.public
-    facts = facts_of(seen, answer, case.criterion.domain, public, inferred.facts)
-    if inferred.decay is not None:  # a small gradient beside it may have been lost by rounding
-        facts = tuple(fact for fact in facts if fact.kind != "zero values")
-    measured = dict[str, Any]()
-    matched = tuple[bool, ...]()
-    truth = None
-    inputs = answer.inputs
-    baseline = None
-    agreement = answer.agreement
-    if own is not None:
-        measured = own.fields
-        matched = own.matched
-        baseline = own.guess
-        agreement = own.agreement
-        truth = own.paired.truth.inputs
-        inputs = own.paired.inputs
-    parts = shown(
-        *(case.criterion.domain, truth, inputs),
-        images=pictures,
-        baseline=baseline,
-        agreement=agreement,
+    share = explained(inferred, reconstruction)
+    public, decoys = (None, None) if case.public is None else case.public.halves
+    evidence = Evidence(
+        *(header(case, name, attack), seen, _release(case), attack, reconstruction),
+        truth=case.truth,
+        public=public,
+        decoys=decoys,
+        distractors=None if case.public is None else case.public.distractors,
+        certain={finding.name for finding in inferred.findings if finding.sure},
+        agreement=None if share is None else share.direction,
+        decay=inferred.decay,
+        facts=inferred.facts,
+        unbounded=_unbounded(case),
     )
-    values = parts.fields.pop("values", None)
-    known = inferred.rate_known
+    settings = RiskSettings(risk=RiskSpec(people=case.people), pictures=pictures)
+    record, files = judge(evidence, settings)
+    rate_known = inferred.rate_known
     if share is not None:
         share = records.Explained(
-            share=records.short(share.share) if known else None,
+            share=records.short(share.share) if rate_known else None,
             direction=records.short(share.direction),
             scale=records.short(share.scale),
         )
-    capture = replace(capture, explained=share, values=values)
-    noise = records.short(seen.noise_share) if known and not inferred.refuted else None
+    noise = records.short(seen.noise_share) if rate_known and not inferred.refuted else None
+    assert record.capture is not None  # set by `header`
     return replace(
-        before,
-        problem=answer.problem,
-        objective=objective_of(answer),
+        record,
         release=release_of(seen.update, {}, noise_share=noise),
-        bounds=limits.bounds,
-        attained=limits.attained,
-        bounds_note=limits.note,
-        verdict=verdict(
-            matched,
-            limits.bounds,
-            certified=proof.certificate is not None,
-            attained=limits.attained,
-            facts=facts,
-        ),
-        facts=facts,
-        certificate=proof.certificate,
-        layer_input=proof.layer_input,
-        capture=capture,
-        **measured,
-        **parts.fields,
-    ), parts.files
+        capture=replace(record.capture, explained=share),
+    ), files
 
 
-def _measured(case: Case, answer: Reconstruction, proved: bool) -> Measured | None:
-    """The answer compared with the truth; None if that is not known."""
-    if case.truth is None:
-        return None
-    public = None
-    others = None
-    decoys = None
-    if case.public is not None:
-        (public, decoys) = case.public.halves
-        others = case.public.distractors
-    return measure(
-        *(case.truth, answer, case.criterion, public),
-        distractors=others,
-        decoys=decoys,
-        proved=proved,
-    )
-
-
-class PublicExamples(PlanContext):
-    """A data source of public examples only, in the units of the model's input.
+class PublicExamples:
+    """Examples of a public data source, in the units of the model's input.
 
     A random half is kept from attacks as decoys.
     """
 
-    def __init__(self, spec: plans.DataSpec, input_range: tuple[float, float] | None) -> None:
-        super().__init__(spec)
-        self._range = input_range
-
-    def batch(self, indices: torch.Tensor) -> Batch:
-        own = super().batch(indices)
-        if self._range is None:
-            return own
-        low, high = self._range
-        return Batch(low + (high - low) * own.inputs, own.labels)
-
-    @property
-    def drawn(self) -> dict[str, torch.Tensor]:
-        none = torch.zeros(0, dtype=torch.long)
-        every = torch.arange(len(self.dataset.labels))
-        return {"private": none, "public": every, "test": none}
+    def __init__(self, dataset: Dataset, input_range: tuple[float, float] | None) -> None:
+        own = dataset.batch(torch.arange(len(dataset.labels)))
+        inputs = own.inputs
+        if input_range is not None:
+            low, high = input_range
+            inputs = low + (high - low) * inputs
+        self.every = Batch(inputs, own.labels)
+        self.origins = dataset.origins
+        self.domain = dataset.domain.fitted(dataset.inputs)
 
     @cached_property
     def halves(self) -> tuple[Batch | None, Batch | None]:
         """What attacks get, and decoys."""
-        indices = self.splits["public"]
-        return halves(self.batch(indices) if len(indices) else None)
+        return halves(self.every)
 
     @cached_property
-    def public(self) -> Batch | None:
-        return self.halves[0]
+    def distractors(self) -> torch.Tensor | None:
+        """Examples among which a reconstruction must identify its own original."""
+        public = self.halves[0]
+        return None if public is None else public.inputs[:DISTRACTORS]
 
 
 def public_examples(source: str, form: Domain, schema: str | None = None) -> PublicExamples:
     """Public examples of a data source; images are resized to the model's input if it is square."""
     wanted = form.shape
-    span = None if form.metric == "columns" else form.input_range
+    span = form.input_range if form.rescaled else None
     if source in SOURCES:
         schema = None
-    context = PublicExamples(plans.DataSpec(source, schema=schema), span)
-    own = context.input_shape
+    dataset = load(source, schema=schema)
+    own = tuple(dataset.inputs.shape[1:])
     if own != wanted and has_neighbors(wanted) and wanted[1] == wanted[2]:
-        spec = plans.DataSpec(source, size=wanted[1], channels=wanted[0])
-        context = PublicExamples(spec, span)
-    if context.input_shape != wanted:
+        dataset = load(source, size=wanted[1], channels=wanted[0])
+        own = tuple(dataset.inputs.shape[1:])
+    if own != wanted:
         raise ValueError(
             f"public data {source!r} has examples of shape {own}, the model takes {wanted}; give "
             "examples of that shape"
         )
-    return context
+    return PublicExamples(dataset, span)
 
 
-def limits_of(case: Case) -> Limits:
+def _unbounded(case: Case) -> str | None:
+    """Why no bound on the noise of this update holds; None if there may be one."""
+    if not case.inferred.defense.links:
+        return NO_LAW
+    if case.inferred.refuted:
+        return NO_NOISE
+    return NO_PUBLIC if case.public is None else None
+
+
+def _release(case: Case) -> Released:
     inferred = case.inferred
-    context = case.public
-    if not inferred.defense.links:
-        return Limits(note=NO_LAW)
-    if inferred.refuted:
-        return Limits(note=NO_NOISE)
-    if context is None:
-        return Limits(note=NO_PUBLIC)
     seen = inferred.observation
-    public = context.counted
+    public = None if case.public is None else case.public.every
     batch = case.truth
-    assert public is not None  # every image of the context is public
-    if batch is None and inferred.labels is not None:  # only labels count of a stand-in
+    # Only the labels count of a stand-in for an unknown batch.
+    if batch is None and public is not None and inferred.labels is not None:
         batch = Batch(public.inputs[:1].expand(seen.batch_shape), inferred.labels)
-    released = Released(
+    return Released(
         task=seen.task,
         update=seen.update,
         defense=inferred.defense,
@@ -395,11 +318,7 @@ def limits_of(case: Case) -> Limits:
         cohort=seen.cohort,
         batch=batch,
         public=public,
-        origins=context.origins,
+        origins=None if case.public is None else case.public.origins,
         truth_known=case.truth is not None,
-        key=(case.at, case.spec),
-        once=context.once,
+        key=(case.at, case.title),
     )
-    spec = ErrorBoundSpec()
-    source = stream(case.at, "bounds", spec.kind, seen.examples)
-    return of_release(released, spec, RiskSpec(people=case.people), source)

@@ -40,7 +40,7 @@ from leakbound.core import (
     Update,
 )
 from leakbound.defenses import Chain, Defense, NoDefense, chain
-from leakbound.domains import Domain, TokenDomain, tokens_of
+from leakbound.domains import Domain, TokenDomain
 from leakbound.losses import check_fit, named
 from leakbound.randomness import stream, uniform
 from leakbound.task import drops
@@ -618,17 +618,17 @@ def _check_vocabulary(task: Task) -> None:
     Tokens beyond it cannot occur, and missing ones would never be found. Sequences of two tokens
     find the table without an error; from three places on, no numbers of places look like them.
     """
-    domain = tokens_of(task.domain)
-    if domain is None or domain.length < 3:
+    vocabulary = None if task.domain is None else task.domain.vocabulary
+    if task.domain is None or vocabulary is None or task.domain.shape[0] < 3:
         return
     names: list[str] = []
     with suppress(Exception):  # the caller's own test reports a model that fails
-        names = embeddings(replace(task, domain=TokenDomain(2, domain.length)))
+        names = embeddings(replace(task, domain=TokenDomain(2, task.domain.shape[0])))
     for name in names:
         rows = task.model.get_submodule(name).num_embeddings
-        if rows != domain.vocabulary:
+        if rows != vocabulary:
             raise ValueError(
-                f"vocabulary is {domain.vocabulary}, but the model's table {name!r} has {rows} "
+                f"vocabulary is {vocabulary}, but the model's table {name!r} has {rows} "
                 f"tokens; give --vocabulary {rows}"
             )
 

@@ -20,6 +20,7 @@ from leakbound import check, registry
 from leakbound._util import files, stops
 from leakbound._util import pictures as html
 from leakbound._util.formats import format_number
+from leakbound._util.text import digest, plain
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
 from leakbound.assess.verdict import of_run
@@ -29,7 +30,6 @@ from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
 from leakbound.audit.context import one_line, one_thread
 from leakbound.audit.journal import Journal
-from leakbound.audit.plan_file import only
 from leakbound.audit.run_file import machine, versions
 from leakbound.captured.assess import (
     Case,
@@ -56,6 +56,7 @@ from leakbound.defenses import Defense
 from leakbound.domains import Domain, of_shape
 from leakbound.losses import named
 from leakbound.randomness import stream
+from leakbound.registry import Spec
 from leakbound.report.template import Presented
 
 if TYPE_CHECKING:
@@ -65,8 +66,12 @@ ONE_STEP = ("linear_inversion", "inverting_gradients", "strong_matching")
 SMALL = ("inverting_gradients_large_steps",)
 SEVERAL_STEPS = ("linear_inversion", "inverting_gradients", "fed_avg_matching")
 MANY = ("linear_inversion", "inverting_gradients")
-TOKENS = ("token_rows", "token_span", "adapter_pursuit")
-TABLE = ("linear_inversion", "touched_rows", "span_decoding", "tab_leak")
+BY_DOMAIN: dict[str, tuple[str, ...]] = {
+    "tokens": ("token_rows", "token_span", "adapter_pursuit"),
+    "table": ("linear_inversion", "touched_rows", "span_decoding", "tab_leak"),
+}
+"""The attacks that are for one domain alone, by its name; the searches are for the others."""
+SEARCHES = ("tab_leak",)
 FEW = 8
 LOTS = 64
 """The most examples for the longest search by default, and the number above which few attacks run.
@@ -93,7 +98,7 @@ class Job:
 
     at: int
     rank: int
-    spec: plans.Spec
+    spec: Spec
     steps: int
     cost: int
 
@@ -268,7 +273,7 @@ class Settings:
     input_shape: tuple[int, ...]
     input_range: tuple[float, float] = (0.0, 1.0)
     classes: int | None = None
-    attacks: tuple[plans.Spec, ...] | None = None
+    attacks: tuple[Spec, ...] | None = None
     defense: Defense | None = None
     public: str | None = None
     psnr: float = 20.0
@@ -334,7 +339,7 @@ def attack_update(
     weight_decay: float | None = None,
     input_range: tuple[float, float] = (0.0, 1.0),
     classes: int | None = None,
-    attacks: str | Sequence[str | plans.Spec] | None = None,
+    attacks: str | Sequence[str | Spec] | None = None,
     public: str | None = None,
     truth: Batch | Path | str | None = None,
     psnr: float = 20.0,
@@ -363,7 +368,7 @@ def attack_update(
             f"input_shape is {input_shape!r}; give the shape of one input without the batch, such "
             "as (1, 28, 28)"
         )
-    specs = _specs(attacks)
+    specs = attacks_of(attacks)
     own = getattr(domain, "shape", ())
     shape = tuple(input_shape) or own
     if own and shape != own:
@@ -478,21 +483,29 @@ def _found_steps(work: Work, read: Sequence[Callable[[Finding], Case]], watch: W
     return True
 
 
-def _specs(given: str | Sequence[str | plans.Spec] | None) -> tuple[plans.Spec, ...] | None:
+def attacks_of(given: str | Sequence[str | Spec] | None) -> tuple[Spec, ...] | None:
+    """Attacks by name; one with a list of values for a setting is one attack for each value."""
     if given is None:
         return None
-    several = [given] if isinstance(given, str | plans.Spec) else given
+    several = [given] if isinstance(given, str | Spec) else given
     odd = several if not isinstance(several, Sequence) else [a for a in several if _odd(a)]
     if odd:
         raise ValueError(
             f"attacks is {str(given)[:60]!r}; give names, with settings as in "
             "'inverting_gradients,steps=500'"
         )
-    return tuple(a if isinstance(a, plans.Spec) else only("attack", a) for a in several)
+    specs: list[Spec] = []
+    for attack in several:
+        if isinstance(attack, str):
+            rows = registry.grids_of("attack", registry.row_of("attack", attack))
+            specs += [spec for grid in rows for spec in grid]
+        else:
+            specs.append(attack)
+    return tuple(specs)
 
 
 def _odd(attack: object) -> bool:
-    return not isinstance(attack, str | plans.Spec)
+    return not isinstance(attack, str | Spec)
 
 
 def _case(
@@ -510,7 +523,7 @@ def _case(
     context = (
         None if settings.public is None else public_examples(settings.public, form, settings.schema)
     )
-    public = None if context is None else context.public
+    public = None if context is None else context.halves[0]
     if context is not None and settings.domain is not None:
         form = context.domain  # its scales are those of the public rows
     task, notes = task_of(model, capture, form, classes=settings.classes, loss=settings.loss)
@@ -525,7 +538,7 @@ def _case(
         inferred,
         notes,
         at,
-        plans.ModelSpec(title),
+        title,
         Criterion.of(form, psnr=settings.psnr, share=settings.share),
         inferred.declared,
         context,
@@ -534,26 +547,26 @@ def _case(
     )
 
 
-def _attacks(settings: Settings, inferred: InferredContext) -> tuple[plans.Spec, ...]:
+def _attacks(settings: Settings, inferred: InferredContext) -> tuple[Spec, ...]:
     """The attacks to run: the requested ones, or the suitable ones, from cheap to strong."""
     if settings.attacks is not None:
         return settings.attacks
     seen = inferred.observation
     names: tuple[str, ...] = ONE_STEP if seen.task.plan.steps == 1 else SEVERAL_STEPS
-    if settings.form.metric == "tokens":
-        names = TOKENS
-    elif settings.form.metric == "columns":
-        names = TABLE if seen.examples <= LOTS else TABLE[:-1]
+    if settings.form.name in BY_DOMAIN:
+        names = BY_DOMAIN[settings.form.name]
+        if seen.examples > LOTS:
+            names = tuple(name for name in names if name not in SEARCHES)
     elif seen.examples > LOTS:
         names = MANY
     elif seen.examples <= FEW and seen.task.plan.steps == 1:
         names += SMALL
     if isinstance(seen.task.model, Front):
         names = (*PLANTED, *names)
-    return tuple(plans.Spec(name) for name in names)
+    return tuple(Spec(name) for name in names)
 
 
-def _build(spec: plans.Spec, inferred: InferredContext) -> Attack:
+def _build(spec: Spec, inferred: InferredContext) -> Attack:
     """The attack; `fed_avg_matching` gets the number of steps that was found."""
     settings = spec.parameters
     plan = inferred.observation.task.plan
@@ -566,19 +579,18 @@ def _build(spec: plans.Spec, inferred: InferredContext) -> Attack:
     return built
 
 
-def _run(case: Case, spec: plans.Spec, seed: int, pictures: bool) -> Made:
+def _run(case: Case, spec: Spec, seed: int, pictures: bool) -> Made:
     built: Attack | None = None
 
     def ended(**fields: Any) -> Made:
-        before = header(case, spec.name, built, settings="" if built else spec.name)
+        before = header(case, spec.name, built)
         return msgspec.structs.replace(before, **fields), {}, None
 
     try:
         built = _build(spec, case.inferred)
         source = stream(seed, "attack", spec.name, case.inferred.observation.examples)
         answer = noted(built(case.inferred.observation, source))
-        before = header(case, spec.name, built)
-        return *judged(case, before, built, answer, pictures=pictures), answer
+        return *judged(case, built, answer, name=spec.name, pictures=pictures), answer
     except NotApplicable as error:
         stops.check()
         return ended(status="not_applicable", reason=" ".join(error.reason.split()))
@@ -655,8 +667,8 @@ def check_place(folder: Path) -> None:
 
 
 def _header(work: Work) -> dict[str, Any]:
-    plain = replace(work.settings, defense=None, domain=None, loss="cross_entropy")
-    plan = {"name": OWN_DATA, **plans.plain(plain), "loss": named(work.settings.loss).name}
+    settings = replace(work.settings, defense=None, domain=None, loss="cross_entropy")
+    plan = {"name": OWN_DATA, **plain(settings), "loss": named(work.settings.loss).name}
     plan["domain"] = None if work.settings.domain is None else repr(work.settings.domain)
     cases = work.cases
     first = work.cases[0].inferred.observation
@@ -664,10 +676,10 @@ def _header(work: Work) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "plan": plan,
-        "plan_hash": plans.digest(plan)[:16],
+        "plan_hash": digest(plan),
         "data": {
             "source": OWN_DATA,
-            "fingerprint": plans.digest([case.capture.digest for case in cases])[:16],
+            "fingerprint": digest([case.capture.digest for case in cases]),
             "examples": sum(case.inferred.observation.examples for case in cases),
             "shape": list(first.input_shape),
             "classes": first.task.label_range,

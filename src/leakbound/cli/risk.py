@@ -20,6 +20,7 @@ from leakbound._util.formats import (
     format_upper,
     format_upper_log,
 )
+from leakbound.assess import sentences
 from leakbound.assess.criterion import Criterion
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import Scope, positive, probability
@@ -27,7 +28,6 @@ from leakbound.cli import options
 from leakbound.cli.shared import check_files, plural, write_files
 from leakbound.cli.terminal import console, errors, safe
 from leakbound.domains import Domain
-from leakbound.risk import statement
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
 from leakbound.risk.corridor import (
     MOST_STEPS,
@@ -204,7 +204,7 @@ def _show_bound(
     if rare and isinstance(edges.prior, PublicSample):
         few = min(rare, key=lambda row: row["rare_rows"])
         words = ""
-        words = statement.rare(few["rare_rows"], edges.prior.n, few["rare"])
+        words = sentences.rare(few["rare_rows"], edges.prior.n, few["rare"])
         console.print(f"at {few['reached']}, {words}")
     _show_membership(found["epsilon"], found["delta"], found["thresholds"])
     _show_prior(found["prior"])
@@ -248,7 +248,7 @@ def _show_calibration(found: Calibration, *, explain: bool) -> None:
         )
     if found.rare is not None and isinstance(edges.prior, PublicSample):
         alone, names = found.rare
-        words = statement.rare(alone, edges.prior.n, names)
+        words = sentences.rare(alone, edges.prior.n, names)
         console.print(f"at {found.target.goal}, {words}")
     _show_prior(found.prior)
     console.print(f"verdict of `leakbound bound` on this answer: [bold]{found.verdict}[/bold]")

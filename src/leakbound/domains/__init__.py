@@ -12,6 +12,7 @@ from leakbound.domains.base import (
     Fields,
     ImageDomain,
     NumberDomain,
+    PartsDomain,
     SeriesDomain,
 )
 from leakbound.domains.table import Column, TableDomain
@@ -23,14 +24,13 @@ __all__ = [
     "Fields",
     "ImageDomain",
     "NumberDomain",
+    "PartsDomain",
     "SeriesDomain",
     "TableDomain",
     "TokenDomain",
     "has_neighbors",
     "of_shape",
     "smooth_axes",
-    "table_of",
-    "tokens_of",
 ]
 
 
@@ -43,26 +43,6 @@ def of_shape(shape: Sequence[int], input_range: tuple[float, float] = (0.0, 1.0)
     """
     kinds: dict[int, type[NumberDomain]] = {2: SeriesDomain, 3: ImageDomain}
     return kinds.get(len(shape), NumberDomain)(tuple(shape), input_range)
-
-
-def table_of(domain: Domain | None) -> TableDomain | None:
-    """The domain if it is a table's, with its columns; None if it is another, or not known.
-
-    Example:
-        >>> table_of(of_shape((3,))) is None
-        True
-    """
-    return domain if isinstance(domain, TableDomain) else None
-
-
-def tokens_of(domain: Domain | None) -> TokenDomain | None:
-    """The domain if it is that of token sequences; None if it is another, or not known.
-
-    Example:
-        >>> tokens_of(TokenDomain(10, 4)).vocabulary
-        10
-    """
-    return domain if isinstance(domain, TokenDomain) else None
 
 
 def has_neighbors(shape: Sequence[int]) -> bool:

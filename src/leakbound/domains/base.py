@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -17,6 +18,8 @@ Score = Literal["psnr", "snr", "columns", "tokens"]
 _SHOWN = 8
 _VALUES = 100
 """Number of examples whose values are shown, and number of values of each."""
+PAIRS = 20_000_000
+"""Most codes that are compared at once, so that memory stays below a gigabyte."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,31 @@ class Domain(Protocol):
     def copies_count_once(self) -> bool:
         """Whether equal examples count as copies of one."""
 
+    @property
+    def examples_recur(self) -> bool:
+        """Whether whole examples occur again in other data, as sentences do."""
+
+    @property
+    def rescaled(self) -> bool:
+        """Whether data in [0, 1] is moved to `input_range`, not taken as it is stored."""
+
+    @property
+    def vocabulary(self) -> int | None:
+        """The number of tokens, if examples are sequences of them."""
+
+    @property
+    def padding(self) -> int | None:
+        """The token that fills places after the end of a sequence; None if there is none."""
+
+    @property
+    def advice(self) -> str:
+        """What to give if a model cannot take such examples; "" if nothing special."""
+
+    def coded(self, x: Tensor) -> Tensor:
+        """(..., parts) numbers for the parts of examples (..., *shape), if parts count: a part
+        differs at a scale if they are farther apart than the scale. Float64 on the CPU.
+        """
+
     def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
         """How often what a fact names, as (subject, item), occurs in public examples (N, *shape).
 
@@ -129,18 +157,6 @@ class Domain(Protocol):
         """What to show of paired examples and their prior-only baselines, or of reconstructions
         without a known truth.
         """
-
-
-def most_wrong(parts: int, share: float) -> int:
-    """How many of a number of parts may be wrong if a share of them must be right.
-
-    Example:
-        >>> most_wrong(20, 0.9)
-        2
-    """
-    if not 0 < share <= 1:
-        raise ValueError(f"share is {share}; give a share above 0 and at most 1")
-    return parts - math.ceil(share * parts - 1e-9)
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -187,6 +203,12 @@ class NumberDomain:
     has_neighbors = False
     distance_is_rmse = True
     copies_count_once = True
+    examples_recur = False
+    rescaled = True
+    vocabulary = None
+    padding = None
+    advice = ""
+    parts = None
 
     def project(self, x: Tensor) -> Tensor:
         """Clip to the box; NaN becomes its middle."""
@@ -224,8 +246,6 @@ class NumberDomain:
         """(A, B) root mean squared errors of all pairs, float64 on the CPU."""
         return euclidean(a, b) / math.sqrt(math.prod(self.shape))
 
-    parts = None
-
     def within(self, *, psnr: float, share: float) -> float:
         """A root mean squared error of range / 10^(psnr/20)."""
         low, high = self.input_range
@@ -245,6 +265,10 @@ class NumberDomain:
         low, high = self.input_range
         error = self.distance(a, b).square() / (high - low) ** 2
         return -10 * error.clamp_min(10 ** (-PSNR_CAP / 10)).log10()
+
+    def coded(self, x: Tensor) -> Tensor:
+        """Its numbers; no parts count."""
+        return x.detach().cpu().double().flatten(1)
 
     def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
         """Nothing: single numbers are not rare."""
@@ -341,3 +365,78 @@ class SeriesDomain(NumberDomain):
     def score(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) 20 log10 of scale over error on the worst channel, in dB."""
         return -20 * self.distance(a, b).clamp_min(10 ** (-PSNR_CAP / 20)).log10()
+
+
+class PartsDomain(ABC):
+    """Examples (n,) whose parts count: the distance is the number of parts that differ.
+
+    d_(s+t)(x, y) <= d_s(x, z) + d_t(z, y), where s and t scale tolerances: a part that differs
+    between x and y by more than s + t differs from z by more than s, or by more than t.
+    """
+
+    what: ClassVar[str]
+    """What examples are, in messages of attacks that are for them alone."""
+    distance_is_rmse = False
+    has_neighbors = False
+    copies_count_once = False
+    examples_recur = False
+    rescaled = False
+    advice = ""
+
+    @property
+    @abstractmethod
+    def parts(self) -> int:
+        """The number of parts."""
+
+    @abstractmethod
+    def coded(self, x: Tensor) -> Tensor:
+        """See `Domain.coded`."""
+
+    def misses(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """(..., parts) whether parts differ between examples a and b, which broadcast: (..., n)."""
+        # Written so that NaN differs from everything.
+        return ~((self.coded(a) - self.coded(b)).abs() <= scale)
+
+    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """(N,) number of parts that differ between paired examples, float64 on the CPU."""
+        return self.misses(a, b, scale).sum(-1).double()
+
+    def distances(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        """(A, B) number of parts that differ between every example of a and of b, float64."""
+        left = self.coded(a)
+        right = self.coded(b)
+        step = max(1, PAIRS // max(1, len(b) * self.parts))
+        counts = [
+            (~((some[:, None] - right).abs() <= scale)).sum(-1).double()
+            for some in torch.split(left, step)
+        ]
+        return torch.cat(counts)
+
+    def costs(self, a: Tensor, b: Tensor) -> Tensor:
+        """(A, B) distances of all pairs."""
+        return self.distances(a, b)
+
+    def constants(self) -> tuple[Tensor, ...]:
+        """None: no constant example is closer to most examples than the most frequent parts."""
+        return ()
+
+    def within(self, *, psnr: float, share: float) -> float:
+        """The most parts that may differ if this share of them must be right.
+
+        Example:
+            >>> from leakbound.domains import TokenDomain
+            >>> TokenDomain(5, 20).within(psnr=20.0, share=0.9)
+            2
+        """
+        if not 0 < share <= 1:
+            raise ValueError(f"share is {share}; give a share above 0 and at most 1")
+        # Rounding of share * parts must not ask for one part more.
+        return self.parts - math.ceil(share * self.parts - 1e-9)
+
+    def level(self, within: float) -> float:
+        """Percent of parts that are right."""
+        return 100 * (1 - within / self.parts)
+
+    def score(self, a: Tensor, b: Tensor) -> Tensor:
+        """(N,) percent of parts that are right."""
+        return 100 * (1 - self.distance(a, b) / self.parts)

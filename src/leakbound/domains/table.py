@@ -15,7 +15,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util.results import ColumnResult
-from leakbound.domains.base import Fields, Score, most_wrong
+from leakbound.domains.base import Fields, PartsDomain, Score
 from leakbound.randomness import normal
 
 KINDS = ("continuous", "integer", "date", "categorical")
@@ -33,8 +33,6 @@ FARTHEST = 1e30
 FAR = 1e3
 ABSENT = -1e15
 """Codes of two levels of a category are this far apart; the code of a missing number."""
-PAIRS = 20_000_000
-"""Numbers of one block of comparisons between all rows of two sets."""
 EPOCH = date(1970, 1, 1).toordinal()
 FIRST_DAY, LAST_DAY = (day.toordinal() - EPOCH for day in (date.min, date.max))
 
@@ -190,13 +188,11 @@ class Column:
 
 
 @dataclass(frozen=True)
-class TableDomain:
+class TableDomain(PartsDomain):
     """Rows (n,) of a table, n numbers for m columns; the distance counts columns that differ.
 
     A column differs if numbers are farther apart than their tolerance, categories are not equal, or
-    only one of both is missing. d_(s+t)(x, y) <= d_s(x, z) + d_t(z, y), where s and t scale
-    tolerances: a column that differs between x and y by more than s + t tolerances differs from z
-    by more than s, or by more than t.
+    only one of both is missing.
 
     Example:
         >>> sex = Column("sex", "categorical", levels=("f", "m"))
@@ -211,9 +207,9 @@ class TableDomain:
     name = "table"
     noun = "row"
     metric: ClassVar[Score] = "columns"
-    has_neighbors = False
-    distance_is_rmse = False
-    copies_count_once = False
+    what = "rows of a table with known columns"
+    vocabulary = None
+    padding = None
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -350,10 +346,6 @@ class TableDomain:
             found[start + 1 : stop] = float(gone.double().mean() > 0.5)
         return self.project(found[None])[0]
 
-    def constants(self) -> tuple[Tensor, ...]:
-        """None: no constant row is closer to most rows than the median row."""
-        return ()
-
     def coded(self, x: Tensor) -> Tensor:
         """(..., m) one number for each column of rows (..., n): columns differ at a scale if these
         are farther apart than the scale. Float64 on the CPU; numbers in units of their tolerance.
@@ -368,23 +360,6 @@ class TableDomain:
             gone = column.missing and x[..., start + 1] > 0.5
             found[..., k] = torch.where(torch.as_tensor(gone), ABSENT, value)
         return found
-
-    def misses(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-        """(..., m) whether columns differ between rows a and b, which broadcast: (..., n)."""
-        return ~((self.coded(a) - self.coded(b)).abs() <= scale)  # NaN differs from everything
-
-    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-        """(N,) number of columns that differ between paired rows, float64 on the CPU."""
-        return self.misses(a, b, scale).sum(-1).double()
-
-    def distances(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-        """(A, B) number of columns that differ between every row of a and of b, float64."""
-        step = max(1, PAIRS // max(1, len(b) * self.shape[0]))
-        parts = [
-            self.misses(a[at : at + step, None], b[None], scale).sum(-1).double()
-            for at in range(0, len(a), step)
-        ]
-        return torch.cat(parts) if parts else torch.zeros(0, len(b), dtype=torch.float64)
 
     def costs(self, a: Tensor, b: Tensor) -> Tensor:
         """(A, B) what pairing minimizes: columns that differ; ties by the scaled error."""
@@ -407,18 +382,6 @@ class TableDomain:
     def parts(self) -> int:
         """The number of columns."""
         return len(self.columns)
-
-    def within(self, *, psnr: float, share: float) -> float:
-        """The most columns that may differ if this share of them must be right."""
-        return most_wrong(self.parts, share)
-
-    def level(self, within: float) -> float:
-        """Percent of columns."""
-        return 100 * (1 - within / self.parts)
-
-    def score(self, a: Tensor, b: Tensor) -> Tensor:
-        """(N,) percent of columns that match."""
-        return 100 * (1 - self.distance(a, b) / len(self.columns))
 
     def rows(self, x: Tensor) -> list[tuple[str, ...]]:
         """The values of rows (N, n) as text, one for each column."""

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util.results import SequenceResult
-from leakbound.domains.base import Fields, Score, most_wrong
+from leakbound.domains.base import Fields, PartsDomain, Score
 from leakbound.randomness import uniform
 
 _SHOWN = 8
 
 
 @dataclass(frozen=True)
-class TokenDomain:
+class TokenDomain(PartsDomain):
     """Sequences (n,) of token numbers; the distance counts the places that differ (Hamming).
 
     Args:
@@ -40,9 +40,13 @@ class TokenDomain:
     noun = "sequence"
     metric: ClassVar[Score] = "tokens"
     dtype: ClassVar[torch.dtype] = torch.int64
-    has_neighbors = False
-    distance_is_rmse = False
-    copies_count_once = False
+    what = "sequences of tokens"
+    examples_recur = True
+    advice = (
+        "it gets tokens (B, n) of torch.int64 and nothing else: give fewer tokens, or a module "
+        "that takes tokens alone and returns scores, such as a wrapper around an encoder-decoder "
+        "that fills in the decoder's input"
+    )
 
     def __post_init__(self) -> None:
         check.count(vocabulary=self.vocabulary, length=self.length)
@@ -67,7 +71,7 @@ class TokenDomain:
         return 0.0, float(self.vocabulary - 1)
 
     @property
-    def parts(self) -> int | None:
+    def parts(self) -> int:
         """The number of places."""
         return self.length
 
@@ -91,37 +95,13 @@ class TokenDomain:
             return torch.zeros(self.shape, dtype=self.dtype)
         return public.mode(0).values
 
-    def constants(self) -> tuple[Tensor, ...]:
-        """None: no constant sequence is likely."""
-        return ()
-
     def fitted(self, public: Tensor) -> TokenDomain:
         """It has no scales."""
         return self
 
-    def within(self, *, psnr: float, share: float) -> float:
-        """The number of places that may differ if this share of places must be right."""
-        return most_wrong(self.length, share)
-
-    def level(self, within: float) -> float:
-        """Percent of places that are right."""
-        return 100 * (1 - within / self.length)
-
-    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-        """(N,) number of places with different tokens, a metric; it has no tolerances to scale."""
-        return (a.detach().cpu() != b.detach().cpu()).sum(1).double()
-
-    def costs(self, a: Tensor, b: Tensor) -> Tensor:
-        """(A, B) distances of all pairs."""
-        return self.distances(a, b)
-
-    def distances(self, a: Tensor, b: Tensor) -> Tensor:
-        """(A, B) numbers of places that differ, of all pairs, float64 on the CPU."""
-        left = a.detach().cpu()
-        right = b.detach().cpu()
-        if not len(left) or not len(right):
-            return torch.zeros(len(left), len(right), dtype=torch.float64)
-        return torch.stack([(right != row).sum(1) for row in left]).double()
+    def coded(self, x: Tensor) -> Tensor:
+        """Tokens as numbers 4 apart, so that they differ at any scale of tolerances in use."""
+        return 4 * x.detach().cpu().double()
 
     def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
         """The share of public sequences (N, n) that hold each token."""
@@ -130,10 +110,6 @@ class TokenDomain:
             for word in self.text(sequence.unique()):
                 found["", word] = found.get(("", word), 0.0) + 1 / len(public)
         return found
-
-    def score(self, a: Tensor, b: Tensor) -> Tensor:
-        """(N,) percent of places that are right."""
-        return 100 * (1 - self.distance(a, b) / self.length)
 
     def text(self, sequence: Tensor) -> tuple[str, ...]:
         """The tokens of one sequence (n,) as texts, or as numbers if no words are known."""

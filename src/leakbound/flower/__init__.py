@@ -8,14 +8,13 @@ A defense of a training with any optimizer and number of steps (DP-SGD: see `Def
     app = ClientApp(mods=[DefenseMod(defense, Setup(Net))])
 """
 
-from leakbound.flower import compat as _compat  # first: it imports flwr without log noise
+from leakbound.client_side import Setup, tap
+from leakbound.flower import compat as _compat  # before all else of flwr: it keeps imports silent
 from leakbound.flower.facts import describe
 from leakbound.flower.grid import InProcessGrid, run
 from leakbound.flower.meter import LeakMeter
 from leakbound.flower.mods import DefenseMod, check_mods, protected
-from leakbound.flower.nesting import tap
 from leakbound.flower.server import Watched, WatchedSum, capture_app
-from leakbound.meter.setup import Setup
 
 __all__ = [
     "DefenseMod",

@@ -1,17 +1,13 @@
 """Convert Flower's records to tensors and back: messages, and a client's state between rounds.
 
 An array record declares each array's type, shape and storage, and the bytes declare them again. The
-sender may lie in both, and Flower's own reader allocates the size that the bytes declare. State is
-stored in records, too: no pickle, no code by name.
+sender may lie in both, and Flower's own reader allocates the size that the bytes declare.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from io import BytesIO
 from typing import Any, Literal
 
@@ -21,9 +17,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from numpy.lib import format as npy
 from torch import Tensor
 
-from leakbound import covariance
+from leakbound.client_side.setup import MOST_BYTES, Conflict
+from leakbound.client_side.state import packed, unpacked
 from leakbound.defenses.base import Chain
-from leakbound.meter.setup import MOST_BYTES
 
 HEADER = 10_000
 """The most bytes of an array's own header; longer ones are rejected unread."""
@@ -41,6 +37,20 @@ _TYPES = (
 
 def is_train(message: Message) -> bool:
     return message.metadata.message_type.split(".")[0] == "train"
+
+
+def settings(message: Message, context: Context) -> dict[str, Any]:
+    """The app's run configuration and the server's message configuration, by their keys.
+
+    A mod cannot see which of two values your training uses: a server could add a key to remove a
+    defense's noise.
+    """
+    config: dict[str, Any] = dict(context.run_config)
+    for record in message.content.config_records.values():
+        for key, value in record.items():
+            differs = key in config and config[key] != value
+            config[key] = Conflict((config[key], value)) if differs else value
+    return config
 
 
 def client_of(context: Context) -> str:
@@ -194,18 +204,14 @@ def _header(
 
 def save(records: RecordDict, key: str, owner: str, value: Any) -> None:
     """Put a value under a key: its tensors as arrays, the rest as text. `load` checks the owner."""
-    tensors: dict[str, Tensor] = {}
-    tree = json.dumps(_plain(value, tensors))
+    tree, tensors = packed(value)
     arrays = {name: Array(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}
     records[f"{key}.arrays"] = ArrayRecord(arrays)
     records[f"{key}.tree"] = ConfigRecord({"tree": tree, "owner": owner})
 
 
 def load(records: RecordDict, key: str, owner: str, defense: Chain) -> Any:
-    """The value under a key, None if there is none.
-
-    Only dataclasses that the modules of the defense's own links define are restored.
-    """
+    """The value under a key, None if there is none."""
     if f"{key}.tree" not in records:
         return None
     kept = records[f"{key}.tree"]
@@ -218,55 +224,4 @@ def load(records: RecordDict, key: str, owner: str, defense: Chain) -> Any:
             "mods and the model of a run unchanged, or start a new run"
         )
     tensors = {name: torch.from_numpy(np.array(array.numpy())) for name, array in arrays.items()}
-    return _value(json.loads(str(kept["tree"])), tensors, _known(defense))
-
-
-def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Tensor):
-        name = str(len(tensors))
-        tensors[name] = value
-        return {"tensor": name}
-    if isinstance(value, list | tuple):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_plain(item, tensors) for item in value]}
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _plain(item, tensors) for key, item in value.items()}}
-    if is_dataclass(value) and not isinstance(value, type):
-        own = {f.name: _plain(getattr(value, f.name), tensors) for f in fields(value) if f.init}
-        return {"class": type(value).__qualname__, "of": type(value).__module__, "fields": own}
-    raise ValueError(
-        f"a defense keeps a {type(value).__name__} between rounds, which cannot be stored; keep "
-        "numbers, tensors, tuples, dictionaries and dataclasses of these"
-    )
-
-
-def _value(plain: Any, tensors: Mapping[str, Tensor], known: Mapping[str, type]) -> Any:
-    if not isinstance(plain, dict):
-        return plain
-    if "tensor" in plain:
-        return tensors[plain["tensor"]]
-    if "tuple" in plain:
-        return tuple(_value(item, tensors, known) for item in plain["tuple"])
-    if "list" in plain:
-        return [_value(item, tensors, known) for item in plain["list"]]
-    if "dict" in plain:
-        return {key: _value(item, tensors, known) for key, item in plain["dict"].items()}
-    name = f"{plain['of']}:{plain['class']}"
-    if name not in known:
-        raise ValueError(f"the state holds a {name}, which the defense does not know")
-    own = {key: _value(item, tensors, known) for key, item in plain["fields"].items()}
-    return known[name](**own)
-
-
-def _known(defense: Chain) -> dict[str, type]:
-    """The dataclasses that the modules of the links (and of covariances) define, by name."""
-    modules = {cls.__module__ for link in defense.links for cls in type(link).__mro__}
-    places = [sys.modules[name] for name in modules if name in sys.modules] + [covariance]
-    things = [thing for place in places for thing in vars(place).values()]
-    return {
-        f"{thing.__module__}:{thing.__qualname__}": thing
-        for thing in things
-        if isinstance(thing, type) and is_dataclass(thing)
-    }
+    return unpacked(str(kept["tree"]), tensors, defense)

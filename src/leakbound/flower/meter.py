@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +12,20 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from leakbound import check
-from leakbound._util import files
+from leakbound.client_side.batches import Tapped, distinct, listening
+from leakbound.client_side.metered import BROKEN, ClientMeter, logger
+from leakbound.client_side.round import row_of
+from leakbound.client_side.setup import Setup
 from leakbound.core import Exact, Law, Task, Unit, Unknown, Update
 from leakbound.defenses.base import Defense, NoDefense, chain
 from leakbound.flower import messages
 from leakbound.flower.compat import error_reply
-from leakbound.flower.messages import REPLY, SENT, only_arrays, read
-from leakbound.flower.nesting import Inside, collecting, listening, unbroken
-from leakbound.flower.setup import settings
+from leakbound.flower.messages import REPLY, SENT, only_arrays, read, settings
+from leakbound.flower.nesting import Inside, collecting, unbroken
 from leakbound.inspection import LayerFinding, inspect
 from leakbound.meter import Decision, Policy, Reading
-from leakbound.meter.client import BROKEN, REFUSED, keep, logger, note, released, settle
-from leakbound.meter.defended import Tapped, distinct
-from leakbound.meter.setup import Setup, refuse_thawed
 from leakbound.protocol import resolve
 from leakbound.randomness import stream
-from leakbound.tensors import flat
 
 ROUNDS = "leakbound.meter"
 
@@ -40,7 +37,7 @@ class LeakMeter:
     the train function run. It then attacks and bounds the weights that are about to leave, and
     sends, warns or refuses by the policy. Its measurements go to the Python log "leakbound.meter"
     and, if a path is given, to a file on the client, but not into the reply. The train function has
-    to call `leakbound.flower.tap(inputs, labels)` once per local step.
+    to call `tap(inputs, labels)` once per local step.
 
     A refusal depends on the client's data (unless the model's marks were the reason) and so leaks
     something; so does silence under `on_refuse="send nothing useful"`. Without public images in the
@@ -62,7 +59,7 @@ class LeakMeter:
     Example:
         >>> from torch import nn
         >>> setup = Setup(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
-        >>> LeakMeter(setup, Policy(on_leak="refuse")).policy.psnr
+        >>> LeakMeter(setup, Policy(on_leak="refuse")).meter.policy.psnr
         20.0
     """
 
@@ -78,30 +75,28 @@ class LeakMeter:
     ) -> None:
         check.count(every=every)
         self.setup = setup
-        self.policy = policy or Policy()
-        self.release = release
+        self.meter = ClientMeter(policy or Policy(), None if path is None else Path(path), release)
         self.defense = None if defense is None else chain(defense)
         self.every = every
-        self.path = None if path is None else Path(path)
-        if self.path is not None:
-            files.check(self.path, key="client")
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not messages.is_train(message):
             return call_next(message, context)
+        policy = self.meter.policy
+        who = messages.client_of(context)
         try:
             record = ArrayRecord(dict(only_arrays(message.content, SENT)[1]))  # it may be emptied
             sent = self._read(record, SENT)
             task = self.setup.task(sent, settings(message, context))
             findings = inspect(task)
-            decision = self.policy.before(findings)
+            decision = policy.before(findings)
             number = _count(context)
         except Exception as error:
             return self._broken(message, error)
         reading: Reading | None = None
-        if decision.refused and self.policy.on_refuse == "error":
-            self._report(decision, context, reading, number)
-            return self._refusal(message, reading)
+        if decision.refused and policy.on_refuse == "error":
+            self.meter.keep(who, number + 1, decision, reading)
+            return error_reply(message, self.meter.refusal(decision, reading))
         with collecting(defends=False) as inside, listening() as tapped:
             reply = call_next(message, context)
         if reply.has_error():
@@ -109,24 +104,24 @@ class LeakMeter:
         try:
             if self.setup.public is None and tapped:
                 findings = inspect(task, input_shape=tuple(tapped[0].inputs.shape[1:]))
-                decision = self.policy.before(findings)
+                decision = policy.before(findings)
             if not decision.refused and number % self.every == 0:
                 reading, decision = self._measured(task, sent, reply, tapped, inside, findings)
-            self._report(decision, context, reading, number)
-            if decision.refused and self.policy.on_refuse == "error":
-                return self._refusal(message, reading)
+            self.meter.keep(who, number + 1, decision, reading)
+            if decision.refused and policy.on_refuse == "error":
+                return error_reply(message, self.meter.refusal(decision, reading))
             if decision.refused:
                 reply = _unchanged(reply, record)
-            if self.release and (reading is not None or decision.refused):
-                messages.add_metrics(reply, released(reading))
+            if numbers := self.meter.released(decision, reading):
+                messages.add_metrics(reply, numbers)
             return reply
         except Exception as error:
             broken = self._broken(message, error)
-            quiet = self.policy.on_refuse != "error" and len(reply.content.array_records) == 1
+            quiet = policy.on_refuse != "error" and len(reply.content.array_records) == 1
             return _unchanged(reply, record) if quiet else broken
 
     def __repr__(self) -> str:
-        return f"LeakMeter({self.policy!r})"
+        return f"LeakMeter({self.meter.policy!r})"
 
     def _read(self, record: ArrayRecord, what: str) -> dict[str, Tensor]:
         return read(record, self.setup.state(), what=what, most_bytes=self.setup.most_bytes)
@@ -141,7 +136,7 @@ class LeakMeter:
         findings: Sequence[LayerFinding],
     ) -> tuple[Reading | None, Decision]:
         """The reading of the weights in the reply; None if it fails on a private update."""
-        batch = distinct(tapped, "leakbound.flower.tap")
+        batch = distinct(tapped)
         defense = unbroken(inside, reply, repr(self))
         law: Law = Exact() if defense is None else Unknown("several mods made the update")
         made = inside.seals[-1].made if inside.seals else None
@@ -154,31 +149,16 @@ class LeakMeter:
         after = self._read(only_arrays(reply.content, REPLY)[1], REPLY)
         # the learning rate is public: it does not depend on this stream
         rate = defense.prepare(task, stream(0, "plan")).plan.learning_rate
-        rows = ((task.parameters - flat(task, after, what=REPLY)) / rate)[None]
-        refuse_thawed(task, sent, after)
+        rows = row_of(task, sent, after, rate)[None]
         others = set(after) & set(sent) - task.names
         update = Update(rows, Unit.CLIENT, (batch.size,), law)
         if made is not None:
             update = replace(made[0], rows=rows)
-        return settle(
-            *(task, update, batch, self.policy, defense, findings),
+        return self.meter.measured(
+            *(task, update, batch, defense, findings),
             buffers=any(not torch.equal(after[name], sent[name]) for name in others),
             seeded=inside.seeded,
         )
-
-    def _report(
-        self, decision: Decision, context: Context, reading: Reading | None, number: int
-    ) -> None:
-        who = messages.client_of(context)
-        note(who, decision, reading)
-        if self.path is not None:
-            keep(self.path, who, number + 1, decision, reading)
-
-    def _refusal(self, message: Message, reading: Reading | None) -> Message:
-        if not self.release:
-            return error_reply(message, REFUSED)
-        numbers = json.dumps(released(reading), sort_keys=True)
-        return error_reply(message, f"{REFUSED}; released knowingly: {numbers}")
 
     def _broken(self, message: Message, error: Exception) -> Message:
         """Send nothing that cannot be evaluated; texts that may reveal the data stay here."""

@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from logging import ERROR
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
-from torch import Tensor
 
+from leakbound.client_side.batches import Tapped, listening
+from leakbound.client_side.round import (
+    COARSE,
+    MARK,
+    ClientRound,
+    PrivateError,
+    check_of_client,
+    computes_anew,
+    needs_batches,
+    public_text,
+)
+from leakbound.client_side.setup import Setup
 from leakbound.core import Guarantee, Update
 from leakbound.defenses.base import Chain, Defense, chain
 from leakbound.flower import messages
 from leakbound.flower.compat import error_reply, flower_name, log
-from leakbound.flower.messages import SENT, only_arrays, read, write
+from leakbound.flower.messages import SENT, only_arrays, read, settings, write
 from leakbound.flower.meter import LeakMeter
-from leakbound.flower.nesting import collecting, given_to, listening, seal, unbroken
-from leakbound.flower.setup import settings
-from leakbound.meter.defended import (
-    COARSE,
-    MARK,
-    DefendedRound,
-    PrivateError,
-    Tapped,
-    check_of_client,
-    computes_anew,
-    is_tuned,
-    needs_batches,
-    public_text,
-)
-from leakbound.meter.setup import Setup, refuse_thawed
+from leakbound.flower.nesting import collecting, given_to, seal, unbroken
 from leakbound.randomness import Source, secure, stream
-from leakbound.tensors import flat
 
 ANSWERED = "the reply of the train function"
 CHANGING = frozenset({"LocalDpMod", "adaptiveclipping_mod", "fixedclipping_mod"})
@@ -86,7 +82,9 @@ class DefenseMod:
             except Exception as error:
                 return self._refuse(message, error)
             # without a need for them, a long training's batches would only fill the memory
-            with listening() if needs_batches(self.defense) else nullcontext([]) as tapped:
+            hears = needs_batches(self.defense)
+            listener: AbstractContextManager[Tapped] = listening() if hears else nullcontext([])
+            with listener as tapped:
                 reply = work.train(message, call_next)
         if reply.has_error():
             return reply
@@ -99,7 +97,7 @@ class DefenseMod:
                 messages.add_metrics(reply, {MARK: 1})
             seeded = self.seed is not None or inside.seeded
             made = (update, ready) if whole is self.defense else None
-            rate = work.task.plan.learning_rate
+            rate = work.own.task.plan.learning_rate
             seal(reply, whole, made=made, seeded=seeded, given=given, rate=rate)
         except Exception as error:
             return self._refuse(message, error)
@@ -129,7 +127,6 @@ class _FlowerRound:
 
     def __init__(self, mod: DefenseMod, message: Message, context: Context, depth: int) -> None:
         """Read and check the message and the stored state; decide from which weights to start."""
-        self.defense = mod.defense
         self.setup = mod.setup
         self.context = context
         config = settings(message, context)
@@ -139,21 +136,18 @@ class _FlowerRound:
             source = stream(mod.seed, "flower", messages.client_of(context), str(number), depth)
         self.key, record = only_arrays(message.content, SENT)
         self.like = self.setup.state()
-        named = read(record, self.like, what=SENT, most_bytes=self.setup.most_bytes)
+        sent = read(record, self.like, what=SENT, most_bytes=self.setup.most_bytes)
         self.record = ArrayRecord(dict(record))  # the train function may empty the message's
-        self.task = self.setup.task(named, config)
+        task = self.setup.task(sent, config)
         self.place = f"leakbound.defense.{depth}"
-        self.owner = f"{self.defense!r} for a model of {len(self.task.parameters)} weights"
-        stored = messages.load(context.state, self.place, self.owner, self.defense)
-        self.own = DefendedRound(
-            self.defense, self.task, source, tap="leakbound.flower.tap", stored=stored
-        )
+        self.owner = f"{mod.defense!r} for a model of {len(task.parameters)} weights"
+        stored = messages.load(context.state, self.place, self.owner, mod.defense)
+        self.own = ClientRound(mod.defense, task, sent, source, stored)
 
     def train(self, message: Message, call_next: ClientAppCallable) -> Message:
-        start = self.own.start
-        if start is self.task:
+        weights = self.own.start_weights
+        if not weights:
             return call_next(message, self.context)
-        weights = start.unflatten(start.parameters)
         given = message.content[self.key]
         message.content[self.key] = write(weights, self.record, self.like, SENT)
         try:
@@ -169,39 +163,24 @@ class _FlowerRound:
                 f"the array {min(odd)!r} is not in both {SENT} and {ANSWERED}; send back the "
                 "arrays that were sent"
             )
-        examples = _example_count(reply, tapped) if is_tuned(self.defense) else 1
-        row = None
-        if self.own.anew is None:
-            row = (self.own.start.parameters - self._trained(record)) / self.own.rate
-        update, ready, change = self.own.update(row, tapped, examples)
+        trained = None
+        if self.own.anew is None:  # otherwise what was trained is not even read
+            most = self.setup.most_bytes
+            # the set of numbers that overflow reveals the data
+            kind = PrivateError
+            trained = read(record, self.like, what=ANSWERED, most_bytes=most, not_finite=kind)
+        count = messages.first(messages.COUNTS, reply.content.metric_records.values())
         kinds = {np.dtype(array.dtype) for array in self.record.values() if array.dtype}
-        coarse = max((float(np.finfo(k).eps) for k in kinds if k.kind == "f"), default=COARSE)
-        weights = self.task.parameters
-        self.own.check_grid(update, weights, coarse)
-        new = self.task.unflatten(weights + change)
+        update, ready, new = self.own.answer(
+            trained,
+            tapped,
+            reported=count if isinstance(count, int) and count > 0 else None,
+            step=max((float(np.finfo(k).eps) for k in kinds if k.kind == "f"), default=COARSE),
+        )
         reply.content[key] = write(new, self.record, self.like, SENT)
         if (kept := self.own.kept(ready)) is not None:
             messages.save(self.context.state, self.place, self.owner, kept)
         return update, ready
-
-    def _trained(self, record: ArrayRecord) -> Tensor:
-        most = self.setup.most_bytes  # the set of numbers that overflow reveals the data
-        named = read(record, self.like, what=ANSWERED, most_bytes=most, not_finite=PrivateError)
-        refuse_thawed(self.task, self.task.frozen, named)
-        return flat(self.task, named, what=ANSWERED)
-
-
-def _example_count(reply: Message, tapped: Tapped) -> int:
-    """How many examples the client trained on: as tapped, otherwise from its reply."""
-    if tapped:
-        return sum(batch.size for batch in tapped)
-    count = messages.first(messages.COUNTS, reply.content.metric_records.values())
-    if isinstance(count, int) and count > 0:
-        return count
-    raise ValueError(
-        "the number of examples that the client trained on is not known, but the defense uses it; "
-        "call leakbound.flower.tap(inputs, labels) in the train loop, or send num-examples"
-    )
 
 
 def protected(mods: Sequence[Mod]) -> list[Mod]:

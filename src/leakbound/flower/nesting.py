@@ -1,49 +1,24 @@
-"""What a client's mods learn from the mods inside them: tapped batches, and seals of defenses.
+"""Seals: what a client's mods learn from the mods inside them.
 
-Both are context variables and never part of a message. A seal shows a mod what its inner mods did
-to the weights, and whether anything changed the weights afterwards.
+A seal shows a mod what its inner mods did to the weights, and whether anything changed the weights
+afterwards. Seals are context variables and never part of a message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from flwr.app import Message
-from torch import Tensor
 
-from leakbound.core import Batch, Update
+from leakbound.core import Update
 from leakbound.defenses.base import Chain
 from leakbound.flower.messages import digest, only_arrays
-from leakbound.meter.defended import Tapped
 
 T = TypeVar("T")
-_TAP: ContextVar[Tapped | None] = ContextVar("leakbound_tap", default=None)
-
-
-def tap(inputs: Tensor, labels: Tensor) -> None:
-    """Show a batch to the leakbound mods around this train function, once per local step.
-
-    Does nothing if no mod listens. It copies the batch; the copy stays in this process's memory
-    until the mods have answered, and enters no message and no file.
-
-    Args:
-        inputs: (B, *S) the model's inputs, after all augmentation.
-        labels: (B,) class numbers.
-
-    Example:
-        >>> import torch
-        >>> with listening() as tapped:
-        ...     tap(torch.zeros(2, 1, 8, 8), torch.tensor([3, 5]))
-        >>> tapped[0].size
-        2
-    """
-    tapped = _TAP.get()
-    if tapped is not None:
-        tapped.append(Batch(inputs.detach().clone(), labels.detach().clone()))
 
 
 @contextmanager
@@ -53,12 +28,6 @@ def _holding(variable: ContextVar[T | None], value: T) -> Iterator[T]:
         yield value
     finally:
         variable.reset(token)
-
-
-def listening() -> AbstractContextManager[Tapped]:
-    """Collect the batches given to `tap` in this thread; nested calls share the outermost's."""
-    tapped = _TAP.get()
-    return _holding(_TAP, []) if tapped is None else nullcontext(tapped)
 
 
 @dataclass(frozen=True)

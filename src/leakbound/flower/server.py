@@ -25,10 +25,11 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from leakbound import captured, check
+from leakbound import check
 from leakbound._util import files, user_code
 from leakbound.captured.capture import TREES, Capture
 from leakbound.captured.declared import words_of
+from leakbound.client_side.captures import checked_rounds, keep, ready_folder, view
 from leakbound.flower.compat import log
 from leakbound.flower.grid import InProcessGrid
 from leakbound.flower.messages import COUNTS, SENT, first, is_train, only_arrays, read
@@ -190,10 +191,10 @@ class WatchedSum(SumStrategy):
             )
             return
         count = sum(answer.num_examples for _, answer in results)
-        name = f"round {number}, the sum of {len(results)} clients"
-        about: dict[str, Any] = {"round": number, "client": 0, "kind": "weights", "examples": count}
-        about |= {"clients": len(results), "learning_rate": self._rate}
-        capture = Capture(name, "weights", _numbered(shared), self._before, _texts(about))
+        about = {"clients": len(results), "learning_rate": self._rate}
+        sent = self._before
+        capture = view(number, 0, "weights", _numbered(shared), sent, examples=count, **about)
+        capture = replace(capture, name=f"round {number}, the sum of {len(results)} clients")
         self.captures.append(capture)
         if self._out is not None:
             keep(self._out, capture)
@@ -214,9 +215,8 @@ def capture_of(
     if learning_rate is None:
         learning_rate = first(RATES, asked.content.config_records.values())
     kind = "weights" if like is before else TREES
-    about = {"round": number, "client": client, "kind": kind, "examples": examples}
-    texts = _texts(about | {"learning_rate": learning_rate})
-    return Capture(name, kind, after, before, texts)
+    more = {"examples": examples, "learning_rate": learning_rate}
+    return view(number, client, kind, after, before, **more)
 
 
 def _like(before: Mapping[str, Tensor], answered: ArrayRecord) -> Mapping[str, Tensor]:
@@ -226,22 +226,6 @@ def _like(before: Mapping[str, Tensor], answered: ArrayRecord) -> Mapping[str, T
     sizes = (min(len(array.data), *array.shape, 2**40) for array in answered.values())
     size = max([0, *sizes])
     return {key: torch.empty(size, dtype=torch.uint8) for key in before}
-
-
-def _texts(about: dict[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in about.items() if value is not None}
-
-
-def keep(folder: Path | str, capture: Capture) -> Path:
-    return captured.write(Path(folder), capture.before or {}, capture.update, capture.about)
-
-
-def checked_rounds(rounds: Sequence[int]) -> tuple[int, ...]:
-    for number in rounds:
-        check.count(rounds=number)
-    if not rounds:
-        raise ValueError("rounds is empty; give the rounds to keep, from 1: (1,)")
-    return tuple(sorted(set(rounds)))
 
 
 def _numbered(parameters: Parameters) -> dict[str, Tensor]:
@@ -292,8 +276,7 @@ def capture_app(
                 f"{check.closest(key, known)}"
             )
     config = {**known, **(run_config or {})}
-    with files.writing(Path(out)):
-        files.folder(Path(out))
+    ready_folder(out)
     from leakbound.flower.applied import (
         Applied,
         mods_of,

@@ -9,9 +9,9 @@ In config_fed_client.json, under `task_result_filters`, for the tasks that train
               "model": "net:Net"}}
 """
 
+from leakbound.client_side import tap
 from leakbound.nvflare.capture import capture_job
 from leakbound.nvflare.filter import LeakboundFilter
-from leakbound.nvflare.taps import tap
 from leakbound.nvflare.watch import ServerWatch
 
 __all__ = ["LeakboundFilter", "ServerWatch", "capture_job", "tap"]

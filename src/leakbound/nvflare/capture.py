@@ -18,8 +18,8 @@ import psutil
 from nvflare.fuel.utils.config_factory import ConfigFactory
 
 from leakbound import check
-from leakbound._util import files
 from leakbound.captured import declared, updates_in
+from leakbound.client_side.captures import declares, ready_folder, undeclared
 from leakbound.defenses import Defense
 from leakbound.nvflare.filter import MARKS, chain_of
 from leakbound.nvflare.watch import DONE, PROBLEM, ServerWatch
@@ -84,8 +84,7 @@ def capture_job(
         raise ValueError(f"folder is {str(folder)!r}, which has no meta.json; give a job folder")
     meta = _load(meta_path)
     names = _clients(meta, clients)
-    with files.writing(Path(out)):
-        files.folder(Path(out))
+    ready_folder(out)
     with tempfile.TemporaryDirectory(prefix="leakbound-nvflare-") as made:
         base = Path(made)
         _copy(place, base / "job")
@@ -188,19 +187,18 @@ def _about(filters: Sequence[tuple[str, Mapping[str, Any]]], source: str) -> dic
         if name == NO_CHANGE and path.startswith("nvflare."):
             continue
         if name != MARKS or not path.startswith(OWN):
-            words = f"the filters {', '.join(names)} ran ({source})"
-            return {declared.NOTE: f"{words}, of which {name} is not known: nothing is declared"}
+            ran = f"the filters {', '.join(names)} ran ({source})"
+            return undeclared(f"{ran}, of which {name} is not known")
         chain = chain_of(args.get("defense", "none"))
         who.append(f"{MARKS}({chain!r})")
         try:
             rate = float(args.get("learning_rate") or 1.0)
             links += [declared.scaled(link, rate) for link in chain.links]
         except ValueError:
-            words = f"{who[-1]} ran ({source}), not as a clip or noise of all weights"
-            return {declared.NOTE: f"{words}: nothing is declared"}
+            return undeclared(f"{who[-1]} ran ({source}), not as a clip or noise of all weights")
     if not links:
         return {}
-    return {declared.KEY: declared.text_of(links), declared.FROM: f"{', '.join(who)} in {source}"}
+    return declares(links, f"{', '.join(who)} in {source}")
 
 
 def _model(components: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
-from leakbound.meter.defended import PrivateError
+from leakbound.client_side.round import COARSE, PrivateError
 
 WEIGHTS = DataKind.WEIGHTS
 CHANGE = DataKind.WEIGHT_DIFF
@@ -101,4 +101,5 @@ def write(value: Tensor, like: Any) -> Any:
 def coarsest(values: Mapping[str, Any]) -> float:
     """The largest relative step of the arrays' floating-point types."""
     types = {tensor(value, name).dtype for name, value in values.items()}
-    return max(torch.finfo(kind).eps for kind in types if kind.is_floating_point)
+    steps = (torch.finfo(kind).eps for kind in types if kind.is_floating_point)
+    return max(steps, default=COARSE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,28 +20,24 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor
 
-from leakbound._util import files, user_code
-from leakbound.audit.plan import build_defense
-from leakbound.audit.plan_file import only, row_of
-from leakbound.core import Update
-from leakbound.defenses.base import Chain, Defense
-from leakbound.inspection import LayerFinding, inspect
-from leakbound.meter import Decision, Policy
-from leakbound.meter.client import BROKEN, REFUSED, keep, released, settle
-from leakbound.meter.defended import (
+from leakbound import registry
+from leakbound._util import user_code
+from leakbound.client_side.batches import Tapped, distinct, listen, shown
+from leakbound.client_side.metered import BROKEN, ClientMeter
+from leakbound.client_side.round import (
     MARK,
-    DefendedRound,
+    ClientRound,
     check_of_client,
-    distinct,
-    is_tuned,
     needs_batches,
     public_text,
 )
-from leakbound.meter.setup import Setup, refuse_thawed
+from leakbound.client_side.setup import Setup
+from leakbound.core import Update
+from leakbound.defenses.base import Chain, Defense
+from leakbound.inspection import LayerFinding, inspect
+from leakbound.meter import Decision, Policy, Reading
 from leakbound.nvflare.exchange import CHANGE, WEIGHTS, coarsest, exchanged, read, write
-from leakbound.nvflare.taps import listen, shown
 from leakbound.randomness import Source, secure, stream
-from leakbound.tensors import flat
 
 RECEIVED = "leakbound.received"
 ANSWERED = "leakbound.answered"
@@ -49,7 +45,6 @@ WHY = "leakbound.why"
 """The header of an empty result that says why it is empty."""
 SENT = "the server's task"
 RESULT = "the result"
-TAP = "leakbound.nvflare.tap"
 PACKAGE = "leakbound"
 MARKS = "LeakboundFilter"
 """What the history of a result's filters holds after this one."""
@@ -68,8 +63,7 @@ class _Received:
     task_id: str
     number: int
     owner: LeakboundFilter
-    named: dict[str, Tensor] = field(default_factory=dict)
-    work: DefendedRound | None = None
+    work: ClientRound | None = None
     findings: tuple[LayerFinding, ...] = ()
     problem: Exception | None = None
 
@@ -139,14 +133,18 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
         check_of_client(self._chain, "a client's filter; use secure aggregation")
         if ":" not in self.model:
             raise ValueError(f"model is {self.model!r}; give 'module:function', as 'net:Net'")
-        self._rules = Policy(**policy) if isinstance(policy, Mapping) else policy
-        if self._rules is not None and learning_rate is None:
+        rules = Policy(**policy) if isinstance(policy, Mapping) else policy
+        if rules is not None and learning_rate is None:
             raise ValueError(
                 "learning_rate is None, but the leak meter's bounds use it; give that of the "
                 "clients' SGD"
             )
-        if path is not None:
-            files.check(Path(path), key="client")
+        self._meter: ClientMeter | None = None
+        if rules is not None:
+            # NVFlare can stream a client's log to the server
+            self._meter = ClientMeter(
+                rules, None if path is None else Path(path), release, logs=False
+            )
         self._stored: Any = None
 
     def __repr__(self) -> str:
@@ -214,24 +212,21 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
             dxo = exchanged(shareable, SENT)
             if dxo.data_kind != WEIGHTS:
                 raise ValueError(f"{SENT} holds {dxo.data_kind}; send the global WEIGHTS")
-            got.named = read(dxo.data, self._setup.state(), SENT, private=False)
-            task = self._setup.task(got.named, {})
-            source = self._source(got, fl_ctx)
-            got.work = DefendedRound(self._chain, task, source, tap=TAP, stored=self._stored)
-            got.findings = tuple(inspect(task)) if self._rules is not None else ()
-            if got.work.start is not task:
-                start = got.work.start.unflatten(got.work.start.parameters)
+            sent = read(dxo.data, self._setup.state(), SENT, private=False)
+            task = self._setup.task(sent, {})
+            source: Source = secure()
+            if self.seed is not None:
+                who = fl_ctx.get_identity_name("")
+                source = stream(self.seed, "nvflare", who, str(got.number))
+            got.work = ClientRound(self._chain, task, sent, source, self._stored)
+            got.findings = tuple(inspect(task)) if self._meter is not None else ()
+            if start := got.work.start_weights:
                 dxo.data = {n: write(start[n], v) if n in start else v for n, v in dxo.data.items()}
                 dxo.update_shareable(shareable)
-            if self._rules is not None or needs_batches(self._chain):
+            if self._meter is not None or needs_batches(self._chain):
                 listen()
         except Exception as error:  # of the server's message and the settings, not of the data
             got.problem = error
-
-    def _source(self, got: _Received, fl_ctx: FLContext) -> Source:
-        if self.seed is None:
-            return secure()
-        return stream(self.seed, "nvflare", fl_ctx.get_identity_name(""), str(got.number))
 
     def _answer(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         tapped = shown()
@@ -251,55 +246,44 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
             )
         if got.problem is not None or got.work is None:
             raise got.problem or ValueError(f"{SENT} was not read")
-        row = None if got.work.anew else _row(got, dxo, self._setup.state())
-        if is_tuned(self._chain) and not tapped:
-            raise ValueError(
-                f"{self._chain!r} uses the number of examples; call {TAP}(inputs, labels) in the "
-                "train script"
-            )
-        update, ready, change = got.work.update(row, tapped, sum(b.size for b in tapped) or 1)
-        weights = got.work.task.parameters
+        work = got.work
         is_change = dxo.data_kind == CHANGE
-        step = coarsest({name: dxo.data[name] for name, *_ in got.work.task.layout})
-        got.work.check_grid(update, change if is_change else weights, step)
-        new = got.work.task.unflatten(change if is_change else weights + change)
-        decision: Decision | None = None
+        trained = None
+        if work.anew is None:
+            trained = read(dxo.data, self._setup.state(), RESULT, private=True)
+        step = coarsest({n: value for n, value in dxo.data.items() if n in work.task.names})
+        update, ready, new = work.answer(trained, tapped, is_change=is_change, step=step)
         numbers: dict[str, float] = {}
-        if self._rules is not None:
+        kept = work.kept(ready)
+        if self._meter is not None:
             try:
-                decision, numbers = self._measured(got, update, ready, tapped, fl_ctx)
+                decision, reading = self._measured(self._meter, got, update, ready, tapped)
+                self._meter.keep(fl_ctx.get_identity_name(""), got.number + 1, decision, reading)
             except Exception as error:
                 logger.error("the leak meter failed: %s", type(error).__name__)
                 return _empty(BROKEN)
-        got.owner._stored = got.work.kept(ready)
-        if decision is not None and decision.refused:
-            if self._rules is None or self._rules.on_refuse == "error":
-                return _empty(f"{REFUSED} {numbers if self.release else ''}".rstrip())
-            new = {}  # the received weights
-        return _result(shareable, dxo, got.named, new, self._meta(numbers))
+            numbers = self._meter.released(decision, reading)
+            if decision.refused:
+                new = {}  # the received weights
+            if decision.refused and self._meter.policy.on_refuse == "error":
+                got.owner._stored = kept
+                return _empty(self._meter.refusal(decision, reading))
+        got.owner._stored = kept
+        mark = {} if self.seed is None else {MARK: 1}
+        return _result(shareable, dxo, work.sent, new, {**mark, **numbers})
 
     def _measured(
-        self, got: _Received, update: Update, ready: Chain, tapped: Any, fl_ctx: FLContext
-    ) -> tuple[Decision, dict[str, float]]:
-        assert self._rules is not None  # asked by the caller
-        assert got.work is not None
-        batch = distinct(tapped, TAP)
-        findings = got.findings
-        task = got.work.task
-        decision = self._rules.before(findings)
-        reading = None
-        if not decision.refused:
-            reading, decision = settle(
-                *(task, update, batch, self._rules, ready, findings), seeded=self.seed is not None
-            )
-        if self.path is not None:
-            who = fl_ctx.get_identity_name("")
-            keep(Path(self.path), who, got.number + 1, decision, reading)
-        return decision, released(reading) if reading is not None or decision.refused else {}
-
-    def _meta(self, numbers: Mapping[str, float]) -> dict[str, Any]:
-        mark = {} if self.seed is None else {MARK: 1}
-        return {**mark, **(numbers if self.release else {})}
+        self, meter: ClientMeter, got: _Received, update: Update, ready: Chain, tapped: Tapped
+    ) -> tuple[Decision, Reading | None]:
+        assert got.work is not None  # asked by the caller
+        batch = distinct(tapped)
+        decision = meter.policy.before(got.findings)
+        if decision.refused:
+            return decision, None
+        reading, decision = meter.measured(
+            *(got.work.task, update, batch, ready, got.findings), seeded=self.seed is not None
+        )
+        return decision, reading
 
 
 def keep_installed(job: Any) -> None:
@@ -309,19 +293,6 @@ def keep_installed(job: Any) -> None:
     instead of what is missing: 72 of 349 files.
     """
     job.set_app_packages(sorted({*job.job.app_packages, PACKAGE}))
-
-
-def _row(got: _Received, dxo: DXO, like: Mapping[str, Tensor]) -> Tensor:
-    """(start - weights after training) / learning rate, (P,)."""
-    assert got.work is not None  # asked by the caller
-    task = got.work.task
-    start = got.work.start.parameters
-    named = read(dxo.data, like, RESULT, private=True)
-    is_change = dxo.data_kind == CHANGE
-    before = {n: torch.zeros_like(v) for n, v in named.items()} if is_change else got.named
-    refuse_thawed(task, before, named)
-    trained = flat(task, named, what=RESULT)
-    return (-trained if is_change else start - trained) / got.work.rate
 
 
 def _result(
@@ -368,17 +339,19 @@ def _holds_weights(reply: Any) -> bool:
 
 def chain_of(given: str | list[str]) -> Chain:
     """The chain of a filter's `defense`."""
-    rows = [row_of("defense", text) for text in ([given] if isinstance(given, str) else given)]
-    if not all(isinstance(text, str) for text in ([given] if isinstance(given, str) else given)):
+    texts = [given] if isinstance(given, str) else given
+    if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"defense is {given!r}; give names with settings, as texts")
-    return build_defense(only("defense", rows[0] if len(rows) == 1 else {"links": rows}))
+    rows = [registry.row_of("defense", text) for text in texts]
+    built: Chain = registry.parse("defense", rows[0] if len(rows) == 1 else {"links": rows})
+    return built
 
 
 def _texts(defense: Sequence[str] | Defense) -> list[str]:
     """A defense as the texts that make it again."""
     if not isinstance(defense, Defense):
         return list(defense)
-    row = row_of("defense", defense)
+    row = registry.row_of("defense", defense)
     rows = row.get("links", [row])
     return [
         ",".join([one["name"], *(f"{k}={_toml(v)}" for k, v in one.items() if k != "name")])

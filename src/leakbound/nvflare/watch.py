@@ -15,8 +15,8 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor
 
-from leakbound import captured, check
 from leakbound.captured import declared
+from leakbound.client_side.captures import checked_rounds, keep, undeclared, view
 from leakbound.nvflare.exchange import KINDS, exchanged, tensor
 from leakbound.nvflare.filter import MARKS, WHY, keep_installed
 
@@ -56,10 +56,8 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         defenses: dict[str, dict[str, str]] | None = None,
     ) -> None:
         super().__init__()
-        for number in rounds:
-            check.count(rounds=number)
         self.out = out
-        self.rounds = sorted(set(rounds))
+        self.rounds = list(checked_rounds(rounds))
         self.notes = notes
         self.clients = list(clients or ())
         self.about = about
@@ -123,13 +121,12 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         update = {key: tensor(value, key) for key, value in dxo.data.items()}
         if name not in self.clients:
             self.clients.append(name)
-        about: dict[str, Any] = {"round": number, "client": self.clients.index(name) + 1}
-        about |= {"kind": KINDS[dxo.data_kind], "site": name, **(self.about or {})}
         steps = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
+        about: dict[str, Any] = {"site": name, **(self.about or {}), **self._defense(name, dxo)}
         if isinstance(steps, int) and steps > 0:
             about["steps"] = steps
-        about |= self._defense(name, dxo)
-        captured.write(Path(self.out), before, update, about)
+        client = self.clients.index(name) + 1
+        keep(self.out, view(number, client, KINDS[dxo.data_kind], update, before, **about))
 
     def _defense(self, name: str, dxo: DXO) -> dict[str, str]:
         """What is known of the filters that this result passed."""
@@ -137,10 +134,11 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         passed = MARKS in (dxo.get_filter_history() or ())
         if declared.KEY in known and not passed:
             words = f"the result does not carry the mark of {MARKS}, which its settings name"
-            return {declared.NOTE: f"{words}: nothing is declared"}
+            return undeclared(words)
         if passed and not known:
-            words = f"{MARKS} ran at the client, and its settings are not known here"
-            return {declared.NOTE: f"{words}: nothing is declared (give --defense)"}
+            return undeclared(
+                f"{MARKS} ran at the client, and its settings are not known here (give --defense)"
+            )
         return known
 
     def _note(self, name: str, text: str) -> None:

@@ -1,11 +1,11 @@
 """Risk of reconstruction: kappa, bounds on all attackers, attained success, calibration."""
 
+from leakbound.assess.limits import ErrorBoundSpec
+from leakbound.assess.success import RiskSpec
 from leakbound.risk.calibrate import Calibration, calibrate, calibrate_setting
 from leakbound.risk.corridor import Corridor, TrainingSetting, corridor
 from leakbound.risk.kappa import BaselineMatches, baseline_matches
-from leakbound.risk.limits import ErrorBoundSpec
 from leakbound.risk.release_bounds import ReleaseBounds
-from leakbound.risk.success import RiskSpec
 from leakbound.risk.target import Target
 
 __all__ = [

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from leakbound.assess.criterion import distance_of
 from leakbound.bounds import record_priors
 from leakbound.bounds.attainable import Attainable
 from leakbound.bounds.counting import PublicSample, TheseExamples
 from leakbound.bounds.language import BIGRAM, BigramText
 from leakbound.bounds.law import positive, whole
-from leakbound.domains import Domain, tokens_of
-from leakbound.risk.kappa import BaselineMatches, baseline_matches, distance_of, row_matches
+from leakbound.domains import Domain
+from leakbound.risk.kappa import BaselineMatches, baseline_matches, row_matches
 from leakbound.risk.target import Target
 
 SHOWN = 10
@@ -161,9 +162,9 @@ class Examples:
             return PublicSample(self.images, labels, sources=self.origins, **self._measured)
         if kind == THESE:
             return TheseExamples(self.images, labels, **self._measured)
-        tokens = tokens_of(self.domain)
-        if tokens is not None and kind == BIGRAM:
-            return BigramText.from_sequences(self.images, tokens.vocabulary)
+        vocabulary = None if self.domain is None else self.domain.vocabulary
+        if vocabulary is not None and kind == BIGRAM:
+            return BigramText.from_sequences(self.images, vocabulary)
         if self.domain is not None or kind == BIGRAM:
             raise ValueError(
                 f"prior is {kind!r}, no model of data with this distance ({self.name}); give "

@@ -6,22 +6,17 @@ attacker's success below it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from leakbound.assess.criterion import Criterion
-from leakbound.bounds import identification, record_priors
-from leakbound.bounds.distances import ColumnMisses, Distance, GivenMetric, SquaredError
-from leakbound.bounds.language import BigramText
+from leakbound.assess.criterion import distance_of
+from leakbound.bounds import record_priors
 from leakbound.bounds.law import positive, single
-from leakbound.bounds.record_priors import Baseline, flat_images, largest_match_rate
-from leakbound.core import Batch, NotApplicable
-from leakbound.domains import Domain, table_of, tokens_of
+from leakbound.bounds.record_priors import flat_images, largest_match_rate
+from leakbound.domains import Domain
 from leakbound.risk.target import Target
 
 TIE = 1e-12
@@ -51,39 +46,6 @@ class BaselineMatches:
     def most(self) -> float:
         """The largest of the shares."""
         return max(self.constant, self.mean, self.example)
-
-
-def distance_of(domain: Domain) -> Distance:
-    """How bounds measure the distance of a domain, for examples as rows (n, values).
-
-    Example:
-        >>> from leakbound.domains import of_shape
-        >>> type(distance_of(of_shape((1, 8, 8)))).__name__
-        'SquaredError'
-    """
-    table = table_of(domain)
-    if table is not None:
-        return ColumnMisses(lambda rows: table.coded(_tensor(rows)).numpy(), table.parts)
-    if domain.metric == "tokens":  # tokens differ whatever the tolerance: codes are 4 apart
-        return ColumnMisses(lambda rows: 4 * rows, domain.shape[0], domain.noun, domain.metric)
-    if domain.distance_is_rmse:
-        return SquaredError()
-
-    def of(*rows: NDArray[Any]) -> NDArray[Any]:
-        a, b = (_tensor(own) for own in np.broadcast_arrays(*rows))
-        one, two = (own.reshape(-1, *domain.shape) for own in (a, b))
-        return np.asarray(domain.distance(one, two)).reshape(a.shape[:-1])
-
-    return GivenMetric(of, domain.noun)
-
-
-def _tensor(rows: NDArray[Any]) -> torch.Tensor:
-    return torch.tensor(np.ascontiguousarray(rows))
-
-
-def level_of(criterion: Criterion) -> float:
-    """The largest distance, as bounds measure it, that meets a criterion."""
-    return criterion.error if criterion.domain.distance_is_rmse else criterion.within
 
 
 def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
@@ -148,77 +110,3 @@ def refuse_matched(found: BaselineMatches, target: Target) -> None:
             f"without any update: no amount of noise helps; {target.harder} or accept a larger "
             "probability"
         )
-
-
-def of_public(
-    public: Batch | None,
-    kind: str,
-    components: int,
-    labels_known: bool,
-    eta: float,
-    domain: Domain | None = None,
-) -> tuple[Baseline, float]:
-    """A prior taken from public examples, and log kappa under it at an MSE of eta, or a level.
-
-    Of text, it is the bigram model, whatever the kind.
-
-    A known label is not part of the release, so candidates may differ by class. A model of images
-    may have a much smaller kappa than real images. The share of the others (of its class) that one
-    public example matches has no such error, and the largest such share errs upwards.
-    """
-    if public is None or public.size < record_priors.MIN_EXAMPLES:
-        raise NotApplicable(
-            f"the probability needs at least {record_priors.MIN_EXAMPLES} public examples for a "
-            "prior"
-        )
-    tokens = tokens_of(domain)
-    if tokens is not None:
-        text = BigramText.from_sequences(public.inputs.cpu().numpy(), tokens.vocabulary)
-        return text, float(text.log_kappa(eta))
-    flat = public.inputs.flatten(1).double().cpu().numpy()
-    labels = public.labels.cpu().numpy()
-    by_class = kind == "gaussian" and labels_known  # one Gaussian per class
-    try:
-        prior = _fitted("mixture" if by_class else kind, flat, labels, components)
-    except ValueError as error:  # such as a class with one public example
-        raise NotApplicable(f"no prior can be taken from the public examples: {error}") from None
-    groups = [flat[labels == y] for y in np.unique(labels)] if labels_known else [flat]
-    known = float(
-        np.asarray(
-            record_priors.EmpiricallyBoundedPrior(prior, [*groups]).log_kappa(np.array([eta]))
-        )[0]
-    )
-    if isinstance(prior, record_priors.Gallery) and labels_known:
-        shares = [len(group) / len(flat) for group in groups]
-        each = [np.asarray(record_priors.Gallery(g).log_kappa(np.array([eta])))[0] for g in groups]
-        known = max(known, float(np.log(np.dot(shares, np.exp(each)))))
-    return prior, min(0.0, known)
-
-
-def _fitted(kind: str, flat: NDArray[Any], labels: NDArray[Any], components: int) -> Baseline:
-    if kind == "gaussian":
-        return record_priors.GaussianImages.from_samples(flat, components=components)
-    if kind == "mixture":
-        return record_priors.Mixture.from_samples(flat, labels=labels, components=components)
-    return record_priors.Gallery(flat)
-
-
-def after_copy(noise_std: float, prior: Baseline, *, eta: float, baseline: float) -> float:
-    """Log of the largest probability that one candidate from x + w comes within eta of x.
-
-    Gaussians: given the copy and its part, x is Gaussian with a covariance that does not depend on
-    the copy, so the largest mass of a ball is known. Gallery: no image is farther from the middle
-    than the farthest, in units of noise.
-    """
-    levels = np.array([eta])
-    if isinstance(prior, record_priors.Mixture):
-        square = noise_std**2
-        left: Callable[[Any], Any] = lambda v: v * (square / (v + square))  # noqa: E731
-        parts = [
-            replace(part, variances=left(part.variances), rest=left(part.rest))
-            for part in prior.parts
-        ]
-        return float(np.asarray(record_priors.Mixture(parts, prior.weights).log_kappa(levels))[0])
-    assert isinstance(prior, record_priors.Gallery)  # there is no other kind
-    farthest = float(np.linalg.norm(prior.images - prior.images.mean(0), axis=1).max())
-    return float(identification.gaussian.log(noise_std / farthest, log_kappa=baseline))

@@ -8,11 +8,10 @@ from typing import Final
 from leakbound._util.formats import FAINT, format_fixed, format_lower, format_upper
 from leakbound.assess.chance import FEWEST
 from leakbound.assess.record import DELTA, ESTIMATE, Assessment, Attained, Bound, DefenseInfo
+from leakbound.assess.sentences import DOUBTED, GUESS
 
 STRONG: Final = 1.0
 """The largest epsilon that counts as a strong guarantee (NIST SP 800-226)."""
-DOUBTED: Final = "a test found"
-GUESS: Final = "guess without an update"
 UNINFORMED: Final = (
     "The prior is a uniform direction, which knows nothing about the data. An attacker who knows "
     "similar data exceeds these numbers, so nothing here is called protected"
@@ -132,16 +131,6 @@ def _claimed(bound: Bound, goal: str | None) -> str:
     return (
         f"whatever the model is, no attacker {what} from one update {above}: {sure}, of which one "
         f"candidate (or one per class, with labels known) may match {bound.largest_ball}, {like}"
-    )
-
-
-def rare(alone: int, count: int, rows: Iterable[str] = ()) -> str:
-    """What a bound that averages over examples leaves open; `rows` are numbers of rare ones."""
-    such = ", ".join(rows)
-    return (
-        "bounds average over examples and state nothing of one given example: "
-        f"{alone / count:.1%} of {count} public examples are rare, as no candidate matches one of "
-        "them and another" + (f" (such as numbers {such})" if such else "")
     )
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import torch
 
 from leakbound import audit
-from leakbound.audit.plan import Plan, Spec
+from leakbound.audit.plan import Plan
 from leakbound.defenses import LocalOptimalNoise
 from leakbound.protocol import send
 from leakbound.randomness import stream
+from leakbound.registry import Spec
 from leakbound_reproductions import kept
 from leakbound_reproductions.optimal_defenses import claims, figures, points, side_channel
+from leakbound_reproductions.optimal_defenses.settings import PAPER
 
 
 def plans() -> dict[str, Plan]:
@@ -24,7 +26,7 @@ def plans() -> dict[str, Plan]:
     text = resources.files(__package__).joinpath("plan.toml").read_text("utf-8")
     aware = audit.parse(tomllib.loads(text))
     still = replace(aware.utility, rounds=0)
-    chen = (Spec(claims.PAPER, (("steps", 300),)),)
+    chen = (Spec(PAPER, (("source", "chen"), ("steps", 300))),)
     threat = replace(aware.threat, defense_known=False)
     nothing = (Spec("linear_inversion"),)
     rate = replace(aware.utility, optimizer="sgd", learning_rate=0.1)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from leakbound_reproductions.equal_loss import at_equal_loss
 from leakbound_reproductions.optimal_defenses.points import Key, Point
+from leakbound_reproductions.optimal_defenses.settings import PAPER
 from leakbound_reproductions.paired import Gain, gain, logs, paired
 
-PAPER = "inverting_gradients_chen"
 LAYERS = "layers,energy"
 NOISES = (0.002, 0.005, 0.02, 0.05, 0.1)
 COSTS = (0.002, 0.005, 0.02, 0.1)

@@ -10,6 +10,7 @@ from typing import Any
 from leakbound import audit
 from leakbound.audit.plan import Plan
 
+PAPER = "published_inverting_gradients"
 OURS = "local_optimal_noise"
 PRUNED = "local_optimal_pruning"
 EQUAL = "gaussian_noise"
@@ -73,7 +74,7 @@ def plans(setting: Setting, color: str = COLOR_SOURCE) -> dict[str, Plan]:
     """
     known = [{"name": "inverting_gradients", "steps": setting.steps}]
     known += [{"name": "law_evolution", "components": 30, "population": 40, "generations": 12}]
-    paper = [{"name": "inverting_gradients_chen", "steps": setting.steps}]
+    paper = [{"name": PAPER, "source": "chen", "steps": setting.steps}]
     every = _noises(setting.noises) + _rates({MAGNITUDE: setting.rates, PRUNED: setting.rates})
     found = {"naive": _plan(setting, every, setting.seeds, paper, known=False)}
     if setting.aware:

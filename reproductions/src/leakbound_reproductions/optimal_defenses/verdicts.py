@@ -1,13 +1,13 @@
 """Claims 0-1 to 0-6 of paper A, from what was measured at one scale.
 
 Each region is the tolerance. Regions and comparisons were fixed before the first run of this
-command. An earlier study was known by then (docs/optimal_defenses_results.md: 0-1 to 0-5 with seeds
-0 to 5, which are among those of `cpu`, the same data, batches and steps). The exception was 0-5;
-see its remarks. After the results at `minutes` were known, a review changed some rules by the
-paper's text alone: 0-1 to 0-4 at equal loss (means first; a claim is not judged without it), 0-1
-(errors at 70 % and 80 % against 90 % are reported, not judged), 0-5 (by the panels of figure 14)
-and 0-6 (no finding on algorithm 1 as printed). The paper's attacker, who does not know the defense,
-decides; aware attackers appear in remarks.
+command. An earlier study was known by then (docs/results/optimal_defenses_results.json: 0-1 to 0-5
+with seeds 0 to 5, which are among those of `cpu`, the same data, batches and steps). The exception
+was 0-5; see its remarks. After the results at `minutes` were known, a review changed some rules by
+the paper's text alone: 0-1 to 0-4 at equal loss (means first; a claim is not judged without it),
+0-1 (errors at 70 % and 80 % against 90 % are reported, not judged), 0-5 (by the panels of figure
+14) and 0-6 (no finding on algorithm 1 as printed). The paper's attacker, who does not know the
+defense, decides; aware attackers appear in remarks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 from leakbound_reproductions.by_seed import Part, claimed, remarks, repeated
 from leakbound_reproductions.claim import POSITIVE, Claim, Mark, Verdict, student
 from leakbound_reproductions.equal_loss import at_equal_loss
-from leakbound_reproductions.optimal_defenses.claims import PAPER
 from leakbound_reproductions.optimal_defenses.points import Key, Point
 from leakbound_reproductions.optimal_defenses.settings import (
     CUT,
@@ -30,6 +29,7 @@ from leakbound_reproductions.optimal_defenses.settings import (
     LOUD,
     MAGNITUDE,
     OURS,
+    PAPER,
     PRUNED,
     Setting,
 )

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from leakbound import client, data, metrics, pairing, registry
-from leakbound.attacks import AcrossRounds, MixedStart, sparse_gradient_inversion
+from leakbound.attacks import sparse_gradient_inversion
 from leakbound.attacks.base import Attack
 from leakbound.core import Batch, NotApplicable, Observation, Task
 from leakbound.data import Dataset, federated
 from leakbound.defenses.base import Chain, chain
 from leakbound.randomness import permutation, stream
 from leakbound_reproductions import pruning
+from leakbound_reproductions.attacks.across_rounds import AcrossRounds
+from leakbound_reproductions.attacks.mixed_start import MixedStart
 from leakbound_reproductions.federation import FederatedPlan, FederatedRound, observe, train
 from leakbound_reproductions.priprune import information as bits
 from leakbound_reproductions.priprune.nmi import INFORMATION, chance

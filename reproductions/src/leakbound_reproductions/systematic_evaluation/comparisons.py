@@ -144,7 +144,9 @@ def floors_hold(floors: Iterable[Floor]) -> Comparison:
     if compared:
         told += f"; the closest error is {math.sqrt(closest):.3g} times the root of the bound"
     told += f"; {near} intervals include the bound" if near else ""
-    word = FAILS if beaten else UNDECIDED if near or not compared else HOLDS
+    word = UNDECIDED if near or not compared else HOLDS
+    if beaten:
+        word = FAILS
     statement = "no attack is better than the estimated lower bound (for images of the prior)"
     return Comparison("bounds", statement, told, word)
 

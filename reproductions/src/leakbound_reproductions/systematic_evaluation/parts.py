@@ -9,15 +9,15 @@ from importlib import resources
 from typing import Any
 
 from leakbound import audit
+from leakbound.audit import defense_name
 from leakbound.audit.plan import (
     DataSpec,
     Plan,
-    Spec,
     UtilitySpec,
     attack_info,
-    defense_name,
 )
 from leakbound.core import Server
+from leakbound.registry import Spec
 from leakbound.risk import ErrorBoundSpec
 from leakbound_reproductions.outcome import SCALES
 
@@ -65,7 +65,11 @@ MALICIOUS = ("deep prior + tensor features", "robbing the fed", "trap weights")
 PUBLISHED = "published"
 """The part with an attack as published, by a server that does not know the defense."""
 AS_PUBLISHED = "robbing the fed, as published"
-TENSORS = ("tensor", "tensor_fit")
+TENSORS = {
+    "tensor": "leakbound_reproductions.attacks.tensor:TensorMethod",
+    "tensor_fit": "leakbound_reproductions.attacks.tensor:fitted",
+}
+"""The methods that find the features of a malicious head, as `features` names them."""
 FAMILIES = (
     *("none", "clip", "gradient_dropout", "gaussian_noise"),
     *("magnitude_pruning", "local_aggregation"),
@@ -150,7 +154,7 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
     strongest = plan.attacks[0]
     still = replace(plan, utility=UtilitySpec(rounds=0))
     planted = (
-        _changed(strongest, {"features": "tensor_fit"}),
+        _changed(strongest, {"features": TENSORS["tensor_fit"]}),
         Spec("robbing_the_fed"),
         Spec("trap_weights"),
     )
@@ -163,11 +167,11 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
     noises = tuple((Spec("gaussian_noise", (("noise_std", s),)),) for s in NOISES)
     few = replace(still, defenses=FEATURE_DEFENSES, batch_sizes=FEATURE_BATCHES, seeds=first)
     reading = replace(few, attacks=(_reading("cocktail_party"),))
-    tensors = replace(few, threat=threat, attacks=tuple(map(_reading, TENSORS)))
+    tensors = replace(few, threat=threat, attacks=tuple(map(_reading, TENSORS.values())))
     pruned = replace(
         still,
         threat=threat,
-        attacks=(_reading(TENSORS[0]),),
+        attacks=(_reading(TENSORS["tensor"]),),
         defenses=((), PRUNED),
         batch_sizes=PRUNED_BATCHES,
     )
@@ -186,13 +190,13 @@ def _of(plan: Plan) -> dict[str, tuple[Plan, tuple[str, ...]]]:
         "malicious": (replace(evil, defenses=ours), MALICIOUS),
         PUBLISHED: (replace(unaware, defenses=ours), (AS_PUBLISHED,)),
         "ablation": (replace(ablation, attacks=apart[:COMPARED]), labels[:COMPARED]),
-        PRUNED_FEATURES: (pruned, TENSORS[:1]),
+        PRUNED_FEATURES: (pruned, ("tensor",)),
         "variants": (replace(ablation, attacks=apart[COMPARED:], seeds=first), labels[COMPARED:]),
         "others": (replace(plan, defenses=others, seeds=first), HONEST),
         "others-malicious": (replace(evil, defenses=others, seeds=first), MALICIOUS),
         "floors": (floors, (HONEST[0], HONEST[2])),
         "features": (reading, ("cocktail_party",)),
-        "tensors": (tensors, TENSORS),
+        "tensors": (tensors, tuple(TENSORS)),
     }
 
 

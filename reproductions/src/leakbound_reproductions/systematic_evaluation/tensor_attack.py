@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.features.base import FoundFeatures
-from leakbound.attacks.features.diagonalize import coefficients, decompose
-from leakbound.attacks.features.hermite import hermite_means, tensor_orders, usable_orders
-from leakbound.attacks.features.moments import Responses, contracted, moments, resolve_signs
+from leakbound_reproductions.attacks.diagonalize import coefficients, decompose
+from leakbound_reproductions.attacks.hermite import hermite_means, tensor_orders, usable_orders
+from leakbound_reproductions.attacks.moments import Responses, contracted, moments, resolve_signs
 
 RESTARTS = 4
 """Of the decomposition; `TensorMethod` has 10, which takes twice as long."""

@@ -6,9 +6,11 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from leakbound import check
 from leakbound.attacks.base import Attack, BestOf, ByNoise, rank
 from leakbound.attacks.matching.engine import Search
 from leakbound.attacks.matching.loop import WIDTH, answer, batch_key, begin, run, solve
@@ -248,8 +250,8 @@ def strong_matching(
         steps: steps of either search.
         total_variation: its weight without much noise.
         feature_weight: weight of the features without much noise.
-        features: "none", "cocktail_party" (any model with a linear layer), or "tensor" and
-            "tensor_fit" (two-layer heads that a malicious server has initialized).
+        features: "none", "cocktail_party" (any model with a linear layer), or your own method; see
+            `GradientMatching`.
         batch_norm: weight of the statistics.
         prior_rate: learning rate under noise.
         prior_variation: weight of total variation under noise.
@@ -287,85 +289,48 @@ def strong_matching(
     return ByNoise(clean, noisy)
 
 
-def inverting_gradients_geiping_library(steps: int = 4800) -> Attack:
-    """Inverting Gradients with the defaults of its released library: unsigned Adam, TV 0.1.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    # released library, reconstruction_algorithms.py, DEFAULT_CONFIG
+    "geiping_library": {"steps": 4800, "total_variation": 1e-1, "signed": False},
+    # released command line, reconstruct_image.py
+    "geiping_cli": {"steps": 24_000, "total_variation": 1e-4},
+    # config/attack/invertinggradients.yaml has 0.2 for its form of the total variation, which pads
+    # with zeros, so that borders count as edges
+    "breaching": {"steps": 24_000, "total_variation": 1e-1},
+    # attacks/gradientinversion.py
+    "gradattack": {"steps": 10_000, "total_variation": 1e-1},
+    # Chen, Gursoy and Lei (optimal defenses), MNIST
+    "chen": {"steps": 2000, "total_variation": 1e-6, "learning_rate": 0.2},
+}
+"""The settings of Inverting Gradients in published code."""
+
+
+def published_inverting_gradients(source: str = "geiping_cli", steps: int | None = None) -> Attack:
+    """Inverting Gradients with the settings of published code.
+
+    | source | steps | total variation | rate | signed |
+    |---|--:|--:|--:|---|
+    | geiping_library | 4,800 | 0.1 | 0.1 | no |
+    | geiping_cli | 24,000 | 1e-4 | 0.1 | yes |
+    | breaching | 24,000 | 0.1 (0.2 in its form) | 0.1 | yes |
+    | gradattack | 10,000 | 0.1 | 0.1 | yes |
+    | chen | 2,000 | 1e-6 | 0.2 | yes |
 
     Args:
-        steps: search steps.
+        source: "geiping_library" and "geiping_cli" (the released library and its command line),
+            "breaching", "gradattack", or "chen" (the paper on optimal defenses).
+        steps: search steps; None: as published.
 
-    Source: invertinggradients, reconstruction_algorithms.py, DEFAULT_CONFIG.
-
-    Example:
-        >>> attack = inverting_gradients_geiping_library()
-        >>> attack.signed, attack.total_variation, attack.steps
-        (False, 0.1, 4800)
-    """
-    return GradientMatching(only_images=True, total_variation=1e-1, steps=steps, signed=False)
-
-
-def inverting_gradients_geiping_cli(steps: int = 24000) -> Attack:
-    """Inverting Gradients as its released command line: signed Adam, TV 1e-4, 24,000 steps.
-
-    Args:
-        steps: search steps.
-
-    Source: invertinggradients, reconstruct_image.py.
+    Source: Geiping et al. 2020 and the code named.
 
     Example:
-        >>> attack = inverting_gradients_geiping_cli()
-        >>> attack.signed, attack.total_variation, attack.steps
-        (True, 0.0001, 24000)
-    """
-    return GradientMatching(only_images=True, total_variation=1e-4, steps=steps)
-
-
-def inverting_gradients_breaching(steps: int = 24000) -> Attack:
-    """Inverting Gradients as in breaching: signed Adam, TV 0.2 in its form (0.1 in ours).
-
-    Args:
-        steps: search steps.
-
-    Source: breaching, config/attack/invertinggradients.yaml. Its TV pads with zeros, so image
-        borders count as edges there but not here.
-
-    Example:
-        >>> attack = inverting_gradients_breaching()
-        >>> attack.signed, attack.total_variation, attack.steps
-        (True, 0.1, 24000)
-    """
-    return GradientMatching(only_images=True, total_variation=1e-1, steps=steps)
-
-
-def inverting_gradients_gradattack(steps: int = 10000) -> Attack:
-    """Inverting Gradients as in GradAttack: signed Adam, TV 0.1, 10,000 steps.
-
-    Args:
-        steps: search steps.
-
-    Source: GradAttack, attacks/gradientinversion.py.
-
-    Example:
-        >>> attack = inverting_gradients_gradattack()
-        >>> attack.signed, attack.total_variation, attack.steps
-        (True, 0.1, 10000)
-    """
-    return GradientMatching(only_images=True, total_variation=1e-1, steps=steps)
-
-
-def inverting_gradients_chen(steps: int = 2000) -> Attack:
-    """Inverting Gradients as in the optimal-defenses paper: signed Adam at rate 0.2, TV 1e-6.
-
-    Args:
-        steps: search steps.
-
-    Source: Chen, Gursoy and Lei (optimal defenses), MNIST experiments.
-
-    Example:
-        >>> attack = inverting_gradients_chen()
+        >>> attack = published_inverting_gradients("chen")
         >>> attack.learning_rate, attack.total_variation, attack.steps
         (0.2, 1e-06, 2000)
     """
-    return GradientMatching(only_images=True, total_variation=1e-6, steps=steps, learning_rate=0.2)
+    check.one_of(PUBLISHED, source=source)
+    settings = PUBLISHED[source] if steps is None else PUBLISHED[source] | {"steps": steps}
+    return GradientMatching(only_images=True, **settings)
 
 
 def _lbfgs(labels: str, steps: int, restarts: int, learning_rate: float) -> Attack:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from leakbound.attacks.base import domain_of
+from leakbound.attacks.blind import public_examples
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.core import NotApplicable, Observation, Task
-from leakbound.domains import TableDomain, smooth_axes, table_of
+from leakbound.domains import TableDomain, smooth_axes
 from leakbound.randomness import normal, uniform
 
 LEAK = 0.2
@@ -156,15 +158,13 @@ def images_for(
     if settings.image == "deep_prior":
         return DeepPrior(shape, task.input_range, settings.width, generator, like)
     if settings.image == "mixed":
-        table = table_of(task.domain)
-        if table is None:
-            raise NotApplicable("it is for rows of a table, and no table's columns are known")
-        return MixedRows(table, 0.1 * normal(shape, generator, like=like), like)
+        start = 0.1 * normal(shape, generator, like=like)
+        return MixedRows(domain_of(task, TableDomain), start, like)
     if settings.initialization == "normal":
         noise = normal(shape, generator, like=like)
-        public = task.public if observation.auxiliary is None else observation.auxiliary
+        public = public_examples(observation)
         along_time = len(smooth_axes(observation.input_shape)) == 1
-        if not along_time or public is None or public.inputs.shape[1:] != shape[1:]:
+        if not along_time or public is None:
             return Pixels(noise)
         known = public.inputs.to(like)
         return Pixels(known.mean(0) + NEAR * known.std(0, correction=0) * noise)

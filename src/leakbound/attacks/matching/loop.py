@@ -12,19 +12,21 @@ from torch import Tensor
 
 from leakbound._util import optimizers
 from leakbound.attacks.base import boxed, outputs_of, probed, seen_task
-from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.blind import gray
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching.engine import Companion, Evaluator, Search, choose_engine
 from leakbound.attacks.matching.images import Images, images_for
 from leakbound.attacks.matching.objective import Objective, hides
-from leakbound.attacks.matching.settings import METHODS, MatchingSettings
+from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.attacks.matching.terms import terms_for
 from leakbound.attacks.pace import tick
 from leakbound.client import forward
 from leakbound.core import Exact, NotApplicable, Observation, Reconstruction
 from leakbound.losses import named
 from leakbound.randomness import normal
+
+__all__ = ["answer", "begin", "run", "solve"]
 
 STUCK = 0.9
 UNEXPLAINED = 0.1
@@ -246,8 +248,7 @@ def answer(search: Search) -> Reconstruction:
     """The best iterate, and the search's diagnosis of it."""
     task = search.objective.task
     if search.objective.blank:
-        middle = boxed(torch.full_like(search.images().detach(), float("nan")), task)
-        return Reconstruction(middle, problem=VANISHED)
+        return gray(search.objective.observation)
     search.recall()
     images, labels = (part.detach() for part in search.guess())
     final = float(search.best)
@@ -336,6 +337,7 @@ def _features(
     settings: MatchingSettings, observation: Observation, generator: torch.Generator
 ) -> FoundFeatures | None:
     """The features that the settings' method infers from the update; None if none is set."""
-    if settings.features == "none" or not settings.feature_weight:
+    method = settings.feature_method
+    if method is None or not settings.feature_weight:
         return None
-    return METHODS[settings.features].find(observation, generator)
+    return method.find(observation, generator)

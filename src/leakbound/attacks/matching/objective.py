@@ -27,13 +27,17 @@ from leakbound.core import NotApplicable, Observation, Task
 from leakbound.covariance import Structured
 from leakbound.domains import has_neighbors, smooth_axes
 
+__all__ = ["Client", "Objective", "Value", "withheld"]
+
 
 class Client(Protocol):
     """How a candidate becomes rows, if one round of the observation's own client does not define
     it.
     """
 
-    def rows(self, images: Tensor, labels: Tensor) -> Tensor: ...
+    def rows(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The rows (R, P) that a candidate would have sent."""
+        ...
 
     def seen_of(self, rows: Tensor) -> Tensor:
         """What would have been seen of these rows, to be compared with `Objective.seen`."""
@@ -41,6 +45,8 @@ class Client(Protocol):
 
 
 class Value(NamedTuple):
+    """An objective's value: the total, the distance alone, and the rows behind it."""
+
     total: Tensor
     match: Tensor
     rows: Tensor
@@ -122,6 +128,7 @@ class Objective:
 
     @property
     def blank(self) -> bool:
+        """Whether the update is zero everywhere."""
         return not bool((self.observation.update.rows != 0).any())
 
     @property
@@ -131,21 +138,25 @@ class Objective:
 
     @cached_property
     def closed(self) -> Cosine | Euclidean | None:
+        """The distance with its derivative in closed form; None if autograd has to find it."""
         if self.withheld is not None and self.ordered:
             return None
         return closed(self.distance, self.seen, self.weights)
 
     def rows(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The rows (R, P) that a candidate would have sent."""
         if self.client is not None:
             return self.client.rows(images, labels)
         return expected_rows(self.observation, self.task, images, labels)
 
     def seen_of(self, rows: Tensor) -> Tensor:
+        """What would have been seen of these rows, to be compared with `seen`."""
         if self.client is not None:
             return self.client.seen_of(rows)
         return rows if self.whitener is None else self.whitener.whiten(rows)
 
     def match(self, rows: Tensor) -> Tensor:
+        """The distance of these rows from those that were seen."""
         return DISTANCES[self.distance](self.seen_of(rows), self.seen, self.weights, self.spans)
 
     def with_order(self, total: Tensor, rows: Tensor) -> Tensor:
@@ -155,6 +166,7 @@ class Objective:
         return total + self.ordered * disorder(rows, self.withheld, self.spans)
 
     def penalties(self, images: Tensor, terms: tuple[Term, ...]) -> list[Tensor]:
+        """Each term's penalty for the images, times its weight."""
         layers = dict.fromkeys(name for term in terms for name in term.layers)
         inside: dict[str, Tensor] = {}
         if layers:

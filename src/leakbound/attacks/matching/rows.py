@@ -9,11 +9,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from leakbound import check
-from leakbound.attacks.base import Attack, boxed, rank
+from leakbound.attacks.base import Attack, boxed, domain_of, rank
 from leakbound.attacks.matching.attack import GradientMatching
 from leakbound.attacks.matching.objective import Objective
-from leakbound.core import NotApplicable, Observation, Reconstruction
-from leakbound.domains import TableDomain, table_of
+from leakbound.core import Observation, Reconstruction
+from leakbound.domains import TableDomain
 
 LOOSE = 6.0
 """Tolerances within which values of different searches count as the same row's, for pairing."""
@@ -78,9 +78,7 @@ class TabLeak(Attack):
         )
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        domain = table_of(observation.task.domain)
-        if domain is None:
-            raise NotApplicable("it is for rows of a table, and no table's columns are known")
+        domain = domain_of(observation.task, TableDomain)
         search = self._search()
         # All searches draw from one generator in turn, when they begin.
         answers = search.many([observation] * self.restarts, [generator] * self.restarts)

@@ -6,19 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leakbound import check
+from leakbound._util import user_code
 from leakbound.attacks.base import Attack
 from leakbound.attacks.features.base import FeatureMethod
 from leakbound.attacks.features.cocktail_party import CocktailParty
-from leakbound.attacks.features.tensor import TensorMethod
 from leakbound.attacks.matching.distances import DISTANCES
 from leakbound.core import Task
 
-METHODS: dict[str, FeatureMethod] = {
-    "cocktail_party": CocktailParty(),
-    "tensor": TensorMethod(),
-    "tensor_fit": TensorMethod(fit=40),
-}
-"""The feature methods by the name that `features` gives."""
+__all__ = ["MatchingSettings", "unlisted"]
+
 STATISTICS = ("best", "running", "proxy", "exact")
 FORMS = ("best", "cosine", "span")
 
@@ -66,8 +62,8 @@ class MatchingSettings(Attack):
             `terms.statistics`).
         first_norm: factor on the first batch norm.
         features: "none", or the method that finds a linear layer's inputs: "cocktail_party", or
-            "tensor" and "tensor_fit" for two-layer heads with random units, which a malicious
-            server's `plant` makes.
+            "package.module:build", where `build()` returns a `FeatureMethod` (a plan that names it
+            runs code). leakbound-reproductions has such methods.
         feature_weight: weight of the distance between the candidate's features and the found ones.
         feature_form: "cosine", "span", or "best" (cosine for up to 8 examples).
         size: weight of the mean squared distance from the middle of the input range.
@@ -130,8 +126,21 @@ class MatchingSettings(Attack):
         check.non_negative(prior_weight=self.prior_weight, ordered=self.ordered)
         check.positive(first_norm=self.first_norm)
         check.one_of(STATISTICS, statistics=self.statistics)
-        check.one_of(["none", *METHODS], features=self.features)
+        if ":" not in self.features:
+            check.one_of(["none", "cocktail_party"], features=self.features)
         check.one_of(FORMS, feature_form=self.feature_form)
 
+    @property
+    def feature_method(self) -> FeatureMethod | None:
+        """The method that `features` names; None for "none"."""
+        if self.features == "none":
+            return None
+        if self.features == "cocktail_party":
+            return CocktailParty()
+        method: FeatureMethod = user_code.find("features", self.features)()
+        return method
+
     def plant(self, task: Task) -> Task:
-        return task if self.features == "none" else METHODS[self.features].plant(task)
+        """The task that the features' method needs from a malicious server."""
+        method = self.feature_method
+        return task if method is None else method.plant(task)

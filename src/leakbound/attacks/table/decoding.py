@@ -12,7 +12,7 @@ from leakbound import check
 from leakbound.attacks.base import Answer, Attack, each_row, seen_task, summed_task
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.table.span import Crowded, Plane, decode, plane
-from leakbound.attacks.table.view import LayerView, called, joint, named, silent, table_of, view
+from leakbound.attacks.table.view import LayerView, called, joint, named, silent, table_domain, view
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
 from leakbound.domains import TableDomain
 
@@ -96,7 +96,7 @@ class SpanDecoding(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         task = seen_task(observation)
-        seen = view(task, table_of(task))
+        seen = view(task, table_domain(task))
 
         def one(at: int, count: int) -> Answer:
             return decoded(observation, seen, at, count, self.prefixes)

@@ -15,7 +15,7 @@ from leakbound._util.results import LISTED, Fact
 from leakbound.attacks.base import Answer, Attack, each_row, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.table.decoding import PREFIXES, decoded, prior_rows
-from leakbound.attacks.table.view import Block, named, table_of, view
+from leakbound.attacks.table.view import Block, named, table_domain, view
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import Column, TableDomain
 from leakbound.domains.arguments import looked_up
@@ -73,7 +73,7 @@ class TouchedRows(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         task = seen_task(observation)
-        domain = table_of(task)
+        domain = table_domain(task)
         tables = _tables(task, domain)
         each: list[dict[int, Tensor]] = []
 
@@ -116,7 +116,7 @@ class TouchedRows(Attack):
     def levels(self, observation: Observation) -> dict[str, tuple[str, ...]]:
         """The touched levels of each such column, in any row of the update."""
         task = seen_task(observation)
-        domain = table_of(task)
+        domain = table_domain(task)
         tables = _tables(task, domain)
         count = len(observation.update.rows)
         each = [_touched(observation, task, tables, at) for at in range(count)]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakbound import domains
+from leakbound.attacks.base import domain_of
 from leakbound.client import forward
 from leakbound.core import NotApplicable, Task
 from leakbound.domains import TableDomain
@@ -91,11 +91,9 @@ class LayerView:
         return found
 
 
-def table_of(task: Task) -> TableDomain:
+def table_domain(task: Task) -> TableDomain:
     """The columns of the task's inputs."""
-    domain = domains.table_of(task.domain)
-    if domain is None:
-        raise NotApplicable("the inputs are not rows of a table with known columns")
+    domain = domain_of(task, TableDomain)
     if task.coupled:
         raise NotApplicable("batch norm in training mode mixes the rows of a batch")
     return domain

@@ -19,10 +19,10 @@ from leakbound.attacks.base import Answer, Attack, each_row, summed_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.tokens.layers import (
     dictionary,
-    domain_of,
     handed_on,
     inputs_of,
     probe,
+    token_domain,
     touched,
     words,
 )
@@ -193,7 +193,7 @@ class FirstLayer:
             NotApplicable: the model has no adapter, or none there.
         """
         pairs = pairs_of(task)
-        domain = domain_of(task)
+        domain = token_domain(task)
         if not pairs:
             raise NotApplicable("the model has no low-rank adapter (a pair of weights A, B)")
         draw = uniform((2, domain.length), stream(0, "adapter", "layer"))
@@ -323,7 +323,7 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
 
     It is the common part of what several groups of tokens span over all places.
     """
-    domain = domain_of(task)
+    domain = token_domain(task)
     weights = sum(v.numel() for v in task.tensors().values())
     wide = task.to("cpu", torch.float64) if weights <= WIDE else task
     source = stream(0, "adapter", "places")
@@ -455,7 +455,7 @@ class AdapterPursuit(Attack):
         check.positive(spare=self.spare)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        domain = domain_of(observation.task)
+        domain = token_domain(observation.task)
         each: list[FoundTokens] = []
 
         def one(at: int, count: int) -> Answer:
@@ -514,7 +514,7 @@ class AdapterPursuit(Attack):
         self, task: Task, layer: FirstLayer, rows: Tensor, count: int, some: Tensor | None
     ) -> FoundTokens:
         """By pursuit, from gradients of A in units of their rounding."""
-        domain = domain_of(task)
+        domain = token_domain(task)
         width = rows.shape[1]
         space = shared_space(task, layer, domain.length) if layer.by_place else None
         pairs = layer.by_place and space is None
@@ -557,7 +557,7 @@ def _same_inputs(
     """The client's earlier rounds in which the layer got the same inputs for the same tokens: what
     precedes it has not changed.
     """
-    ids = probe(domain_of(task)).to(task.parameters.device)
+    ids = probe(token_domain(task)).to(task.parameters.device)
     now = inputs_of(task, layer.hook, ids)
     found = list[Observation]()
     for seen in observation.history:
@@ -581,7 +581,7 @@ def spanned_tokens(
     Raises:
         NotApplicable: the space is all of R^r, or A changes during several local steps.
     """
-    domain = domain_of(task)
+    domain = token_domain(task)
     moved = task.plan.steps > 1 and any(pair.a in task.names for pair in layer.pairs)
     if moved:
         raise NotApplicable("A changes in the local steps, so B's gradient has no fixed row space")

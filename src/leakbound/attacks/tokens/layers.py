@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from leakbound._util.results import LISTED, Fact
+from leakbound.attacks.base import domain_of
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.pace import is_over
 from leakbound.client import call
 from leakbound.core import NotApplicable, Observation, Task, Unit
-from leakbound.domains import TokenDomain, tokens_of
+from leakbound.domains import TokenDomain
 from leakbound.engines.path import unchanging
 from leakbound.losses import named
 from leakbound.randomness import permutation, stream
@@ -36,12 +37,9 @@ class _Reached(Exception):
     """The layer was called; what follows it is not computed."""
 
 
-def domain_of(task: Task) -> TokenDomain:
+def token_domain(task: Task) -> TokenDomain:
     """The domain of the task's sequences."""
-    domain = tokens_of(task.domain)
-    if domain is None:
-        raise NotApplicable("the inputs are not sequences of tokens")
-    return domain
+    return domain_of(task, TokenDomain)
 
 
 @torch.no_grad()
@@ -82,7 +80,7 @@ def dictionary(
     Raises:
         NotApplicable: the time of an open `Pace` is over.
     """
-    domain = domain_of(task)
+    domain = token_domain(task)
     every = torch.arange(domain.vocabulary) if tokens is None else torch.as_tensor(tokens)
     device = task.parameters.device
     width = inputs_of(task, name, every[:1, None].expand(1, places).to(device)).shape[-1]
@@ -196,7 +194,7 @@ def word_table(task: Task) -> WordTable:
 
 def handed_on(task: Task) -> bool:
     """Whether the word embedding gets the same tokens in every mode: none are masked at random."""
-    ids = probe(domain_of(task)).to(task.parameters.device)
+    ids = probe(token_domain(task)).to(task.parameters.device)
     return unchanging(task, ids, embeddings(task)[0], whole=False)
 
 
@@ -206,7 +204,7 @@ def embeddings(task: Task) -> list[str]:
     Raises:
         NotApplicable: there is none.
     """
-    ids = probe(domain_of(task)).to(task.parameters.device)
+    ids = probe(token_domain(task)).to(task.parameters.device)
     calls = _calls(task, ids, (nn.Embedding,))
     read = [name for name, seen in calls.items() if seen is not None and torch.equal(seen, ids)]
     if not read:
@@ -223,7 +221,7 @@ def touched(observation: Observation, task: Task, at: int) -> Tensor | None:
     with suppress(NotApplicable):  # the model calls no table with the tokens
         for name in embeddings(task):
             if (weight := sent.get(f"{name}.weight")) is not None:
-                rows = weight[: domain_of(task).vocabulary].any(1).cpu()
+                rows = weight[: token_domain(task).vocabulary].any(1).cpu()
                 padding: Any = task.model.get_submodule(name).padding_idx
                 if padding is not None:
                     rows[padding] = True
@@ -239,7 +237,7 @@ def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, 
     Found by an experiment: for distinct tokens, a row of positions and the row of the token there
     have one slope, up to a factor, in whatever the module `reader` gets.
     """
-    domain = domain_of(task)
+    domain = token_domain(task)
     ids = probe(domain)
     if len(set(ids[0].tolist())) < domain.length:
         return None
@@ -263,7 +261,7 @@ def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, 
 
 def first_linear(task: Task) -> str | None:
     """The first linear module, trained or not, that gets a tensor (N, n, d)."""
-    ids = probe(domain_of(task))
+    ids = probe(token_domain(task))
     for name, seen in _calls(task, ids.to(task.parameters.device), (nn.Module,)).items():
         module = task.model.get_submodule(name)
         if seen is not None and seen.ndim == 3 and _matrix(module) is not None:
@@ -332,7 +330,7 @@ def readers(task: Task) -> list[Readers]:
     Found by an experiment with public tokens: one changed token shows which inputs mix places, and
     whether they depend on later ones.
     """
-    domain = domain_of(task)
+    domain = token_domain(task)
     names = {id(p): k for k, p in task.model.named_parameters()}
     device = task.parameters.device
     base = probe(domain)
@@ -444,7 +442,7 @@ def completed(
     shares the word embedding, this holds for tokens that occur nowhere else.
     """
     labels = labels_of(observation, at)
-    longest = domain_of(task).length
+    longest = token_domain(task).length
     open_ones = [row for row in prefixes if len(row) < longest]
     whole_ones = [row for row in prefixes if len(row) == longest]
     if not open_ones:
@@ -475,7 +473,7 @@ def _last_labels(
     """The labels (N,) of the last places of prefixes (L,), if these are the whole batch, and which
     of them are known.
     """
-    vocabulary = domain_of(task).vocabulary
+    vocabulary = token_domain(task).vocabulary
     device = task.parameters.device
     none = torch.zeros(len(prefixes), dtype=torch.int64), [False] * len(prefixes)
     head = output_layer(task)
@@ -505,7 +503,7 @@ def _last_labels(
 
 def output_layer(task: Task) -> Readers | None:
     """The last linear layer with a row for every token; None if there is none."""
-    count = domain_of(task).vocabulary
+    count = token_domain(task).vocabulary
     heads = (g for g in readers(task) if g.gradient(task, task.parameters).shape[0] == count)
     return next(reversed([*heads]), None)
 

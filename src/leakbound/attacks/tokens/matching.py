@@ -21,7 +21,7 @@ from leakbound.attacks.matching.loop import MOSTLY, begin, solve, unexplained
 from leakbound.attacks.matching.objective import Objective, hides
 from leakbound.attacks.pace import tick
 from leakbound.attacks.tokens.adapters import AdapterPursuit
-from leakbound.attacks.tokens.layers import domain_of, embeddings, shifted
+from leakbound.attacks.tokens.layers import embeddings, shifted, token_domain
 from leakbound.attacks.tokens.rows import TokenRows, labels_in_outputs, largest_rows
 from leakbound.attacks.tokens.span import TokenSpan
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
@@ -121,7 +121,7 @@ def candidates_of(observation: Observation) -> Tensor:
     If noise or compression hides most of them, those with the largest gradients. Padding is one of
     them if the domain has it.
     """
-    domain = domain_of(observation.task)
+    domain = token_domain(observation.task)
     found: set[int] = set()
     for attack in (TokenRows(), TokenSpan(), AdapterPursuit()):
         try:
@@ -164,7 +164,7 @@ class _Matching:
     ) -> _Matching:
         candidates = candidates.to(observation.task.parameters.device)
         task = weighted(observation.task, candidates)
-        shape = domain_of(observation.task).length, len(candidates)
+        shape = token_domain(observation.task).length, len(candidates)
         soft = replace(observation, task=task, input_shape=shape, labels=labels, auxiliary=None)
         noisy = observation.noise_variance is not None  # weights of a mask alone are no 1/std
         settings = GradientMatching(
@@ -214,7 +214,7 @@ class _Matching:
 
         The last token of a sequence may be a label alone, and tokens may be withheld.
         """
-        vocabulary = domain_of(self.observation.task).vocabulary
+        vocabulary = token_domain(self.observation.task).vocabulary
         complete = not shifted(self.observation.task) and not hides(self.observation)
         if complete or len(self.candidates) == vocabulary:
             return self
@@ -288,7 +288,7 @@ class _Matching:
             found[1].append(other)
         orders = _moved(tokens.shape[1]).to(tokens.device)
         moved = self._places(tokens)[:, orders]  # (B, orders, n)
-        if (padding := domain_of(self.observation.task).padding) is not None:
+        if (padding := token_domain(self.observation.task).padding) is not None:
             ended = self._places(tokens)[:, None].repeat(1, tokens.shape[1] - 1, 1)
             pad = self._places(tokens.new_tensor([padding]))
             ended = torch.where(torch.ones_like(ended[0]).triu(1) > 0, pad, ended)
@@ -304,7 +304,7 @@ class _Matching:
 
     def _ends(self, tokens: Tensor) -> list[int]:
         """The last place of each sequence before its padding."""
-        padding = domain_of(self.observation.task).padding
+        padding = token_domain(self.observation.task).padding
         if padding is None:
             return [tokens.shape[1] - 1] * len(tokens)
         return [max(1, own) - 1 for own in (tokens != padding).sum(1).tolist()]
@@ -439,7 +439,7 @@ def weighted(task: Task, candidates: Tensor) -> Task:
     vars(model)["forward"] = takes
     changed = replace(task, model=model, domain=None, input_range=(0.0, 1.0), public=None)
     if isinstance(takes, _WithLabels):
-        takes.padding = domain_of(task).padding
+        takes.padding = token_domain(task).padding
         loss = NamedLoss("next weights", _next_weights, "any")
         changed = replace(changed, loss=loss, label_range=None)
     return changed

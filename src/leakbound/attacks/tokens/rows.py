@@ -16,7 +16,6 @@ from leakbound.attacks.tokens.layers import (
     UNIQUE,
     WordTable,
     completed,
-    domain_of,
     extended,
     filled,
     first_linear,
@@ -26,6 +25,7 @@ from leakbound.attacks.tokens.layers import (
     output_layer,
     place_rows,
     shifted,
+    token_domain,
     whole,
     word_table,
     words,
@@ -96,7 +96,7 @@ class TokenRows(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         task = seen_task(observation)
-        domain = domain_of(task)
+        domain = token_domain(task)
         table = word_table(task)
         found_rows: list[_Rows] = []
 
@@ -144,7 +144,7 @@ class TokenRows(Attack):
             if (labels := labels_of(observation, at)) is not None and shifted(task):
                 ends = (row[row >= 0] for row in labels)
                 found |= {int(row[-1]) for row in ends if len(row)}
-        return tuple(sorted(found - {domain_of(task).padding}))
+        return tuple(sorted(found - {token_domain(task).padding}))
 
 
 def _facts(domain: TokenDomain, found: Sequence[_Rows]) -> tuple[Fact, ...]:
@@ -164,7 +164,7 @@ def labels_in_outputs(observation: Observation) -> set[int]:
     head = output_layer(task)
     if head is None or not shifted(task):
         return found
-    most = observation.examples * domain_of(task).length
+    most = observation.examples * token_domain(task).length
     for at, row in enumerate(update.rows):
         values = head.gradient(task, row)
         try:
@@ -187,7 +187,7 @@ def largest_rows(observation: Observation, count: int) -> list[int]:
         return []
     sizes = sum(_part(task, table.weight, row).square().sum(1) for row in observation.update.rows)
     assert isinstance(sizes, Tensor)  # an update has a row or more
-    sizes = sizes[: domain_of(task).vocabulary]
+    sizes = sizes[: token_domain(task).vocabulary]
     found: list[int] = sizes.topk(min(count, len(sizes))).indices.tolist()
     return found
 
@@ -208,7 +208,7 @@ class _Rows:
 
     @staticmethod
     def of(observation: Observation, task: Task, table: WordTable, at: int, count: int) -> _Rows:
-        domain = domain_of(task)
+        domain = token_domain(task)
         if observation.correlation is not None:
             raise NotApplicable("the noise is correlated, and levels for rows assume it is not")
         values = _part(task, table.weight, observation.update.rows[at])[: domain.vocabulary]
@@ -396,7 +396,7 @@ def _full(
     observation: Observation, task: Task, prefix: Tensor, at: int
 ) -> tuple[Tensor, str | None]:
     """The sequence (1, n) that begins with a prefix (L,), and what is not known of it."""
-    domain = domain_of(task)
+    domain = token_domain(task)
     longer = prefix
     said = None
     if shifted(task):

@@ -21,13 +21,13 @@ from leakbound.attacks.tokens.layers import (
     chosen,
     completed,
     dictionary,
-    domain_of,
     extended,
     filled,
     inputs_of,
     is_zero,
     readers,
     shifted,
+    token_domain,
     whole,
 )
 from leakbound.attacks.tokens.rows import TokenRows
@@ -264,7 +264,7 @@ class _Scene:
     @staticmethod
     def of(observation: Observation) -> _Scene:
         task = summed_task(observation)
-        domain = domain_of(task)
+        domain = token_domain(task)
         first, later = chosen(readers(task))
         later = later[: 1 + CONFIRM]
         for group in (first, *later):
