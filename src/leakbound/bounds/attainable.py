@@ -101,7 +101,7 @@ class Attainable:
         rows = flat_images(self.examples)
         if len(rows) < FEWEST:
             raise ValueError(f"examples holds {len(rows)}; give at least {FEWEST}")
-        single("confidence", probability("confidence", self.confidence))
+        single(probability, confidence=self.confidence)
         order = np.random.default_rng(2).permutation(len(rows))
         built = min(BUILT, len(rows) // 2)
         object.__setattr__(self, "_public", rows[order[:built]])

@@ -59,6 +59,7 @@ def _integral(a: Array, c: Array, k: Array) -> Array:
     mode = _mode(a, c, k)
     phi = 1 / (1 + np.abs(c))
     power = _power_width(mode, k)
+    # Panels are narrow where the integrand changes fast, and double from there.
     near = np.concatenate([0 * mode, phi * DOUBLES, -phi * DOUBLES], 1)
     wide = np.concatenate([w * DOUBLES for w in (power, -power, 1 + 0 * mode, -1 - 0 * mode)], 1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -71,6 +72,7 @@ def _integral(a: Array, c: Array, k: Array) -> Array:
     half = (edges[:, 1:] - edges[:, :-1])[..., None] / 2
     r = (edges[:, :-1, None] + half * (1 + _X)).reshape(len(mode), -1)
     weight = (half * _W).reshape(len(mode), -1)
+    # The largest value is taken out, so that exp neither overflows nor vanishes.
     top = _log_integrand(mode, a, c, k)
     with np.errstate(divide="ignore"):
         total = (weight * np.exp(_relative(r, mode, a, c, k))).sum(1)

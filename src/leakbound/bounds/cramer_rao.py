@@ -140,6 +140,7 @@ def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
     values, vectors = np.linalg.eigh(root @ matrix @ root.T)
     if values[0] < -1e-8 * np.abs(values).max():
         raise ValueError(f"fisher has the eigenvalue {values[0]:.4g}; give one without any below 0")
+    # Eigenvalues are raised by their rounding, which can only lower the bound.
     slack = prior.rank * np.finfo(np.float64).eps * np.abs(values).max()
     with np.errstate(divide="ignore"):
         errors = 1 / (float(known) + np.maximum(values, 0) + slack)

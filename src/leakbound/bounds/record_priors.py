@@ -182,7 +182,7 @@ class Mixture(Baseline):
             clusters: number of groups without labels.
         """
         rows = flat_images(images)
-        k = int(single("components", whole("components", components)))
+        k = int(single(whole, components=components))
         groups = _clusters(rows, clusters) if labels is None else np.asarray(labels)
         if groups.shape != (len(rows),):
             raise ValueError(f"labels has shape {groups.shape}; give one for each of {len(rows)}")
@@ -210,14 +210,14 @@ class GaussianImages(Mixture):
     @classmethod
     def from_samples(cls, images: ArrayLike, *, components: int) -> Self:  # type: ignore[override]
         """Mean and `components` leading directions of images; the rest share a variance."""
-        k = int(single("components", whole("components", components)))
+        k = int(single(whole, components=components))
         return cls(GaussianPart.from_samples(flat_images(images), k))
 
 
 def _clusters(rows: Array, clusters: int) -> Array:
     from sklearn.cluster import KMeans
 
-    count = int(single("clusters", whole("clusters", clusters)))
+    count = int(single(whole, clusters=clusters))
     if count > len(rows):
         raise ValueError(f"clusters is {count}; give at most the number of images, {len(rows)}")
     return np.asarray(KMeans(count, n_init=3, random_state=0).fit_predict(rows))

@@ -64,6 +64,7 @@ def weiss_weinstein_bound(
     grid = _grid(steps, len(known))
     shares = _checked(overlaps, grid)
     lost = 1 - (1 - confidence) ** (1 / len(shares))
+    # An eighth chooses first; each next block is as large as all before it.
     first = max(2, len(shares) // 8)
     gains = []
     ends = []
