@@ -257,7 +257,7 @@ def _directions(
     means = [own / count for own in sums]
     change = means[1] - means[0]
     spread = (squares / count - means[0].square() - means[1].square()).clamp_min(0)
-    # An entry without noise shows the canary for certain: FLOOR keeps its weight finite.
+    # An entry without noise shows the canary for certain: its weight must stay finite.
     spread += FLOOR * max(float(spread.max()), float(change.square().max()), 1e-200)
     plain = [change]
     if slope is not None:

@@ -165,6 +165,11 @@ class AttackSummary(ReportPart, frozen=True):
     failed: int
 
     @property
+    def unreliable(self) -> bool:
+        """Whether at least half of its experiments report that the attack did not converge."""
+        return self.ran > 0 and 2 * self.did_not_converge >= self.ran
+
+    @property
     def key(self) -> ConfigurationKey:
         return self.model, self.batch_size, self.defense
 
