@@ -206,7 +206,7 @@ class Visible(Composed):
 
         def excess(place: Array) -> Array:
             found = self._at(np.exp(place), q, count, blind)
-            return np.asarray(np.log(np.maximum(found, LEAST)) - goal)
+            return np.log(np.maximum(found, LEAST)) - goal
 
         free = self._at(np.zeros(target.shape), q, count, blind) <= target
         high = np.zeros(target.shape)

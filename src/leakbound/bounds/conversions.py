@@ -97,7 +97,7 @@ def epsilon(
         fits = composed(highest) <= level[here]
 
         def holds(e: Array, composed: Delta = composed, most: Array = level[here]) -> Array:
-            return np.asarray(composed(e) <= most)
+            return composed(e) <= most
 
         least = least_where(holds, np.zeros_like(highest), highest)
         found[here] = np.where(fits, least, highest)
@@ -128,7 +128,7 @@ def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
 
 def _mills(x: Array) -> Array:
     """Phi(-x) / phi(x)."""
-    return np.asarray(np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2)))
+    return np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2))
 
 
 def _full_epsilon(m: Array, level: Array) -> Array:
@@ -138,7 +138,7 @@ def _full_epsilon(m: Array, level: Array) -> Array:
     high = np.maximum(-special.ndtri(level), -finite / 2)
 
     def holds(u: Array) -> Array:
-        return np.asarray(log_delta(finite, finite * (u + finite / 2)) <= np.log(level))
+        return log_delta(finite, finite * (u + finite / 2)) <= np.log(level)
 
     with np.errstate(over="ignore"):
         found = finite * (least_where(holds, low, high) + finite / 2)

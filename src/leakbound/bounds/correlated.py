@@ -108,7 +108,7 @@ def _sum_of(grid: Array, count: int) -> Array:
 
     def joined(a: Array, b: Array) -> Array:
         found = fft.irfft(fft.rfft(a, size) * fft.rfft(b, size), size)
-        return np.asarray(np.maximum(0.0, found[: len(grid)]))
+        return np.maximum(0.0, found[: len(grid)])
 
     total: Array | None = None
     while count:

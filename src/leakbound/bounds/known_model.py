@@ -263,7 +263,7 @@ class _Group:
 
     @cached_property
     def gram(self) -> Array:
-        return np.asarray(self.root @ self.root.T)
+        return self.root @ self.root.T
 
     @property
     def prior(self) -> Array:
@@ -277,7 +277,7 @@ class _Group:
         # ln p(y | j) = (y.g_j - |g_j|^2 / 2) / s^2 + the same for all j, y.g_j = G_ij + s (L z)_j
         logs = (self.gram[chosen] - self.gram.diagonal() / 2) / noise**2 + mixed / noise
         weights = np.exp(logs - logs.max(1, keepdims=True))
-        return np.asarray(weights / weights.sum(1, keepdims=True))
+        return weights / weights.sum(1, keepdims=True)
 
     def masses(self, weights: Array, guesses: int) -> tuple[Array, Array]:
         """(T,) each: the mass that candidate examples attain, and a bound for any candidate."""
@@ -310,7 +310,7 @@ class _Group:
             open_ = open_[rough[open_].max(1) > best[open_]]
             if not len(open_):
                 break
-        return np.asarray(np.maximum(best, rough.max(1)))
+        return np.maximum(best, rough.max(1))
 
     def _sharp(self, padded: Array, draw: Indices, center: Indices) -> Array:
         """Upper bound, by draw, on the mass of a ball whose heaviest example is the center."""
@@ -321,7 +321,7 @@ class _Group:
         if largest < found.shape[1]:
             found = -np.partition(-found, largest - 1, axis=1)[:, :largest]
         found = np.cumsum(-np.sort(-found, axis=1), axis=1)
-        return np.asarray(found[np.arange(len(found)), np.minimum(most, found.shape[1]) - 1])
+        return found[np.arange(len(found)), np.minimum(most, found.shape[1]) - 1]
 
 
 def _group(place: Indices, rows: Array, root: Array, level: float) -> _Group:
@@ -372,7 +372,7 @@ def _checked(gram: ArrayLike, n: int) -> Array:
             f"gram has {longest:.6g} on its diagonal; clip the gradients, and divide their "
             "products by the squared clip norm"
         )
-    return np.asarray((found + found.T) / 2)
+    return (found + found.T) / 2
 
 
 def _limit(values: Array, tail: float) -> float:

@@ -134,7 +134,7 @@ class GaussianPart:
 
         def past(x: Array) -> Array:  # where the derivative in t has become positive
             shrunk = spectrum / (1 + 2 * np.exp(x)[:, None] * spectrum)
-            return np.asarray(shrunk.sum(1) <= square)
+            return shrunk.sum(1) <= square
 
         t = np.exp(least_where(past, -far, far))
         with np.errstate(over="ignore"):
@@ -220,7 +220,7 @@ def _clusters(rows: Array, clusters: int) -> Array:
     count = int(single(whole, clusters=clusters))
     if count > len(rows):
         raise ValueError(f"clusters is {count}; give at most the number of images, {len(rows)}")
-    return np.asarray(KMeans(count, n_init=3, random_state=0).fit_predict(rows))
+    return KMeans(count, n_init=3, random_state=0).fit_predict(rows)
 
 
 class Gallery(Baseline):
@@ -376,7 +376,7 @@ def _thinned(images: ArrayLike) -> Array:
 
 def _apart(candidates: Array, rows: Array, squares: Array) -> Array:
     mean = np.square(candidates).mean(1)[:, None]
-    return np.asarray(mean + squares - 2 * candidates @ rows.T / rows.shape[1])
+    return mean + squares - 2 * candidates @ rows.T / rows.shape[1]
 
 
 def _matching(candidates: Array, rows: Array, eta: float) -> Array:

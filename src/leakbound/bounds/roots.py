@@ -84,7 +84,7 @@ def _next_part(a: Array, fa: Array, b: Array, fb: Array, c: Array, fc: Array, ne
         quadratic = quadratic + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
         end = np.minimum(0.5, near / np.abs(b - a))
         found = np.where(smooth & np.isfinite(quadratic), quadratic, 0.5)
-        return np.asarray(np.clip(found, end, 1 - end))
+        return np.clip(found, end, 1 - end)
 
 
 def inward(fits: Callable[[Array], Array], value: Array, sign: float) -> Array:

@@ -359,7 +359,7 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
 
     def holds(level: Array) -> Array:
         found = mass @ np.exp(conversions.log_delta(gain, level))
-        return np.asarray(found <= most * (1 - 3 * CUT))
+        return found <= most * (1 - 3 * CUT)
 
     high = float(conversions.epsilon(noise, delta=most, steps=steps))
     if not math.isfinite(high):
