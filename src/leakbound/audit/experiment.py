@@ -26,7 +26,7 @@ from leakbound.assess.released import Released
 from leakbound.assess.success import RiskSpec
 from leakbound.assess.verdict import verdict
 from leakbound.attacks import Attack
-from leakbound.attacks.features.errors import feature_errors, subspace_error
+from leakbound.attacks.features.base import feature_errors, subspace_error
 from leakbound.attacks.pace import noted
 from leakbound.audit import plan as plans
 from leakbound.audit.attacked_round import OTHERS, attacked_round
