@@ -206,10 +206,19 @@ def placed(facts: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in facts.items():
         if value is None:
             continue
-        part, _, name = key.rpartition(".")
-        place = table.setdefault(part, {}) if part else table
-        place[name] = value.item() if isinstance(value, np.generic) else value
+        *parts, name = key.split(".")
+        place = table
+        for part in parts:
+            place = place.setdefault(part, {})
+        place[name] = _without_numpy(value)
     return table
+
+
+def _without_numpy(value: Any) -> Any:
+    """Numbers of live objects may be NumPy's, which a table cannot hold."""
+    if isinstance(value, list | tuple):
+        return [_without_numpy(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def described(facts: Mapping[str, Any], own: Sequence[Mistake] = ()) -> Described:
