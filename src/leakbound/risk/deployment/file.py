@@ -204,6 +204,7 @@ def placed(facts: Mapping[str, Any]) -> dict[str, Any]:
     """
     table: dict[str, Any] = {}
     for key, value in facts.items():
+        # a key that is present would be stated
         if value is None:
             continue
         *parts, name = key.split(".")
@@ -227,6 +228,7 @@ def described(facts: Mapping[str, Any], own: Sequence[Mistake] = ()) -> Describe
         given = msgspec.convert(placed(facts), Deployment)
     except msgspec.ValidationError as error:
         raise ValueError(str(error.__cause__ or error)) from None
+    # a reader knows the file or the object, and names the place more exactly
     named = {one.name for one in own}
     return given, (*own, *(one for one in mistakes.find(given) if one.name not in named))
 
