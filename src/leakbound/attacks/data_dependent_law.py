@@ -58,13 +58,17 @@ FLOOR = 1e-12
 """Least variance of a coordinate, as a share of the candidate's mean variance."""
 CHANGED = 0.1
 """Assumed probability that a coordinate's place in the mask differs from a replay."""
+# Under noise, the best candidate must lead by this log-likelihood; without noise, by this score.
 NATS = 3.0
 CLOSE = 0.01
+# A trace is for a plot: more points add nothing.
 TRACE_POINTS = 50
 PUBLIC_NOISE = "the defense's noise does not depend on the batch"
 FITS = (0.2, 5.0)
 """Least and largest ratio of the noise's power to the power that an answer predicts."""
+# How far a generation moves mean and spread: all the way would collapse on a lucky draw.
 PACE = 0.7
+# A label with fewer public images than this has no reliable mean: all images stand in.
 SOME = 10
 MIXED = 0.1
 """Share of the images' variance that the readout must explain in public images."""
@@ -634,6 +638,7 @@ class LawEvolution(Attack):
         return Reconstruction(image(best), labels, lowest, tuple(trace), problem)
 
 
+# An audit attacks many rounds with one public set; its SVD is the same in each.
 _SPANS = RecentCache[tuple[Tensor, Tensor, Tensor]](2**26)
 
 

@@ -23,6 +23,7 @@ from leakbound.attacks.matching.settings import MatchingSettings, unlisted
 from leakbound.core import LocalPlan, NotApplicable, Observation, Reconstruction, Unit
 from leakbound.randomness import permutation
 
+# The cost of pairing images of different labels: no pixels cost as much.
 UNLIKE = 1e9
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "momentum": 0.0},

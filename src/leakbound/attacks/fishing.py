@@ -27,7 +27,9 @@ INNER: dict[str, Attack] = {
     "strong_matching": strong_matching(),
 }
 TARGETS = ("class", "feature", "direction")
+# The logit of class c lies this far below the others: exp(-30) is 0 next to 1 in float32.
 FAR = 30.0
+# Of the covariance within classes: few public examples do not determine it.
 RIDGE = 0.1
 
 
@@ -182,6 +184,7 @@ class Fishing(Attack):
         answer = answer.expand(observation.examples, -1).reshape(observation.batch_shape).clone()
         slope, size = self._slope(observation, task, f"{head}.bias", label)
         if abs(slope) * size < 0.5:  # it was clipped, or examples of c and others canceled
+            # one example of class c gives the mean -1 / size
             slope = -1 / size
         count = min(round(abs(slope) * size), observation.examples)
         problem = f"at most {count} of {observation.examples} examples are answered"

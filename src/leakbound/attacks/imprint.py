@@ -29,7 +29,9 @@ from leakbound.randomness import normal, stream
 
 MEASURES = ("mean", "cosine", "random")
 LAWS = ("public", "normal", "laplace")
+# The probability that noise alone makes a step anywhere.
 CHANCE = 1e-3
+# An image is clear if its expected error is at most this share of the prior's.
 CLEAR = 0.25
 
 

@@ -79,6 +79,7 @@ class Pace:
         return replace(answer, problem="; ".join(filter(None, [words, answer.problem])))
 
 
+# A context variable: searches of different threads have their own limits.
 _OPEN: ContextVar[Pace | None] = ContextVar("leakbound_pace", default=None)
 
 

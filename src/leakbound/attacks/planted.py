@@ -25,6 +25,7 @@ from leakbound.core import (
 )
 from leakbound.covariance import Structured
 
+# This quantile of the units' energies is noise: few units change (bins) or are on (traps).
 QUIET = 0.1
 
 

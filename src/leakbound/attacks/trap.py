@@ -29,7 +29,9 @@ __all__ = [
 ]
 
 ESTIMATORS = ("optimal", "unbiased", "shrinkage", "gamma", "division")
+# Public norms that are tried, evenly spaced: each simulates the client once.
 MOST_NORMS = 64
+# A limit on the turns of the fixed point of norm and clipping scale, which stops by itself.
 TURNS = 100
 # The recurrence for the ratio of Bessel functions starts this many orders above the wanted one.
 EXTRA_ORDERS = 1000

@@ -21,8 +21,11 @@ from leakbound.attacks.planted import (
 from leakbound.core import Observation, Reconstruction, Task
 from leakbound.randomness import normal, stream
 
+# Rows that differ by this share of their size are still of the same images: values round.
 SAME = 1e-3
+# An image may leave the input range by this share of it: noise and rounding.
 SLACK = 0.05
+# The probability that noise makes any two equal rows look different.
 CHANCE = 1e-3
 MOST = 2048
 

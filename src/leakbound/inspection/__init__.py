@@ -36,6 +36,7 @@ __all__ = [
     "statistics",
 ]
 
+# Fewer images do not show that a unit is rarely on; more take time and show nothing else.
 LEAST_PROBES = 64
 MOST_PROBES = 256
 

@@ -21,14 +21,22 @@ from leakbound.randomness import normal, stream, uniform
 
 MANY = 4.0
 """This many similar units are a mark."""
+# Cosines of two rows, and of two columns, that count as parallel.
 PARALLEL = 0.99
 EQUAL_COLUMNS = 0.999
+# Rows with fewer effective weights are parallel by chance.
 FEW_WEIGHTS = 8.0
+# Signs of a row: the least number that says something, and the width of the balanced range in
+# standard deviations.
 FEWEST_SIGNS = 32
 BALANCED = 0.22
+# -log10 of the probability that fresh weights are as balanced.
 UNLIKELY = 12.0
+# How many times farther than the median a class lies alone.
 APART = 10.0
+# Inputs with this many times the mean weight may be constants that carry thresholds.
 HEAVY = 8.0
+# Limits the comparison of wide layers: rows tried as centers, and rows at a time.
 CENTERS = 4096
 CHUNK = 256
 
@@ -274,11 +282,16 @@ def zeroed(layer: LayerRows) -> LayerFinding:
     return LayerFinding(layer.name, "zeroed paths", float(dead), 1.0, words)
 
 
+# Correlation of two units' outputs on images that counts as equal.
 SAME_ANSWERS = 0.999
+# An honest model amplifies no layer this much.
 LOUD = 1000.0
+# Units on for at most this share of images are rare; a layer is marked if most of its units are.
 RARE = 0.25
 MOSTLY = 0.9
+# A layer of fewer units can look like that by chance.
 FEWEST_UNITS = 16
+# Four images show gains; their number does not matter.
 FEW_IMAGES = 4
 
 

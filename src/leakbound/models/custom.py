@@ -14,6 +14,7 @@ from leakbound._util import copies, files, user_code
 from leakbound.domains import TableDomain
 from leakbound.domains.arguments import TakesRows
 
+# What `build` may take or leave.
 _OFFERED = ("input_shape", "classes", "generator", "domain")
 
 

@@ -24,12 +24,19 @@ from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import has_neighbors
 from leakbound.randomness import uniform
 
+# Public images that show what kind of inputs the layer takes.
 PROBES = 64
+# Inputs that are 0 at more than this share of places come from a ReLU.
 OFTEN = 0.1
+# What counts as 0: relative to the root mean square (leaky ReLUs send small negatives).
 NEAR = 0.02
+# A gain this many standard deviations from 0 is no noise.
 SURE = 4.0
+# An image may leave the input range by this share of it, and no more than this share of its
+# pixels may leave it further: separation is exact up to noise only.
 SLACK = 0.1
 OUTSIDE = 0.1
+# The quantile that sets the scale: the brightest single pixel may be noise.
 BRIGHT = 0.995
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from leakbound.domains import smooth_axes
 
 Span = tuple[int, int]
+# Its square is still a normal number in float32.
 TINY = 1e-12
 
 

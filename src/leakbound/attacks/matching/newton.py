@@ -34,6 +34,7 @@ LEAST = 1e-9
 """How much the damping grows after a step that failed and falls after one that did not, and its
 least value.
 """
+# A step is tried at three lengths, with up to six dampings.
 ATTEMPTS = 6
 LENGTHS = (1.0, 0.5, 0.25)
 RISE = 1.5

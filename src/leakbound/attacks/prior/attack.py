@@ -207,6 +207,7 @@ class _Chain:
     def run(self) -> None:
         attack = self.attack
         u = self.images.start
+        # The likelihood alone finds the coarse image: a prior at a high level would blur it.
         first = max(1, round(FIRST * attack.steps))
         each = max(1, (attack.steps - first) // attack.levels)
         with torch.no_grad():

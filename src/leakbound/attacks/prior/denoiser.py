@@ -23,6 +23,7 @@ UNITS = {True: 32, False: 128}
 SMALLEST = 8
 FOLDED = 16
 """Sides of images from which convolutions fit, and from which they work at half the resolution."""
+# The noise level enters as sines and cosines of these frequencies.
 WAVES = (1.0, 2.0, 4.0, 8.0)
 
 
@@ -138,6 +139,7 @@ def _layer(before: int, after: int, flat: bool) -> nn.Module:
 LEAST = 0.01
 MOST = 8.0
 """Noise levels, in standard deviations of the public examples."""
+# Adam on 64 examples a step; the rate rises over the first steps, then falls along a cosine.
 BATCH = 64
 RATE = 2e-3
 WARM = 50

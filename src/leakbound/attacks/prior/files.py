@@ -25,6 +25,7 @@ KIND = "learned prior 1"
 MOST = 20 * 2**20
 """Bytes of a file of weights."""
 SUFFIX = ".safetensors"
+# Training takes seconds, and an audit attacks many rounds with one public set.
 _TRAINED: RecentCache[Denoiser] = RecentCache()
 
 
