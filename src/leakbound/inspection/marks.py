@@ -62,7 +62,7 @@ def layers(task: Task) -> list[LayerRows]:
     parts = task.tensors(task.parameters.detach())
     there = torch.ones_like(task.parameters, dtype=torch.bool) if task.kept is None else task.kept
     kept = task.unflatten(there)
-    found: list[LayerRows] = []
+    rows_of: list[LayerRows] = []
     below: int | None = None
     size: Tensor | None = None
     for name, module in task.model.named_modules():
@@ -74,10 +74,10 @@ def layers(task: Task) -> list[LayerRows]:
             under = below if linear else None
             entering = _repeated(size, rows.shape[1])
             here = kept.get(key, torch.ones_like(parts[key], dtype=torch.bool)).flatten(1)
-            found.append(LayerRows(name, rows, bias, here, linear, under, entering))
+            rows_of.append(LayerRows(name, rows, bias, here, linear, under, entering))
             size = _sizes(rows if entering is None else rows.double() * entering)
             below = len(rows) if linear else below
-    return found
+    return rows_of
 
 
 def _repeated(size: Tensor | None, width: int) -> Tensor | None:
@@ -284,7 +284,7 @@ def zeroed(layer: LayerRows) -> LayerFinding:
 
 # Correlation of two units' outputs on images that counts as equal.
 SAME_ANSWERS = 0.999
-# An honest model amplifies no layer this much.
+# A layer that is amplified this much drowns the model's own outputs.
 LOUD = 1000.0
 # Units on for at most this share of images are rare; a layer is marked if most of its units are.
 RARE = 0.25
@@ -296,7 +296,7 @@ FEW_IMAGES = 4
 
 
 def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[LayerFinding]:
-    found = []
+    findings = []
     flat = inputs.flatten(1)
     fits = [la for la in layers if la.linear and la.rows.shape[1] == flat.shape[1]]
     try:
@@ -312,8 +312,8 @@ def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[Layer
         level = 0 if layer.bias is None else layer.bias.double() / torch.where(most > 0, most, 1)
         on = seen + level > 0
         rates = on.double().mean(0)
-        found += [_same_answers(layer, seen, rates), _rarely_active(layer, rates)]
-    return found
+        findings += [_same_answers(layer, seen, rates), _rarely_active(layer, rates)]
+    return findings
 
 
 def _same_answers(layer: LayerRows, seen: Tensor, rates: Tensor) -> LayerFinding:
@@ -409,13 +409,13 @@ def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Lay
         push = normal(output.shape, stream(0, "inspection", "push"), like=output)
         slopes = _slopes((output * push).sum(), wanted)
     base = float(slopes[0].double().norm())
-    found = []
+    findings = []
     for name, slope in zip(seen, slopes[1:], strict=True):
         gain = float(slope.double().norm()) / base
         gain = gain if math.isfinite(gain) else math.inf
         words = f"the output of {name!r} is amplified {gain:.3g} times on its way to the loss"
-        found.append(LayerFinding(name, "huge gain", gain, LOUD, words))
-    return output.detach(), found
+        findings.append(LayerFinding(name, "huge gain", gain, LOUD, words))
+    return output.detach(), findings
 
 
 def _slopes(value: Tensor, wanted: list[Tensor]) -> tuple[Tensor, ...]:

@@ -284,8 +284,8 @@ def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
             return now
 
         search.step(closure)  # type: ignore[no-untyped-call]
-    found = value.detach()
-    return found if bool(found.isfinite().all()) else start
+    end = value.detach()
+    return end if bool(end.isfinite().all()) else start
 
 
 def _fixed_point(turn: Tensor, white: Tensor, slope: float, turns: int = TURNS) -> Tensor:

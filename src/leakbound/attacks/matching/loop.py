@@ -85,8 +85,8 @@ def unexplained_problem(objective: Objective, images: Tensor, labels: Tensor) ->
 def unexplained(objective: Objective, images: Tensor, labels: Tensor) -> float:
     """Share of the (weighted) update energy that no multiple of a candidate's update explains."""
     task = objective.task
-    own = seen_task(objective.observation).plan
-    plan = replace(task.plan, epsilon=own.epsilon)  # a search may smooth it
+    plain = seen_task(objective.observation).plan
+    plan = replace(task.plan, epsilon=plain.epsilon)  # a search may smooth it
     objective = replace(objective, task=replace(task, plan=plan))
     rows = objective.seen_of(objective.rows(images, labels)).detach()
     scale = 1.0 if objective.weights is None else objective.weights
