@@ -10,7 +10,9 @@ from torch import Tensor
 
 from leakbound import captured, check
 from leakbound._util import files
+from leakbound.captured import declared
 from leakbound.captured.capture import Capture
+from leakbound.defenses import Defense
 
 
 def checked_rounds(rounds: Sequence[int]) -> tuple[int, ...]:
@@ -28,6 +30,16 @@ def ready_folder(folder: Path | str) -> Path:
         return files.folder(Path(folder))
 
 
+def declares(links: Sequence[Defense], how: str) -> dict[str, str]:
+    """Metadata that declare a defense in units of the weights; `how` says how it is known."""
+    return {declared.KEY: declared.text_of(links), declared.FROM: how}
+
+
+def undeclared(words: str) -> dict[str, str]:
+    """Metadata that say why no defense is declared, though one may have run."""
+    return {declared.NOTE: f"{words}: nothing is declared"}
+
+
 def view(
     number: int,
     client: int,
@@ -37,6 +49,7 @@ def view(
     **about: Any,
 ) -> Capture:
     """What a server holds of a client; `about` is what else it knows, None where it does not."""
+    # a reader must be able to tell "not known" from a value
     known = {"round": number, "client": client, "kind": kind, **about}
     texts = {key: str(value) for key, value in known.items() if value is not None}
     return Capture(f"round {number}, client {client}", kind, update, before, texts)

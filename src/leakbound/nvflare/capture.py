@@ -19,7 +19,7 @@ from nvflare.fuel.utils.config_factory import ConfigFactory
 
 from leakbound import check
 from leakbound.captured import declared, updates_in
-from leakbound.client_side.captures import ready_folder
+from leakbound.client_side.captures import declares, ready_folder, undeclared
 from leakbound.defenses import Defense
 from leakbound.nvflare.filter import MARKS, chain_of
 from leakbound.nvflare.watch import DONE, PROBLEM, ServerWatch
@@ -187,19 +187,18 @@ def _about(filters: Sequence[tuple[str, Mapping[str, Any]]], source: str) -> dic
         if name == NO_CHANGE and path.startswith("nvflare."):
             continue
         if name != MARKS or not path.startswith(OWN):
-            words = f"the filters {', '.join(names)} ran ({source})"
-            return {declared.NOTE: f"{words}, of which {name} is not known: nothing is declared"}
+            ran = f"the filters {', '.join(names)} ran ({source})"
+            return undeclared(f"{ran}, of which {name} is not known")
         chain = chain_of(args.get("defense", "none"))
         who.append(f"{MARKS}({chain!r})")
         try:
             rate = float(args.get("learning_rate") or 1.0)
             links += [declared.scaled(link, rate) for link in chain.links]
         except ValueError:
-            words = f"{who[-1]} ran ({source}), not as a clip or noise of all weights"
-            return {declared.NOTE: f"{words}: nothing is declared"}
+            return undeclared(f"{who[-1]} ran ({source}), not as a clip or noise of all weights")
     if not links:
         return {}
-    return {declared.KEY: declared.text_of(links), declared.FROM: f"{', '.join(who)} in {source}"}
+    return declares(links, f"{', '.join(who)} in {source}")
 
 
 def _model(components: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -222,6 +221,7 @@ def _simulate(base: Path, names: Sequence[str], seconds: float, say: Say) -> Non
     """Run the simulator until it ends, or the last round is kept."""
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator"]
     command += [str(base / "job"), "-w", str(base / "workspace")]
+    # a process for each client: filters keep their state there, as at a real site
     command += ["-c", ",".join(names), "-t", str(len(names)), "-m", str(len(names))]
     path = os.pathsep.join(entry for entry in sys.path if entry)
     end = time.monotonic() + seconds
@@ -251,6 +251,7 @@ def _started(
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
+        # Ctrl-C reaches this process alone, which then ends the others
         start_new_session=True,
     )
     family: set[psutil.Process] = set()
@@ -258,6 +259,7 @@ def _started(
         yield process
     finally:
         with suppress(psutil.NoSuchProcess):
+            # listed before it dies: its children would then have no parent
             own = psutil.Process(process.pid)
             family = {own, *own.children(recursive=True)}
         for one in family:
