@@ -12,8 +12,7 @@ from torch.nn import functional
 import leakbound as lb
 from leakbound import data
 from leakbound.attacks import SpanDecoding
-from leakbound.attacks.table.decoding import Survivors, layer_plane
-from leakbound.attacks.table.span import decode, plane
+from leakbound.attacks.table.decoding import Survivors, decode, layer_plane, rows_span
 from leakbound.attacks.table.view import joint, view
 from leakbound.client import gradient
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
@@ -120,7 +119,7 @@ def test_survivors_are_those_of_an_enumeration(size):
         task = Task.of(mlp(domain.shape[0], seed=seed), domain=domain)
         own = view(task, domain)
         row = gradient(task, rows, labels)
-        span = plane(joint(task, own.name, row), size, 0.0, 1e-6)
+        span = rows_span(joint(task, own.name, row), size, 0.0, 1e-6)
         assert span.rank == size
         order = [
             domain.groups.index((b.start, b.start + b.options.shape[1])) for b in own.levels[1:]

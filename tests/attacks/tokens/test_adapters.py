@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.tokens.adapters import (
     AdapterPursuit,
     FirstLayer,
-    Spanned,
     block_of,
     pairs_of,
     shared_space,
+    in_span,
 )
 from leakbound.attacks.tokens.layers import dictionary
 from leakbound.attacks.tokens.pursuit import Atoms, edge, pruned, pursue
@@ -501,12 +502,14 @@ def test_inputs_of_a_norm_leave_one_dimension_empty():
     inputs = normal((30, 8), stream(0, "inputs"), like=torch.zeros((), dtype=torch.float64))
     inputs -= inputs.mean(1, keepdim=True)
     basis = torch.linalg.svd(inputs)[2].T
-    eye = torch.eye(8, dtype=torch.float64)
-    whole = Spanned(eye, basis[:, :7], basis[:, 7:], torch.ones(7).double() * 1e6)
-    fits, chance = whole.fit(inputs, 1e-7)
+    tolerance = Tolerance(64e-7, 1.0, lambda free: free**0.5 + 3)
+    left = torch.eye(8, dtype=torch.float64)
+    sizes = torch.full((7,), 1e6, dtype=torch.float64)
+    whole = Span(left[:, :7], sizes, basis[:, :7], 1.0, 1.0, tolerance)
+    fits, chance = in_span(whole, inputs)
     assert bool(fits.all())
     assert chance == 30
-    less = Spanned(eye, basis[:, :5], basis[:, 5:], torch.ones(5).double() * 1e6)
-    fits, chance = less.fit(inputs, 1e-7)
+    less = Span(left[:, :5], sizes[:5], basis[:, :5], 1.0, 1.0, tolerance)
+    fits, chance = in_span(less, inputs)
     assert not bool(fits.any())
     assert chance < 1e-6

@@ -11,8 +11,17 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound.attacks.base import Answer, Attack, each_row, seen_task, summed_task
 from leakbound.attacks.blind import VANISHED, public_images
-from leakbound.attacks.table.span import Crowded, Plane, decode, plane
-from leakbound.attacks.table.view import LayerView, called, joint, named, silent, table_domain, view
+from leakbound.attacks.span import Span, Tolerance
+from leakbound.attacks.table.view import (
+    Block,
+    LayerView,
+    called,
+    joint,
+    named,
+    silent,
+    table_domain,
+    view,
+)
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
 from leakbound.domains import TableDomain
 
@@ -28,6 +37,12 @@ LIKE = 1e-4
 ROOT = 3e-7
 """Relative distance from a row space that counts as outside it; share of a row's largest derivative
 that is one; relative distance at which a row depends on others; rounding of a squared value's root.
+"""
+GAP = 1.5
+CHUNK = 1 << 18
+FIRST = 3
+"""Ratio of singular values at which unknown noise begins; prefixes of one step, and coordinates
+outside the span that reject most of them.
 """
 OUT = 0.02
 BROKEN = 0.1
@@ -104,6 +119,104 @@ class SpanDecoding(Attack):
         return each_row(observation, one)
 
 
+TOLERANCE = Tolerance(1e-5, 0.05, lambda free: 6 * free**0.5)
+
+
+def rows_span(gradient: Tensor, count: int, noise: float, rounding: float) -> Span:
+    """The row space of a gradient (units, d) of at most `count` examples.
+
+    A singular value counts if it exceeds those of the known noise, or of rounding. If more than
+    `count` do, the noise is larger than known, and only those count that stand out.
+    """
+
+    def ranked(s: Tensor, edge: float) -> int:
+        rank = int((s > max(rounding * float(s[0]), noise * edge)).sum())
+        return rank if rank <= count else int((s[:count] > GAP * s[count]).sum())
+
+    found = Span.of(gradient, ranked, TOLERANCE)
+    return replace(found, noise=max(noise, found.noise))
+
+
+class Crowded(Exception):
+    """More prefixes survive than the search may keep."""
+
+
+def decode(span: Span, blocks: Sequence[Block], cap: int) -> Tensor:
+    """Options (K, len(blocks)) whose values lie in the span, on the coordinates of all blocks.
+
+    Blocks are added one by one. Prefixes outside the span's projection are dropped.
+
+    Raises:
+        Crowded: more than `cap` prefixes survive.
+    """
+    prefixes = torch.zeros(1, 0, dtype=torch.int32)
+    for count in range(1, len(blocks) + 1):
+        test = _Test.of(span, blocks[:count])
+        kept = []
+        total = 0
+        for chunk in torch.split(prefixes, max(1, CHUNK // len(blocks[count - 1].seen))):
+            kept.append(test.longer(chunk))
+            total += len(kept[-1])
+            if total > cap:
+                raise Crowded
+        prefixes = torch.cat(kept)
+    return prefixes
+
+
+@dataclass(frozen=True, eq=False)
+class _Test:
+    """Whether prefixes lie in a span. A row of `adds` is what an option adds to a prefix's
+    coordinates outside, to its weights and to its squared norm; those of a block start at `starts`.
+    """
+
+    span: Span
+    adds: Tensor
+    starts: Tensor
+
+    @staticmethod
+    def of(whole: Span, blocks: Sequence[Block]) -> _Test:
+        own = whole.on(torch.cat([block.places for block in blocks]))
+        wide = torch.cat([own.outside, own.basis / own.sizes], 1)
+        adds = []
+        start = 0
+        for seen in (block.seen for block in blocks):
+            part = wide[start : (start := start + seen.shape[1])]
+            adds.append(torch.cat([seen @ part, seen.square().sum(1, keepdim=True)], 1))
+        counts = torch.tensor([len(add) for add in adds], dtype=torch.int32)
+        return _Test(own, torch.cat(adds), (counts.cumsum(0) - counts).int())
+
+    def longer(self, prefixes: Tensor) -> Tensor:
+        """Prefixes (K, k + 1) in the span, made of prefixes (N, k) and one option more.
+
+        Few coordinates reject most of them, so the others are computed for the rest alone.
+        """
+        free = self.span.free
+        first = [*range(min(free, FIRST)), -1]
+        few = self._sums(prefixes, first)[:, None] + self.adds[self.starts[-1] :, first]
+        inside = torch.ones(few.shape[:2], dtype=torch.bool)
+        if free:
+            sizes = few[..., -1].sqrt().clamp_min(1e-300)
+            norms = self.adds[:, free:-1].norm(dim=1)
+            most = sum(part.max() for part in torch.tensor_split(norms, self.starts[1:].long()))
+            inside = few[..., :-1].norm(dim=2) <= self.span.allowed(most / sizes) * sizes
+        old, new = inside.nonzero(as_tuple=True)
+        found = torch.cat([prefixes[old], new[:, None].int()], 1)
+        if free and len(found):
+            sums = self._sums(found, [*range(self.adds.shape[1])])
+            sizes = sums[:, -1].sqrt().clamp_min(1e-300)
+            allowed = self.span.allowed(sums[:, free:-1].norm(dim=1) / sizes)
+            found = found[sums[:, :free].norm(dim=1) <= allowed * sizes]
+        return found
+
+    def _sums(self, prefixes: Tensor, columns: list[int]) -> Tensor:
+        """(N, len(columns)) what the options of prefixes (N, k) add together."""
+        if not prefixes.shape[1]:
+            return torch.zeros(len(prefixes), len(columns), dtype=torch.float64)
+        at = prefixes + self.starts[: prefixes.shape[1]]
+        adds = self.adds[:, columns].contiguous()
+        return torch.nn.functional.embedding_bag(at, adds, mode="sum")
+
+
 def prior_rows(observation: Observation, domain: TableDomain, count: int) -> Tensor:
     """(count, n) the prior-only baseline, repeated."""
     return domain.blind(public_images(observation)).double().cpu().repeat(count, 1)
@@ -154,7 +267,7 @@ def decoded(
 
 def layer_plane(
     observation: Observation, task: Task, name: str, at: int, count: int
-) -> tuple[Plane, bool]:
+) -> tuple[Span, bool]:
     """The row space of a linear layer's gradient in one row of the update, and whether the bias is
     its last coordinate. Units with a withheld weight have zero rows in `left`.
     """
@@ -177,7 +290,7 @@ def layer_plane(
     rounding = ROUNDING * float(torch.finfo(update.rows.dtype).eps)
     noise = float(spread[0][whole, :width].mean()) ** 0.5 if spread else 0.0
     gradient = gradient if noise else _plain(gradient, held, count, rounding)
-    found = plane(gradient, count, noise, rounding)
+    found = rows_span(gradient, count, noise, rounding)
     left = torch.zeros(len(whole), found.rank, dtype=torch.float64)
     left[whole] = found.left
     return replace(found, left=left), bias
@@ -218,7 +331,7 @@ class Survivors:
 
     observation: Observation
     seen: LayerView
-    span: Plane
+    span: Span
     rows: Tensor
     weights: Tensor
     points: Tensor
@@ -228,20 +341,22 @@ class Survivors:
 
     @staticmethod
     def of(
-        observation: Observation, seen: LayerView, span: Plane, chosen: Tensor, at: int, count: int
+        observation: Observation, seen: LayerView, span: Span, chosen: Tensor, at: int, count: int
     ) -> Survivors:
         own = span.on(torch.cat([block.places for block in seen.levels]))
         values = [b.seen[k] for b, k in zip(seen.levels, chosen.T, strict=True)]
-        weights = torch.cat(values, 1) @ own.back
+        weights = torch.cat(values, 1) @ (own.basis / own.sizes) @ own.left.T
         rows = seen.rows(chosen, weights @ span.scaled)
-        points = weights * span.scaled.norm(dim=1)
-        return Survivors(observation, seen, span, rows, weights, points, own.determined, at, count)
+        points = weights * span.sizes
+        # As many directions as the span has: then the categories fix every coefficient.
+        determined = own.rank == span.rank
+        return Survivors(observation, seen, span, rows, weights, points, determined, at, count)
 
     def passed(self) -> Tensor:
         """(K,) whether rows pass both tests; all of them where numbers are not determined."""
         found = torch.ones(len(self.rows), dtype=torch.bool)
         if self.determined:
-            found = self._later() <= 1
+            found = self._later()
             found[found.clone()] = self._apart(found.nonzero()[:, 0])
         return found
 
@@ -263,11 +378,11 @@ class Survivors:
             more, basis = self._independent(self._order(every[sure:]), basis)
             kept = torch.cat([kept, more])
         dual = torch.linalg.pinv(self.points[kept])
-        column = self.span.left * self.span.scaled.norm(dim=1) @ dual
+        column = self.span.left * self.span.sizes @ dual
         repeats = kept[column.norm(dim=0).argsort(descending=True)].repeat(count)
         fill = repeats[: count - rank], blind[: count - len(kept)]
         rows = torch.cat([self.rows[kept], self.rows[fill[0]], fill[1]])[:count]
-        rest = self.span.scaled.norm(dim=1)
+        rest = self.span.sizes
         left = float((torch.diag(rest) @ (torch.eye(rank) - basis.T @ basis)).norm() / rest.norm())
         bound = torch.maximum(CLEAR * column.abs().amax(0), 6 * self.span.noise * dual.norm(dim=0))
         wrong = bool((column.abs() * self._off(kept, MOVES[-1]).T > bound).any())
@@ -289,7 +404,7 @@ class Survivors:
             said.append(f"{tried} rows fit, and local steps may mislead the test that chose {rank}")
         elif wrong:
             said.append("units have a gradient that all rows leave off: some are mixtures")
-        loud = self.span.floor > NOISY * float(self.span.scaled.norm(dim=1).max())
+        loud = self.span.floor > NOISY * float(self.span.sizes.max())
         if loud or self.observation.noise_variance is not None:
             blurred = ", ".join(self._blurred(kept)) or "no column"
             said.append(f"rows are estimates under noise, which exceeds the tolerance of {blurred}")
@@ -342,22 +457,22 @@ class Survivors:
 
     def _distance(self, off: Tensor, at: Tensor) -> Tensor:
         """(k,) relative distance of rows from the row space of the gradients of the units `off`."""
-        units = self.span.left * self.span.scaled.norm(dim=1)
+        units = self.span.left * self.span.sizes
         rank = self.span.rank
         outer = (units[:, :, None] * units[:, None]).flatten(1)
         values, vectors = torch.linalg.eigh((off.double() @ outer).view(-1, rank, rank))
-        least = max(self.span.floor, ROOT * float(self.span.scaled.norm())) ** 2
+        least = max(self.span.floor, ROOT * float(self.span.sizes.norm())) ** 2
         points = torch.nn.functional.normalize(self.points[at], dim=1)
         along = (points[:, None] @ vectors)[:, 0]
         distance: Tensor = torch.where(values > least, 0, along).norm(dim=1)
         return distance
 
     def _later(self) -> Tensor:
-        """(K,) the largest distance of a row's inputs of later layers from the row spaces of their
-        gradients, over the allowed one; 0 after several local steps.
+        """(K,) whether a row's inputs of later layers lie in the row spaces of their gradients; all
+        do after several local steps.
         """
         task = self.seen.task
-        found = torch.zeros(len(self.rows), dtype=torch.float64)
+        found = torch.ones(len(self.rows), dtype=torch.bool)
         if task.plan.steps > 1:
             return found
         inputs = called(task, self.rows, (nn.Linear,))
@@ -372,7 +487,8 @@ class Survivors:
                 continue
             if span.rank >= self.span.rank:
                 wide = torch.cat([values.double().cpu(), torch.ones(len(values), int(bias))], 1)
-                found = torch.maximum(found, span.outside(wide))
+                away, allowed = span.far(wide)
+                found &= away <= allowed
         return found
 
     def valid(self) -> Tensor:

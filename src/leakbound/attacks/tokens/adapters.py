@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-import scipy
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -17,6 +16,7 @@ from leakbound import check
 from leakbound.attacks.adaptive import not_sgd
 from leakbound.attacks.base import Answer, Attack, each_row, summed_task
 from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.tokens.layers import (
     dictionary,
     handed_on,
@@ -350,47 +350,27 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     return None if bad else space
 
 
-@dataclass(frozen=True, eq=False)
-class Spanned:
-    """The rows of a gradient of B as a space: `inside` (r, k) with singular values `s`, `outside`
-    (r, r - k).
-    """
+def image_span(observation: Observation, task: Task, at: int, pair: Pair) -> Span | None:
+    """The span of a gradient of B, which holds A x of each input x; None if it is empty or R^r."""
+    rows = block_of(observation, task, at, pair, down=False).scaled
+    if not len(rows):
+        return None
+    eps = torch.finfo(task.parameters.dtype).eps
+    tolerance = Tolerance(64 * eps, 1.0, lambda free: EDGE * (math.sqrt(free) + 3))
+    limit = edge(*rows.shape)
+    span = Span.of(rows, lambda s, _: int((s > limit).sum()), tolerance)
+    # The rows are in units of their rounding.
+    return replace(span, noise=1.0) if 0 < span.rank < rows.shape[1] else None
 
-    down: Tensor
-    inside: Tensor
-    outside: Tensor
-    s: Tensor
 
-    @staticmethod
-    def of(observation: Observation, task: Task, at: int, pair: Pair) -> Spanned | None:
-        """The space of one adapter; None without a gradient, or if it is all of R^r."""
-        rows = block_of(observation, task, at, pair, down=False).scaled
-        if not len(rows):
-            return None
-        _, s, v = torch.linalg.svd(rows, full_matrices=True)
-        keep = int((s > edge(*rows.shape)).sum())
-        if not 0 < keep < rows.shape[1]:
-            return None
-        return Spanned(pair.down(task.tensors()), v[:keep].T, v[keep:].T, s[:keep])
-
-    def fit(self, inputs: Tensor, eps: float) -> tuple[Tensor, float]:
-        """Which inputs (K, d) A maps into the space, and how many of them would by chance.
-
-        All inputs may lie in fewer dimensions than A has rows, as a norm takes their mean.
-        """
-        seen = inputs.double().cpu() @ self.down.T
-        rank = self.inside.shape[1]
-        free = self.outside.shape[1]
-        few = nn.functional.normalize(seen[:: max(1, len(seen) // (4 * len(self.down)))])
-        room = int(torch.linalg.matrix_rank(few, rtol=1e-5)) - rank
-        spread = ((seen @ self.inside) / self.s).norm(dim=1)
-        size = seen.norm(dim=1)
-        limit = EDGE * spread * (math.sqrt(free) + 3) + 64 * eps * size
-        fits = (seen @ self.outside).norm(dim=1) <= limit
-        share = (limit / size.clamp_min(1e-300)).square().clamp_max(1)
-        if room <= 0:
-            return fits, float(len(seen))
-        return fits, float(scipy.stats.beta.cdf(share.numpy(), room / 2, rank / 2).sum())
+def in_span(span: Span, images: Tensor) -> tuple[Tensor, float]:
+    """Which images A x (K, r) lie in a span, and how many of them would by chance."""
+    away, allowed = span.far(images)
+    # All inputs may lie in fewer dimensions than A has rows, as a norm takes their mean.
+    few = nn.functional.normalize(images[:: max(1, len(images) // (4 * images.shape[1]))])
+    room = int(torch.linalg.matrix_rank(few, rtol=1e-5)) - span.rank
+    chance = span.chance(allowed.numpy(), room).sum() if room > 0 else len(images)
+    return away <= allowed, float(chance)
 
 
 @dataclass(frozen=True)
@@ -585,15 +565,15 @@ def spanned_tokens(
     moved = task.plan.steps > 1 and any(pair.a in task.names for pair in layer.pairs)
     if moved:
         raise NotApplicable("A changes in the local steps, so B's gradient has no fixed row space")
-    each = [Spanned.of(observation, task, at, pair) for pair in layer.pairs if pair.b in task.names]
-    spaces = [one for one in each if one is not None]
-    if not spaces:
-        rank = max(pair.down(task.tensors()).shape[0] for pair in layer.pairs)
+    downs = {pair: pair.down(task.tensors()) for pair in layer.pairs}
+    each = {pair: image_span(observation, task, at, pair) for pair in downs if pair.b in task.names}
+    spans = [(downs[pair], span) for pair, span in each.items() if span is not None]
+    if not spans:
+        rank = max(len(down) for down in downs.values())
         raise NotApplicable(
             f"A has no gradient, as B is 0 or A is frozen, and B's fills all {rank} dimensions: "
             "there are as many tokens as the rank, or more; this does not protect later rounds"
         )
-    eps = torch.finfo(task.parameters.dtype).eps
     chance = 0.0
     found: list[tuple[int, int]] = []
     for tokens, inputs in dictionary(
@@ -602,17 +582,17 @@ def spanned_tokens(
         flat = inputs.flatten(0, 1)
         places = inputs.shape[1]
         fits = torch.zeros(len(flat), dtype=torch.bool)
-        for space in spaces:
-            own, odds = space.fit(flat, eps)
-            fits = fits | own
-            chance = chance + odds
+        for down, span in spans:
+            inside, odds = in_span(span, flat.double().cpu() @ down.T)
+            fits |= inside
+            chance += odds
         found += [(int(tokens[k // places]), k % places) for k in fits.nonzero()[:, 0].tolist()]
     held = tuple(sorted({token for token, _ in found}))
     once = len({place for _, place in found}) == len(found)
     known = tuple(sorted(found)) if layer.by_place and count == 1 and once else None
-    rank = max(space.inside.shape[1] for space in spaces)
+    rank = max(span.rank for _, span in spans)
     why = f"{len(held)} tokens in a space of {rank} dimensions; {chance:.2g} would be by chance"
-    many = len(held) > sum(space.inside.shape[1] for space in spaces) and not layer.by_place
+    many = len(held) > sum(span.rank for _, span in spans) and not layer.by_place
     return FoundTokens(held, known, 0.0, bool(held) and chance < CHANCE and not many, why)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import scipy
@@ -14,6 +14,7 @@ from leakbound import check
 from leakbound.attacks.adaptive import not_sgd
 from leakbound.attacks.base import Answer, Attack, each_row, summed_task
 from leakbound.attacks.pace import is_over
+from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.tokens.layers import (
     OUT_OF_TIME,
     SAME,
@@ -160,83 +161,41 @@ class TokenSpan(Attack):
 # --- the span of a gradient --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Span:
-    """The row space of a gradient: basis (d, k), singular values (k,), and the noise of an entry.
+TOLERANCE = Tolerance(
+    LEAST, MOST, lambda free: float(scipy.stats.chi2.isf(CHANCE, free)) ** 0.5 if free else 0.0
+)
+
+
+def span_of(
+    gradient: Tensor, noise: float | None, rounding: float, most: int | None = None
+) -> Span:
+    """The span of singular values above the edge of noise, or of relative rounding errors.
+
+    If all of them are, there is noise that is not known: those before the largest gap count. At
+    most `most` count, up to the last gap: where gradients of examples nearly cancel, rounding is
+    that of the terms and not of their sum.
 
     Example:
-        >>> span = Span.of(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]]), None, 1e-7)
+        >>> span = span_of(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]]), None, 1e-7)
         >>> span.rank, span.far(torch.eye(3))[0].tolist()
         (2, [0.0, 0.0, 1.0])
     """
+    known = noise or 0.0
+    least = EDGE * rounding * float(gradient.double().square().mean().sqrt())
 
-    basis: Tensor
-    sizes: Tensor
-    noise: float
-
-    @staticmethod
-    def of(gradient: Tensor, noise: float | None, rounding: float, most: int | None = None) -> Span:
-        """The span of singular values above the edge of noise, or of relative rounding errors.
-
-        If all of them are, there is noise that is not known: those before the largest gap count.
-        At most `most` count, up to the last gap: where gradients of examples nearly cancel,
-        rounding is that of the terms and not of their sum.
-        """
-        outputs, width = gradient.shape
-        wide = gradient.double()
-        _, s, v = torch.linalg.svd(wide, full_matrices=False)
-        edge = outputs**0.5 + width**0.5
-        least = EDGE * rounding * float(wide.square().mean().sqrt())
-        level = max(noise or 0.0, least)
-        rank = int((s > level * edge).sum())
+    def ranked(s: Tensor, edge: float) -> int:
+        rank = int((s > max(known, least) * edge).sum())
         if not noise and rank == len(s) > 2:
             ratios = s[:-1] / s[1:].clamp_min(1e-300)
             rank = int(ratios.argmax()) + 1 if float(ratios.max()) > GAP else len(s)
         if most is not None and rank > most:
             gaps = (s[:most] > GAP * s[1 : most + 1]).nonzero()[:, 0].tolist()
             rank = gaps[-1] + 1 if gaps else most
-        rest = (outputs - rank) * (width - rank)
-        left = float(s[rank:].square().sum() / rest) ** 0.5 if rest else 0.0
-        noise = max(noise or 0.0, left if (noise or 0.0) > least else SLACK * left)
-        return Span(v[:rank].T.contiguous(), s[:rank], noise)
+        return rank
 
-    @property
-    def rank(self) -> int:
-        """The number of directions."""
-        return len(self.sizes)
-
-    @property
-    def free(self) -> int:
-        """The number of directions outside."""
-        return len(self.basis) - self.rank
-
-    def far(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """(...,) distance of points (..., d) relative to their norm, and over the allowed one."""
-        inside = points.double() @ self.basis
-        square = points.double().square().sum(-1).clamp_min(1e-300)
-        away = (1 - inside.square().sum(-1) / square).clamp_min(0).sqrt()
-        weights = (inside / self.sizes).square().sum(-1) / square
-        limit = float(scipy.stats.chi2.isf(CHANCE, self.free)) if self.free else 0.0
-        allowed = (self.noise * (weights * limit).sqrt()).clamp(LEAST, MOST)
-        return away, away / allowed
-
-    def luck(self, tests: int) -> float:
-        """The expected number of random points that pass, of so many, at the level of rounding.
-
-        One direction outside is left out: a norm takes it from all points.
-        """
-        if self.free < 2:
-            return float(tests)
-        worst = LEAST if self.noise == 0 else self._typical()
-        chance = scipy.stats.beta.cdf(worst**2, (self.free - 1) / 2, max(self.rank, 1) / 2)
-        return float(tests * chance)
-
-    def _typical(self) -> float:
-        """The allowed distance of a point with equal weights in all directions."""
-        weights = float(self.sizes.pow(-2).mean()) if self.rank else 0.0
-        limit = float(scipy.stats.chi2.isf(CHANCE, self.free))
-        allowed: float = self.noise * (weights * limit) ** 0.5
-        return min(MOST, max(LEAST, allowed))
+    found = Span.of(gradient, ranked, TOLERANCE)
+    left = found.noise if known > least else SLACK * found.noise
+    return replace(found, noise=max(known, left))
 
 
 # --- what is known of a model and its update ---------------------------------------------------
@@ -289,7 +248,7 @@ class _Scene:
         counts = self.observation.update.examples
         most = (counts[at] if len(counts) == len(rows) else sum(counts)) * self.domain.length
         most *= self.task.plan.steps
-        return Span.of(group.gradient(self.task, rows[at]), known, rounding, most)
+        return span_of(group.gradient(self.task, rows[at]), known, rounding, most)
 
     def known(self, at: int) -> list[int]:
         """The tokens whose rows of the word embedding have a gradient; empty if it is frozen."""
@@ -332,7 +291,8 @@ def _inside(span: Span, points: Tensor) -> Tensor:
     near = square - (points @ basis).square().sum(-1) <= NEAR**2 * square
     passed = torch.zeros(near.shape, dtype=torch.bool)
     if bool(near.any()):
-        passed[near] = span.far(points[near])[1] <= 1
+        away, allowed = span.far(points[near])
+        passed[near] = away <= allowed
     return passed
 
 
@@ -392,11 +352,12 @@ class _Search:
             left = passed.nonzero()[:, 0]
             if not len(left):
                 break
-            away, over = span.far(self._points(name, sequences[left], newest=newest))
+            away, allowed = span.far(self._points(name, sequences[left], newest=newest))
+            inside = away <= allowed
             if not newest:
                 away = away.amax(1)
-                over = over.amax(1)
-            passed[left] = over <= 1
+                inside = inside.all(1)
+            passed[left] = inside
             if not k:
                 worst = away
         return passed, worst
@@ -571,20 +532,20 @@ class _Search:
         """
         now = start.clone()
         tests = 0
-        away, over = (part.squeeze(0) for part in span.far(self._points(name, now[None])))
+        away, allowed = (part.squeeze(0) for part in span.far(self._points(name, now[None])))
         for _ in range(SWEEPS):
             before = now
             for place in permutation(len(now), self.generator).tolist():
                 options = self.listed.options[place]
                 others = now.repeat(len(options), 1)
                 others[:, place] = options
-                each, allowed = span.far(self._points(name, others))
+                each, limits = span.far(self._points(name, others))
                 best = int(each.mean(1).argmin())
                 if float(each[best].mean()) < float(away.mean()):
                     now = others[best]
                     away = each[best]
-                    over = allowed[best]
+                    allowed = limits[best]
                 tests += len(options)
-            if torch.equal(before, now) or bool((over <= 1).all()):
+            if torch.equal(before, now) or bool((away <= allowed).all()):
                 break
         return now, tests
