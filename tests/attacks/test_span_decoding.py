@@ -12,7 +12,8 @@ from torch.nn import functional
 import leakbound as lb
 from leakbound import data
 from leakbound.attacks import SpanDecoding
-from leakbound.attacks.table.decoding import Survivors, decode, layer_plane, rows_span
+from leakbound.attacks.base import SentRow
+from leakbound.attacks.table.decoding import Survivors, decode, layer_span, rows_span
 from leakbound.attacks.table.view import joint, view
 from leakbound.client import gradient
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
@@ -172,14 +173,15 @@ def test_a_mixture_in_place_of_a_row_is_noticed():
     domain, rows, mixture = mixed()
     played = seen(Task.of(mlp(13, 60), domain=domain), (rows, torch.arange(5) % 2))
     own = view(played.observation.task, domain)
-    span, _ = layer_plane(played.observation, own.task, own.name, 0, 5)
+    row = SentRow(played.observation, own.task, 0, 5)
+    span, _ = layer_span(row, own.name)
     chosen = decode(span, own.levels, 1000)
-    all_rows = Survivors.of(played.observation, own, span, chosen, 0, 5)
+    all_rows = Survivors.of(row, own, span, chosen)
     place = {row: at for at, row in enumerate(domain.rows(all_rows.rows))}
 
     def problem(batch):
         taken = chosen[[place[row] for row in domain.rows(batch)]]
-        found = Survivors.of(played.observation, own, span, taken, 0, 5)
+        found = Survivors.of(row, own, span, taken)
         return found.answer(5, 5, torch.zeros(5, 13).double())[2]
 
     assert problem(rows) is None

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from leakbound import check
 from leakbound._util import copies
-from leakbound.attacks.base import Attack, boxed, summed_task
+from leakbound.attacks.base import Attack, boxed, modules_of, parameter, seen_by, summed_task
 from leakbound.attacks.blind import public_images
-from leakbound.client import forward
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import NoPath, Path, path_to
 
@@ -65,11 +64,11 @@ class LinearInversion(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         task = summed_task(observation)
         name, path = first_layer(task, observation.input_shape)
-        weight, bias = _layer(task, observation.update.rows.sum(0), name)
+        weight, bias = layer_part(task, observation.update.rows.sum(0), name)
         trust = torch.ones_like(observation.update.rows)
         if observation.weights is not None:
             trust = observation.weights
-        kept, bias_kept = _layer(task, trust.amax(0), name)
+        kept, bias_kept = layer_part(task, trust.amax(0), name)
         if path is not None:
             weight = path.back(weight, bias)
             kept = path.spread(kept**-2, bias_kept**-2).rsqrt()
@@ -89,7 +88,7 @@ class LinearInversion(Attack):
         known = (kept > 0) & (bias_kept[:, None] > 0)
         error = torch.zeros_like(bias)
         if observation.noise_variance is not None:
-            spread, own = _layer(task, observation.noise_variance.sum(0), name)
+            spread, own = layer_part(task, observation.noise_variance.sum(0), name)
             spread = spread if path is None else path.spread(spread, own)
             error = ((spread.mean(1) + own).sqrt() / bias.abs()).to(bias)
         return self._separate(observation, task, weight, bias, known, error)
@@ -138,27 +137,22 @@ class LinearInversion(Attack):
 
 def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
     """The first trained linear layer with a bias whose input is the flattened example."""
-    model = copies.duplicate(task.model)
     low, high = task.input_range
     probe = torch.linspace(low, high, 2 * math.prod(input_shape))
     probe = probe.reshape(2, *input_shape).to(task.parameters)
-    found: list[str] = []
-
-    def watch(name: str, layer: nn.Linear) -> None:
-        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            if torch.equal(args[0], probe.flatten(1)):
-                found.append(name)
-
-        layer.register_forward_pre_hook(hook)
-
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and layer.bias is not None:
-            watch(name, layer)
+    # A copy: a client may train the model at the same time.
+    own = replace(task, model=copies.duplicate(task.model))
+    layers = [name for name, layer in modules_of(own, nn.Linear).items() if layer.bias is not None]
     with torch.no_grad():
-        forward(replace(task, model=model), probe)
-    sent = [name for name in found if {*_parts(name)} <= task.names]
+        seen = seen_by(own, layers, probe)
+    found = [
+        name
+        for name, given in seen.items()
+        if given is not None and torch.equal(given, probe.flatten(1))
+    ]
+    sent = [name for name in found if {*_names(name)} <= task.names]
     if found and not sent:
-        computed = not {*_parts(found[0])} <= task.buffers.keys() | task.names
+        computed = not {*_names(found[0])} <= task.buffers.keys() | task.names
         why = "is computed from other weights" if computed else "is frozen"
         raise NotApplicable(
             f"the linear layer {found[0]!r} sees the input, but its weight or bias {why}: the "
@@ -184,20 +178,20 @@ def first_layer(task: Task, input_shape: tuple[int, ...]) -> tuple[str, Path | N
         size = math.prod(input_shape)
         for name, layer in task.model.named_modules():
             fits = isinstance(layer, nn.Linear) and layer.in_features == size
-            if fits and {*_parts(name)} <= task.names:
+            if fits and {*_names(name)} <= task.names:
                 with suppress(NoPath):
                     return name, path_to(task, input_shape, name)
         raise
 
 
-def _parts(name: str) -> tuple[str, str]:
-    prefix = f"{name}." if name else ""
-    return f"{prefix}weight", f"{prefix}bias"
+def _names(name: str) -> tuple[str, str]:
+    return parameter(name, "weight"), parameter(name, "bias")
 
 
-def _layer(task: Task, row: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def layer_part(task: Task, row: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """A layer's weight and bias in a flat vector (P,)."""
     parts = task.unflatten(row)
-    weight, bias = _parts(name)
+    weight, bias = _names(name)
     return parts[weight], parts[bias]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.client import example_gradients, forward, simulate
+from leakbound.client import call, example_gradients, forward, simulate
 from leakbound.core import (
     DefenseProtocol,
     NotApplicable,
@@ -239,6 +240,61 @@ def probed(observation: Observation) -> Tensor:
         return forward(task, probe.to(task.parameters) if probe.is_floating_point() else probe)
 
 
+class _Reached(Exception):
+    """The module was called; what follows it is not computed."""
+
+
+def seen_by(
+    task: Task,
+    names: Iterable[str],
+    inputs: Tensor,
+    tensors: Mapping[str, Tensor] | None = None,
+    *,
+    whole: bool = True,
+) -> dict[str, Tensor | None]:
+    """What modules get for inputs (B, *S), by name in the order of their calls: the first argument.
+
+    None for a module that is called several times, or without a tensor. Unless `whole`, the run
+    ends at the first call. `tensors`: of the model; default: the task's.
+    """
+    found: dict[str, Tensor | None] = {}
+
+    def watch(name: str) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = args[0] if args else next(iter(kwargs.values()), None)
+            once = isinstance(given, Tensor) and name not in found
+            # A copy: later layers may overwrite their input.
+            found[name] = given.clone() if isinstance(given, Tensor) and once else None
+            if not whole:
+                raise _Reached
+
+        return note
+
+    with ExitStack() as hooks:
+        for name in names:
+            module = task.model.get_submodule(name)
+            hook = module.register_forward_pre_hook(watch(name), with_kwargs=True)
+            hooks.enter_context(hook)
+        with suppress(_Reached):
+            call(task, task.tensors() if tensors is None else tensors, inputs, twice=False)
+    return found
+
+
+def modules_of(task: Task, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> dict[str, Any]:
+    """The model's modules of these kinds, by name."""
+    return {name: own for name, own in task.model.named_modules() if isinstance(own, kinds)}
+
+
+def parameter(layer: str, what: str) -> str:
+    """The name of a layer's parameter; the layer "" is the model itself.
+
+    Example:
+        >>> parameter("head", "bias"), parameter("", "weight")
+        ('head.bias', 'weight')
+    """
+    return f"{layer}.{what}" if layer else what
+
+
 def summed_task(observation: Observation) -> Task:
     """As `seen_task`, for attacks that need an update which is a sum of gradients.
 
@@ -279,16 +335,50 @@ Answer = tuple[Tensor, float, str | None]
 """Inputs (count, *S) for one row of an update, the objective, and what is wrong with them."""
 
 
-def each_row(observation: Observation, one: Callable[[int, int], Answer]) -> Reconstruction:
-    """The answers for every row of the update, by its position and number of examples, together.
+@dataclass(frozen=True, eq=False)
+class SentRow:
+    """One row of an update: the sum over `count` examples, as the attacker's `task` explains it."""
+
+    observation: Observation
+    task: Task
+    at: int
+    count: int
+
+    @property
+    def values(self) -> Tensor:
+        """(P,)."""
+        return self.observation.update.rows[self.at]
+
+    @property
+    def variance(self) -> Tensor | None:
+        """(P,) of the noise, if it is known."""
+        noise = self.observation.noise_variance
+        return None if noise is None else noise[self.at]
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether there is no gradient at all."""
+        return not bool(self.values.any())
+
+
+def rows_of(observation: Observation, task: Task) -> list[SentRow]:
+    """The rows of the update; that of a cohort is of all its examples."""
+    update = observation.update
+    counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
+    return [SentRow(observation, task, at, count) for at, count in enumerate(counts)]
+
+
+def each_row(
+    observation: Observation, task: Task, one: Callable[[SentRow], Answer]
+) -> Reconstruction:
+    """The answers for every row of the update, together.
 
     Labels of several examples are left out: their order is another one. So are labels of places.
     """
     update = observation.update
     if not bool(update.rows.isfinite().all()):
         raise NotApplicable("the update is not finite")
-    counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
-    inputs, left, said = zip(*(one(at, count) for at, count in enumerate(counts)), strict=True)
+    inputs, left, said = zip(*map(one, rows_of(observation, task)), strict=True)
     problem = "; ".join(dict.fromkeys(text for text in said if text))
     labels = observation.labels
     if observation.examples > 1 or (labels is not None and labels.ndim > 1):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound._util import copies
 from leakbound.attacks.analytic import LinearInversion
-from leakbound.attacks.base import outputs_of, probed, summed_task
+from leakbound.attacks.base import outputs_of, parameter, probed, summed_task
 from leakbound.client import forward, local_update
 from leakbound.core import Exact, NotApplicable, Observation, Task
 from leakbound.losses import NamedLoss, named
@@ -173,16 +173,17 @@ def _exact(
     assert loss.mean is not None  # of elementwise losses
     task = layer.task
     bias = layer.bias.double()
-    prefix = f"{layer.name}." if layer.name else ""
     held = task.tensors()
+    bias_name = parameter(layer.name, "bias")
     inside = bias @ layer.weight.double() / bias.square().sum()
-    output = held[f"{prefix}weight"].double() @ inside + held[f"{prefix}bias"].double()
+    weight = held[parameter(layer.name, "weight")].double()
+    output = weight @ inside + held[bias_name].double()
     found = loss.mean(output) - len(bias) / loss.scale * bias
     if not task.plan.is_gradient:
         image = LinearInversion()(observation, generator).inputs.double()
         wide = replace(task, loss=replace(loss, coded=False)).to(bias.device, torch.float64)
         row = observation.update.rows.sum(0).double()
-        found = _solved(wide, f"{prefix}bias", row, image, found)
+        found = _solved(wide, bias_name, row, image, found)
     return found.to(layer.bias)
 
 
@@ -219,8 +220,8 @@ def last_layer(observation: Observation) -> LastLayer:
     task = summed_task(observation)
     name = _last(task, outputs_of(observation))
     parts = task.unflatten(observation.update.rows.sum(0) / task.plan.total_weight)
-    weight = parts.get(f"{name}.weight" if name else "weight")
-    bias = parts.get(f"{name}.bias" if name else "bias")
+    weight = parts.get(parameter(name, "weight"))
+    bias = parts.get(parameter(name, "bias"))
     if weight is None and bias is None:
         raise NotApplicable(
             f"the last linear layer {name!r} is frozen: its gradient, which reveals labels, is not "
@@ -441,10 +442,10 @@ def ma(observation: Observation, generator: torch.Generator) -> Tensor:
     clients = len(observation.cohort)
     examples = observation.examples
     held = layer.task.unflatten(layer.task.parameters)
-    prefix = f"{layer.name}." if layer.name else ""
     bias = layer.bias.double() / clients
     means = layer.rows.double() / clients / bias.where(bias != 0, 1.0)[:, None]
-    outputs = means @ held[f"{prefix}weight"].double().T + held[f"{prefix}bias"].double()
+    outputs = means @ held[parameter(layer.name, "weight")].double().T
+    outputs = outputs + held[parameter(layer.name, "bias")].double()
     system = outputs.softmax(-1).T - torch.eye(len(bias)).to(bias)
     scale = float(bias.abs().max())
     rows = torch.cat([system / scale, torch.full_like(bias, SUM_WEIGHT)[None]])

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakbound.attacks.base import Attack, boxed, summed_task
-from leakbound.client import call
+from leakbound.attacks.base import Attack, boxed, modules_of, seen_by, summed_task
 from leakbound.core import Exact, NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import unlike
 
@@ -102,25 +101,18 @@ def patch_layer(task: Task, shape: tuple[int, ...]) -> tuple[str, Any]:
     """The convolution over separate patches that the model calls on the image itself."""
     low, high = task.input_range
     probe = torch.linspace(low, high, math.prod(shape)).reshape(1, *shape).to(task.parameters)
-    found: list[str] = []
-
-    def watch(name: str, layer: nn.Conv2d) -> Any:
-        def note(_: nn.Module, args: tuple[Any, ...]) -> None:
-            apart = layer.kernel_size == layer.stride and layer.groups == 1
-            if apart and len(args) == 1 and torch.equal(args[0], probe):
-                found.append(name)
-
-        return layer.register_forward_pre_hook(note)
-
-    layers = {n: m for n, m in task.model.named_modules() if isinstance(m, nn.Conv2d)}
-    hooks = [watch(name, layer) for name, layer in layers.items()]
-    try:
-        with torch.no_grad():
-            call(task, task.tensors(), probe, twice=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    kept = [name for name in found if {f"{name}.weight", f"{name}.bias"} <= task.names]
+    layers = modules_of(task, nn.Conv2d)
+    with torch.no_grad():
+        seen = seen_by(task, layers, probe)
+    kept = [
+        name
+        for name, given in seen.items()
+        if given is not None
+        and torch.equal(given, probe)
+        and layers[name].kernel_size == layers[name].stride
+        and layers[name].groups == 1
+        and {f"{name}.weight", f"{name}.bias"} <= task.names
+    ]
     if not kept:
         raise NotApplicable("no trained convolution with a bias cuts the image into patches")
     return kept[0], layers[kept[0]]

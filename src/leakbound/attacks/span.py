@@ -32,6 +32,9 @@ class Tolerance:
     deviations: Callable[[int], float]
 
 
+EXACT = Tolerance(0.0, 1.0, lambda free: 0.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Span:
     """The row space of a gradient (units, d), as far as its singular values stand out.
@@ -53,7 +56,11 @@ class Span:
     tolerance: Tolerance
 
     @staticmethod
-    def of(gradient: Tensor, ranked: Callable[[Tensor, float], int], tolerance: Tolerance) -> Span:
+    def of(
+        gradient: Tensor,
+        ranked: Callable[[Tensor, float], int],
+        tolerance: Tolerance = EXACT,
+    ) -> Span:
         """The span of as many singular values as `ranked` counts, from all of them and `edge`.
 
         The others give the noise.
@@ -90,7 +97,8 @@ class Span:
     @property
     def outside(self) -> Tensor:
         """(d, free) an orthonormal basis of what lies outside."""
-        return torch.linalg.qr(self.basis, mode="complete")[0][:, self.rank :]
+        whole: Tensor = torch.linalg.qr(self.basis, mode="complete")[0]
+        return whole[:, self.rank :]
 
     def on(self, places: Tensor) -> Span:
         """The span's projection onto some coordinates; its `left` combines the rows of `scaled`."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from leakbound import check
-from leakbound.attacks.analytic import first_layer
-from leakbound.attacks.base import Attack, boxed, expected_rows, summed_task
+from leakbound.attacks.analytic import first_layer, layer_part
+from leakbound.attacks.base import Attack, boxed, expected_rows, modules_of, parameter, summed_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.client import call, layer_inputs
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
@@ -178,7 +178,7 @@ class _Layer:
     @staticmethod
     def of(task: Task, name: str, path: Path | None, observation: Observation) -> _Layer:
         row = observation.update.rows.sum(0) / task.plan.total_weight
-        weights, joint = (_parts(task, flat, name) for flat in (task.parameters, row))
+        weights, joint = (layer_part(task, flat.double(), name) for flat in (task.parameters, row))
         if path is not None:
             weights = path.folded(*weights)
             joint = path.back(*joint), joint[1]
@@ -213,8 +213,8 @@ class _Layer:
         now = task.tensors()
         sent = task.unflatten(observation.update.rows.sum(0))
         parts = [self.joint[:, :0]]
-        for name, layer in task.model.named_modules():
-            if not isinstance(layer, nn.Linear) or layer.in_features != len(self.weights):
+        for name, layer in modules_of(task, nn.Linear).items():
+            if layer.in_features != len(self.weights):
                 continue
             with suppress(ValueError), torch.no_grad():
                 given = layer_inputs(task, probe, [name])[name].double()
@@ -262,7 +262,7 @@ class _Layer:
             options = list(range(classes))
         else:
             raise NotApplicable("the task has no number of classes; give it to Task.of")
-        key = f"{self.name}.bias" if self.name else "bias"
+        key = parameter(self.name, "bias")
         tensors = self.task.tensors()
 
         def loss(bias: Tensor, image: Tensor, label: Tensor) -> Tensor:
@@ -286,12 +286,6 @@ def _left(observation: Observation, task: Task, inputs: Tensor, labels: Tensor) 
     sent = expected_rows(observation, task, inputs, labels).detach().sum(0)
     seen = observation.update.rows.sum(0)
     return float((sent - seen).norm() / seen.norm())
-
-
-def _parts(task: Task, row: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    parts = task.unflatten(row)
-    prefix = f"{name}." if name else ""
-    return parts[f"{prefix}weight"].double(), parts[f"{prefix}bias"].double()
 
 
 def _joint(weight: Tensor, bias: Tensor) -> Tensor:

@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakbound.attacks.base import SentRow
 from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.tokens.adapters import (
     AdapterPursuit,
     FirstLayer,
     block_of,
+    in_span,
     pairs_of,
     shared_space,
-    in_span,
 )
 from leakbound.attacks.tokens.layers import dictionary
 from leakbound.attacks.tokens.pursuit import Atoms, edge, pruned, pursue
@@ -184,7 +185,8 @@ def test_pursuit_agrees_with_brute_force():
         model = tiny(seed, words=12, width=10, rank=1, dtype=torch.float64)
         observation = seen(model, ids, words=12)
         task, layer = observation.task, FirstLayer.of(observation.task)
-        rows = torch.cat([block_of(observation, task, 0, p, down=True).scaled for p in layer.pairs])
+        row = SentRow(observation, task, 0, 1)
+        rows = torch.cat([block_of(row, p, down=True).scaled for p in layer.pairs])
         atoms = torch.cat([values[:, 0] for _, values in dictionary(task, layer.hook, 1)])
         fits: list[set[int]] = []
         for size in range(1, 6):
@@ -202,7 +204,8 @@ def test_pruning_drops_what_is_not_needed():
     ids = drawn(4, 1, 4)
     observation = seen(tiny(4), ids)
     task, layer = observation.task, FirstLayer.of(observation.task)
-    rows = torch.cat([block_of(observation, task, 0, p, down=True).scaled for p in layer.pairs])
+    row = SentRow(observation, task, 0, 1)
+    rows = torch.cat([block_of(row, p, down=True).scaled for p in layer.pairs])
     atoms = Atoms(dictionary(task, layer.hook, 1), by_place=False)
     none = torch.zeros(32, 0, dtype=torch.float64)
     chosen = pursue(atoms, rows, none, 10)

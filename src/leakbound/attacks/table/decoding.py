@@ -6,23 +6,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakbound import check
-from leakbound.attacks.base import Answer, Attack, each_row, seen_task, summed_task
+from leakbound.attacks.base import (
+    Answer,
+    Attack,
+    SentRow,
+    each_row,
+    parameter,
+    seen_task,
+    summed_task,
+)
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.table.view import (
     Block,
     LayerView,
-    called,
     joint,
-    named,
+    linear_inputs,
     silent,
     table_domain,
     view,
 )
-from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
+from leakbound.core import NotApplicable, Observation, Reconstruction, Unit
 from leakbound.domains import TableDomain
 
 PREFIXES = 4_000_000
@@ -113,10 +120,7 @@ class SpanDecoding(Attack):
         task = seen_task(observation)
         seen = view(task, table_domain(task))
 
-        def one(at: int, count: int) -> Answer:
-            return decoded(observation, seen, at, count, self.prefixes)
-
-        return each_row(observation, one)
+        return each_row(observation, task, lambda row: decoded(row, seen, self.prefixes))
 
 
 TOLERANCE = Tolerance(1e-5, 0.05, lambda free: 6 * free**0.5)
@@ -217,20 +221,18 @@ class _Test:
         return torch.nn.functional.embedding_bag(at, adds, mode="sum")
 
 
-def prior_rows(observation: Observation, domain: TableDomain, count: int) -> Tensor:
+def prior_rows(row: SentRow, domain: TableDomain) -> Tensor:
     """(count, n) the prior-only baseline, repeated."""
-    return domain.blind(public_images(observation)).double().cpu().repeat(count, 1)
+    return domain.blind(public_images(row.observation)).double().cpu().repeat(row.count, 1)
 
 
-def decoded(
-    observation: Observation, seen: LayerView, at: int, count: int, prefixes: int
-) -> Answer:
+def decoded(row: SentRow, seen: LayerView, prefixes: int) -> Answer:
     """The answer for one row of the update, from the layer `seen`."""
-    blind = prior_rows(observation, seen.domain, count)
-    if not bool(observation.update.rows[at].any()):
+    blind = prior_rows(row, seen.domain)
+    if row.is_zero:
         return blind, float("nan"), VANISHED
-    summed_task(observation)
-    span, bias = layer_plane(observation, seen.task, seen.name, at, count)
+    summed_task(row.observation)
+    span, bias = layer_span(row, seen.name)
     seen = seen if bias else seen.unbiased()
     if not span.rank:
         reason = f"no singular value of the layer's gradient stands out: {CAUSES}"
@@ -248,7 +250,7 @@ def decoded(
         return blind, float("nan"), f"no row of the table lies in the gradient's span: {CAUSES}"
 
     def rows(some: Tensor) -> Survivors:
-        return Survivors.of(observation, seen, span, some, at, count)
+        return Survivors.of(row, seen, span, some)
 
     def split(some: Tensor, keep: Callable[[Survivors], Tensor]) -> tuple[Tensor, Tensor]:
         kept = torch.cat([keep(rows(part)) for part in torch.split(some, AT_ONCE * 64)])
@@ -265,32 +267,30 @@ def decoded(
     return rows(found).answer(len(passed), tried, blind)
 
 
-def layer_plane(
-    observation: Observation, task: Task, name: str, at: int, count: int
-) -> tuple[Span, bool]:
+def layer_span(row: SentRow, name: str) -> tuple[Span, bool]:
     """The row space of a linear layer's gradient in one row of the update, and whether the bias is
     its last coordinate. Units with a withheld weight have zero rows in `left`.
     """
-    update = observation.update
-    known = observation.noise_variance
-    sent = torch.ones_like(update.rows) if observation.weights is None else observation.weights
-    flat = [update.rows[at], task.parameters, sent[at]]
-    flat += [] if known is None else [known[at]]
+    task = row.task
+    weights = row.observation.weights
+    sent = torch.ones_like(row.values) if weights is None else weights[row.at]
+    flat = [row.values, task.parameters, sent]
+    flat += [] if row.variance is None else [row.variance]
     gradient, held, trust, *spread = (joint(task, name, each) for each in flat)
-    bias = named(name, "bias") in task.names and bool(trust[:, -1].any())
-    width = trust.shape[1] - (not bias and named(name, "bias") in task.names)
+    bias = parameter(name, "bias") in task.names and bool(trust[:, -1].any())
+    width = trust.shape[1] - (not bias and parameter(name, "bias") in task.names)
     whole = (trust[:, :width] > 0).all(1)
-    if int(whole.sum()) < count:
+    if int(whole.sum()) < row.count:
         raise NotApplicable(
             f"the layer {name!r} has {int(whole.sum())} units without a withheld weight; the span "
-            f"of {count} rows needs as many"
+            f"of {row.count} rows needs as many"
         )
     gradient = gradient[whole, :width]
     held = held[whole, :width]
-    rounding = ROUNDING * float(torch.finfo(update.rows.dtype).eps)
+    rounding = ROUNDING * float(torch.finfo(row.values.dtype).eps)
     noise = float(spread[0][whole, :width].mean()) ** 0.5 if spread else 0.0
-    gradient = gradient if noise else _plain(gradient, held, count, rounding)
-    found = rows_span(gradient, count, noise, rounding)
+    gradient = gradient if noise else _plain(gradient, held, row.count, rounding)
+    found = rows_span(gradient, row.count, noise, rounding)
     left = torch.zeros(len(whole), found.rank, dtype=torch.float64)
     left[whole] = found.left
     return replace(found, left=left), bias
@@ -329,20 +329,16 @@ class Survivors:
     orthonormal coordinates. `determined` says that no other combinations exist.
     """
 
-    observation: Observation
+    row: SentRow
     seen: LayerView
     span: Span
     rows: Tensor
     weights: Tensor
     points: Tensor
     determined: bool
-    at: int
-    count: int
 
     @staticmethod
-    def of(
-        observation: Observation, seen: LayerView, span: Span, chosen: Tensor, at: int, count: int
-    ) -> Survivors:
+    def of(row: SentRow, seen: LayerView, span: Span, chosen: Tensor) -> Survivors:
         own = span.on(torch.cat([block.places for block in seen.levels]))
         values = [b.seen[k] for b, k in zip(seen.levels, chosen.T, strict=True)]
         weights = torch.cat(values, 1) @ (own.basis / own.sizes) @ own.left.T
@@ -350,7 +346,7 @@ class Survivors:
         points = weights * span.sizes
         # As many directions as the span has: then the categories fix every coefficient.
         determined = own.rank == span.rank
-        return Survivors(observation, seen, span, rows, weights, points, determined, at, count)
+        return Survivors(row, seen, span, rows, weights, points, determined)
 
     def passed(self) -> Tensor:
         """(K,) whether rows pass both tests; all of them where numbers are not determined."""
@@ -370,7 +366,7 @@ class Survivors:
         the others, repeats, baselines.
         """
         rank = self.span.rank
-        count = self.count
+        count = self.row.count
         every = torch.arange(len(self.rows))
         kept, basis = self._independent(self._order(every[:sure]))
         good = len(kept)
@@ -405,7 +401,7 @@ class Survivors:
         elif wrong:
             said.append("units have a gradient that all rows leave off: some are mixtures")
         loud = self.span.floor > NOISY * float(self.span.sizes.max())
-        if loud or self.observation.noise_variance is not None:
+        if loud or self.row.variance is not None:
             blurred = ", ".join(self._blurred(kept)) or "no column"
             said.append(f"rows are estimates under noise, which exceeds the tolerance of {blurred}")
         return self.seen.domain.hard(rows), left, "; ".join(said) or None
@@ -429,12 +425,12 @@ class Survivors:
         After several local steps, it has none at other weights on the line of the change, either.
         """
         task = self.seen.task
-        update = self.observation.update
+        update = self.row.observation.update
         name = self.seen.name
         if task.plan.steps == 1:
             return silent(task, name, self.rows[at], task.parameters)
-        clients = len(self.observation.cohort) if update.unit is Unit.COHORT else 1
-        step = task.plan.learning_rate / clients * update.rows[self.at].to(task.parameters)
+        clients = len(self.row.observation.cohort) if update.unit is Unit.COHORT else 1
+        step = task.plan.learning_rate / clients * self.row.values.to(task.parameters)
         each = [silent(task, name, self.rows[at], task.parameters - m * step) for m in (0, *moves)]
         return torch.stack(each).all(0)
 
@@ -475,18 +471,14 @@ class Survivors:
         found = torch.ones(len(self.rows), dtype=torch.bool)
         if task.plan.steps > 1:
             return found
-        inputs = called(task, self.rows, (nn.Linear,))
+        inputs = linear_inputs(task, self.rows)
         for name in [*inputs][[*inputs].index(self.seen.name) + 1 :]:
-            values = inputs[name]
-            weight = named(name, "weight")
-            if values is None or values.ndim != 2 or weight not in task.names:
-                continue
             try:
-                span, bias = layer_plane(self.observation, task, name, self.at, self.count)
+                span, bias = layer_span(self.row, name)
             except NotApplicable:
                 continue
             if span.rank >= self.span.rank:
-                wide = torch.cat([values.double().cpu(), torch.ones(len(values), int(bias))], 1)
+                wide = torch.cat([inputs[name], torch.ones(len(self.rows), int(bias))], 1)
                 away, allowed = span.far(wide)
                 found &= away <= allowed
         return found
@@ -509,7 +501,7 @@ class Survivors:
     def _order(self, at: Tensor) -> Tensor:
         """Sort positions of rows: valid ones first, of these the ones near public rows."""
         order = at[self.valid()[at].long().argsort(descending=True, stable=True)]
-        public = public_images(self.observation)
+        public = public_images(self.row.observation)
         if public is None:
             return order
         near = order[:AT_ONCE]

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util.results import LISTED, Fact
-from leakbound.attacks.base import Answer, Attack, each_row, seen_task
+from leakbound.attacks.base import Answer, Attack, SentRow, each_row, parameter, rows_of, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.table.decoding import PREFIXES, decoded, prior_rows
-from leakbound.attacks.table.view import Block, named, table_domain, view
+from leakbound.attacks.table.view import Block, table_domain, view
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import Column, TableDomain
 from leakbound.domains.arguments import looked_up
@@ -77,18 +77,19 @@ class TouchedRows(Attack):
         tables = _tables(task, domain)
         each: list[dict[int, Tensor]] = []
 
-        def one(at: int, count: int) -> Answer:
-            blind = prior_rows(observation, domain, count)
-            if not bool(observation.update.rows[at].any()):
+        def one(row: SentRow) -> Answer:
+            count = row.count
+            blind = prior_rows(row, domain)
+            if row.is_zero:
                 return blind, float("nan"), VANISHED
-            touched = _touched(observation, task, tables, at)
+            touched = _touched(row, tables)
             each.append(touched)
             many = [start for start, rows in touched.items() if int(rows.sum()) > count]
             known = {k: rows for k, rows in touched.items() if k not in many and bool(rows.any())}
             try:
                 seen = view(task, domain)
                 own = replace(seen, levels=tuple(_among(block, known) for block in seen.levels))
-                answer = decoded(observation, own, at, count, self.prefixes)
+                answer = decoded(row, own, self.prefixes)
                 reason = answer[2]
             except NotApplicable as error:
                 answer = (blind, float("nan"), None)
@@ -104,7 +105,7 @@ class TouchedRows(Attack):
                 said += f"; {len(many)} columns have more touched levels than examples"
             return blind, float("nan"), f"{said} ({reason})"
 
-        answer = each_row(observation, one)
+        answer = each_row(observation, task, one)
         level = None if observation.noise_variance is None else CHANCE * len(each)
         kept = {
             start: held
@@ -118,8 +119,7 @@ class TouchedRows(Attack):
         task = seen_task(observation)
         domain = table_domain(task)
         tables = _tables(task, domain)
-        count = len(observation.update.rows)
-        each = [_touched(observation, task, tables, at) for at in range(count)]
+        each = [_touched(row, tables) for row in rows_of(observation, task)]
         return {
             column.name: tuple(column.names[k] for k in rows.nonzero()[:, 0].tolist())
             for column, rows in _by_column(domain, tables, each)
@@ -213,7 +213,7 @@ def _tables(task: Task, domain: TableDomain) -> dict[int, list[_Levels]]:
         for block in seen.levels:
             one_hot = len(block.options) == len(block.places) > 1
             if one_hot and torch.equal(block.seen != 0, torch.eye(len(block.seen)) > 0):
-                known = _Levels(named(seen.name, "weight"), block.places, across=True)
+                known = _Levels(parameter(seen.name, "weight"), block.places, across=True)
                 found.setdefault(block.start, [known])
     except NotApplicable:
         pass
@@ -222,15 +222,12 @@ def _tables(task: Task, domain: TableDomain) -> dict[int, list[_Levels]]:
     return found
 
 
-def _touched(
-    observation: Observation, task: Task, tables: Mapping[int, list[_Levels]], at: int
-) -> dict[int, Tensor]:
+def _touched(row: SentRow, tables: Mapping[int, list[_Levels]]) -> dict[int, Tensor]:
     """By the start of a column, the levels (L,) bool that may be in the batch: everywhere their
     weights have a gradient, or are padding.
     """
-    update = task.unflatten(observation.update.rows[at])
-    noise = observation.noise_variance
-    spread = None if noise is None else task.unflatten(noise[at])
+    update = row.task.unflatten(row.values)
+    spread = None if row.variance is None else row.task.unflatten(row.variance)
     found: dict[int, Tensor] = {}
     for start, held in tables.items():
         for own in held:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from leakbound.attacks.base import domain_of
+from leakbound.attacks.base import domain_of, modules_of, parameter, seen_by
 from leakbound.client import forward
 from leakbound.core import NotApplicable, Task
 from leakbound.domains import TableDomain
@@ -112,12 +111,10 @@ def view(task: Task, domain: TableDomain) -> LayerView:
         trials.append(base.repeat(len(part.options), 1))
         part.put(trials[-1], torch.arange(len(part.options)))
         part.put(mixed, _turn(k, part))
-    inputs = called(task, torch.cat([mixed, *trials]), (nn.Linear,))
-    for name, values in inputs.items():
-        if values is not None and values.ndim == 2 and named(name, "weight") in task.names:
-            blocks = _blocks(parts, values.double().cpu())
-            if blocks is not None:
-                return _sorted(task, domain, name, values[MIXED].double().cpu(), blocks)
+    for name, values in linear_inputs(task, torch.cat([mixed, *trials])).items():
+        blocks = _blocks(parts, values)
+        if blocks is not None:
+            return _sorted(task, domain, name, values[MIXED], blocks)
     raise NotApplicable(
         "no trained linear layer sees every column of a row in coordinates of its own"
     )
@@ -168,7 +165,7 @@ def _sorted(
     task: Task, domain: TableDomain, name: str, first: Tensor, blocks: Sequence[Block]
 ) -> LayerView:
     """The view, from the layer's input (d,) for one row and its blocks."""
-    bias = named(name, "bias") in task.names
+    bias = parameter(name, "bias") in task.names
     whole = torch.cat([first, first.new_ones(int(bias))])
     free = torch.ones(len(first) + bias)
     free[torch.cat([block.places for block in blocks])] = 0
@@ -185,32 +182,25 @@ def _fixed(block: Block) -> int:
     return int(torch.linalg.matrix_rank(block.seen - block.seen[0], tol=SAME))
 
 
-def called(task: Task, rows: Tensor, kinds: tuple[type[nn.Module], ...]) -> dict[str, Any]:
-    """The inputs of modules of these kinds for rows (N, n), by name, in the order of their calls;
-    None for a module that is called several times, or not with one tensor for these rows.
-    """
-    found: dict[str, Any] = {}
-
-    def watch(name: str) -> Any:
-        def note(_: nn.Module, args: tuple[Any, ...]) -> None:
-            known = len(args) == 1 and name not in found and len(args[0]) == len(rows)
-            found[name] = args[0] if known else None
-
-        return note
-
-    with ExitStack() as hooks, torch.no_grad():
-        for name, module in task.model.named_modules():
-            if isinstance(module, kinds):
-                hooks.enter_context(module.register_forward_pre_hook(watch(name)))
-        forward(task, rows.to(task.parameters))
-    return found
+@torch.no_grad()
+def linear_inputs(task: Task, rows: Tensor) -> dict[str, Tensor]:
+    """The inputs (N, d) of trained linear layers for rows (N, n), by name in their order."""
+    seen = seen_by(task, modules_of(task, nn.Linear), rows.to(task.parameters))
+    return {
+        name: values.double().cpu()
+        for name, values in seen.items()
+        if values is not None
+        and values.ndim == 2
+        and len(values) == len(rows)
+        and parameter(name, "weight") in task.names
+    }
 
 
 def joint(task: Task, name: str, flat: Tensor) -> Tensor:
     """(units, d) a linear layer's part of a flat vector (P,), with its bias last if it is sent."""
     sent = task.unflatten(flat)
-    weight = sent[named(name, "weight")]
-    bias = sent.get(named(name, "bias"))
+    weight = sent[parameter(name, "weight")]
+    bias = sent.get(parameter(name, "bias"))
     wide = [weight] if bias is None else [weight, bias[:, None]]
     return torch.cat(wide, 1).double().cpu()
 
@@ -233,8 +223,3 @@ def silent(task: Task, name: str, rows: Tensor, parameters: Tensor) -> Tensor:
         (slope,) = torch.autograd.grad((output * weight).sum(), held.pop())
         found.append((slope == 0).cpu())
     return torch.cat(found)
-
-
-def named(name: str, what: str) -> str:
-    """The name of a layer's parameter."""
-    return f"{name}.{what}" if name else what

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from leakbound import check
 from leakbound.attacks.adaptive import not_sgd
-from leakbound.attacks.base import Answer, Attack, each_row, summed_task
+from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, summed_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.tokens.layers import (
@@ -34,7 +34,7 @@ from leakbound.attacks.tokens.pursuit import (
     edge,
     pursue,
 )
-from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.randomness import permutation, stream, uniform
 
 MOST_ATOMS = 400_000_000
@@ -252,22 +252,22 @@ class WeightRows:
         return self.rows[seen] / self.spread[seen, None]
 
 
-def block_of(
-    observation: Observation, task: Task, at: int, pair: Pair, *, down: bool
-) -> WeightRows:
+def block_of(row: SentRow, pair: Pair, *, down: bool) -> WeightRows:
     """The gradient of A (`down`) or B in one row of the update, with its rounding.
 
     Noise that the attacker knows counts as rounding. If the update is a difference of rounded
     weights, so does their spacing. Rows that a mask cuts are left out.
     """
+    task = row.task
 
     def part(values: Tensor) -> Tensor:
         named = task.unflatten(values)
         return pair.down(named) if down else pair.up(named)
 
+    observation = row.observation
     update = observation.update
     weights = task.tensors()
-    rows = part(update.rows[at])
+    rows = part(row.values)
     before = pair.down(weights) if down else pair.up(weights)
     kinds = (update.rows.dtype, task.parameters.dtype)
     size = rows.norm(dim=1) / math.sqrt(rows.shape[1])
@@ -275,15 +275,15 @@ def block_of(
     variance = (ROUNDING * max(torch.finfo(kind).eps for kind in kinds) * size).square()
     if (kind := _narrow(rows)) is not None:
         variance += (torch.finfo(kind).eps * size).square() / 12
-    sent = None if observation.sent is None else part(observation.sent[at])
+    sent = None if observation.sent is None else part(observation.sent[row.at])
     spacing = _spacing(rows * task.plan.learning_rate, before, sent)
     if spacing is not None:
         each = (spacing / task.plan.learning_rate).square() / 12
         variance += task.plan.steps * each.mean(1)
-    if (noise := observation.noise_variance) is not None:
-        variance += part(noise[at]).mean(1)
+    if row.variance is not None:
+        variance += part(row.variance).mean(1)
     if update.mask is not None:
-        mask = update.mask if update.mask.ndim == 1 else update.mask[at]
+        mask = update.mask if update.mask.ndim == 1 else update.mask[row.at]
         rows = rows * (part(mask.double()) > 0).all(1)[:, None]
     return WeightRows(rows, variance.sqrt().clamp_min(1e-300))
 
@@ -350,12 +350,12 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     return None if bad else space
 
 
-def image_span(observation: Observation, task: Task, at: int, pair: Pair) -> Span | None:
+def image_span(row: SentRow, pair: Pair) -> Span | None:
     """The span of a gradient of B, which holds A x of each input x; None if it is empty or R^r."""
-    rows = block_of(observation, task, at, pair, down=False).scaled
+    rows = block_of(row, pair, down=False).scaled
     if not len(rows):
         return None
-    eps = torch.finfo(task.parameters.dtype).eps
+    eps = torch.finfo(row.task.parameters.dtype).eps
     tolerance = Tolerance(64 * eps, 1.0, lambda free: EDGE * (math.sqrt(free) + 3))
     limit = edge(*rows.shape)
     span = Span.of(rows, lambda s, _: int((s > limit).sum()), tolerance)
@@ -438,13 +438,13 @@ class AdapterPursuit(Attack):
         domain = token_domain(observation.task)
         each: list[FoundTokens] = []
 
-        def one(at: int, count: int) -> Answer:
-            found = self._of_row(observation, at, count)
+        def one(row: SentRow) -> Answer:
+            found = self._of_row(row)
             each.append(found)
-            rows, problem = _filled(found, count, domain.length)
+            rows, problem = _filled(found, row.count, domain.length)
             return rows, found.residual, problem
 
-        answer = each_row(observation, one)
+        answer = each_row(observation, summed_task(observation), one)
         if not all(found.certain for found in each) or not handed_on(observation.task):
             return answer
         tokens = sorted(set().union(*(found.tokens for found in each)))
@@ -452,38 +452,40 @@ class AdapterPursuit(Attack):
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update, sorted."""
-        each = (self.found(observation, at).tokens for at in range(len(observation.update.rows)))
+        rows = rows_of(observation, summed_task(observation))
+        each = (self._of_row(row).tokens for row in rows)
         return tuple(sorted(set().union(*each)))
 
     def found(self, observation: Observation, row: int = 0) -> FoundTokens:
         """The tokens in one row of the update, and whether they are certain."""
-        return self._of_row(observation, row, _counts(observation)[row])
+        return self._of_row(rows_of(observation, summed_task(observation))[row])
 
     @torch.no_grad()
-    def _of_row(self, observation: Observation, at: int, count: int) -> FoundTokens:
-        task = summed_task(observation)
-        if not bool(observation.update.rows[at].isfinite().all()):
+    def _of_row(self, row: SentRow) -> FoundTokens:
+        task = row.task
+        count = row.count
+        if not bool(row.values.isfinite().all()):
             raise NotApplicable("the update is not finite")
-        if (reason := not_sgd(observation)) is not None:
+        if (reason := not_sgd(row.observation)) is not None:
             raise NotApplicable(reason)
         layer = FirstLayer.of(task)
-        some = touched(observation, task, at)
-        if not bool(observation.update.rows[at].any()):
+        some = touched(row)
+        if row.is_zero:
             return FoundTokens((), None, float("nan"), False, VANISHED)
-        rows = _downs(observation, layer, at)
+        rows = _downs(row, layer)
         first: FoundTokens | None = None
         if len(rows):
             first = self._pursued(task, layer, rows, count, some)
-            past = () if first.certain else _same_inputs(observation, task, layer)
+            past = () if first.certain else _same_inputs(row, layer)
             if past:
-                every = torch.cat([rows, *(_downs(seen, layer, at) for seen in past)])
+                every = torch.cat([rows, *(_downs(earlier, layer) for earlier in past)])
                 union = self._pursued(task, layer, every, count * (1 + len(past)), some)
                 if union.certain:  # of all rounds; which of them are in this one?
                     first = self._pursued(task, layer, rows, count, torch.tensor(union.tokens))
             if first.certain:
                 return first
         try:
-            second = spanned_tokens(observation, task, layer, at, count, some)
+            second = spanned_tokens(row, layer, some)
         except NotApplicable:
             if first is None:
                 raise
@@ -523,50 +525,42 @@ class AdapterPursuit(Attack):
         return FoundTokens(tokens, places, share, certain, why)
 
 
-def _downs(observation: Observation, layer: FirstLayer, at: int) -> Tensor:
+def _downs(row: SentRow, layer: FirstLayer) -> Tensor:
     """The gradients of A of the layer's adapters in one row, in units of their rounding."""
-    task = summed_task(observation)
-    pairs = [pair for pair in layer.pairs if pair.a in task.names]
-    blocks = [block_of(observation, task, at, pair, down=True).scaled for pair in pairs]
+    pairs = [pair for pair in layer.pairs if pair.a in row.task.names]
+    blocks = [block_of(row, pair, down=True).scaled for pair in pairs]
     return torch.cat(blocks) if blocks else torch.zeros(0, 1, dtype=torch.float64)
 
 
-def _same_inputs(
-    observation: Observation, task: Task, layer: FirstLayer
-) -> tuple[Observation, ...]:
-    """The client's earlier rounds in which the layer got the same inputs for the same tokens: what
-    precedes it has not changed.
+def _same_inputs(row: SentRow, layer: FirstLayer) -> list[SentRow]:
+    """The client's rows of earlier rounds in which the layer got the same inputs for the same
+    tokens: what precedes it has not changed.
     """
-    ids = probe(token_domain(task)).to(task.parameters.device)
-    now = inputs_of(task, layer.hook, ids)
-    found = list[Observation]()
-    for seen in observation.history:
+    ids = probe(token_domain(row.task)).to(row.task.parameters.device)
+    now = inputs_of(row.task, layer.hook, ids)
+    found = list[SentRow]()
+    for seen in row.observation.history:
         with suppress(NotApplicable):
-            earlier = inputs_of(summed_task(seen), layer.hook, ids)
-            if earlier.equal(now) and len(seen.update.rows) == len(observation.update.rows):
-                found.append(seen)
-    return tuple(found)
+            task = summed_task(seen)
+            same = inputs_of(task, layer.hook, ids).equal(now)
+            if same and len(seen.update.rows) == len(row.observation.update.rows):
+                found.append(SentRow(seen, task, row.at, row.count))
+    return found
 
 
-def spanned_tokens(
-    observation: Observation,
-    task: Task,
-    layer: FirstLayer,
-    at: int,
-    count: int,
-    some: Tensor | None,
-) -> FoundTokens:
+def spanned_tokens(row: SentRow, layer: FirstLayer, some: Tensor | None) -> FoundTokens:
     """The tokens that A maps into the row space of B's gradient, for any adapter of the layer.
 
     Raises:
         NotApplicable: the space is all of R^r, or A changes during several local steps.
     """
+    task = row.task
     domain = token_domain(task)
     moved = task.plan.steps > 1 and any(pair.a in task.names for pair in layer.pairs)
     if moved:
         raise NotApplicable("A changes in the local steps, so B's gradient has no fixed row space")
     downs = {pair: pair.down(task.tensors()) for pair in layer.pairs}
-    each = {pair: image_span(observation, task, at, pair) for pair in downs if pair.b in task.names}
+    each = {pair: image_span(row, pair) for pair in downs if pair.b in task.names}
     spans = [(downs[pair], span) for pair, span in each.items() if span is not None]
     if not spans:
         rank = max(len(down) for down in downs.values())
@@ -589,16 +583,11 @@ def spanned_tokens(
         found += [(int(tokens[k // places]), k % places) for k in fits.nonzero()[:, 0].tolist()]
     held = tuple(sorted({token for token, _ in found}))
     once = len({place for _, place in found}) == len(found)
-    known = tuple(sorted(found)) if layer.by_place and count == 1 and once else None
+    known = tuple(sorted(found)) if layer.by_place and row.count == 1 and once else None
     rank = max(span.rank for _, span in spans)
     why = f"{len(held)} tokens in a space of {rank} dimensions; {chance:.2g} would be by chance"
     many = len(held) > sum(span.rank for _, span in spans) and not layer.by_place
     return FoundTokens(held, known, 0.0, bool(held) and chance < CHANCE and not many, why)
-
-
-def _counts(observation: Observation) -> Sequence[int]:
-    cohort = observation.update.unit is Unit.COHORT
-    return (observation.examples,) if cohort else observation.update.examples
 
 
 def _filled(found: FoundTokens, count: int, length: int) -> tuple[Tensor, str | None]:

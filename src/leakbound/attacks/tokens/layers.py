@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from leakbound._util.results import LISTED, Fact
-from leakbound.attacks.base import domain_of
-from leakbound.attacks.blind import VANISHED, public_images
+from leakbound.attacks.base import SentRow, domain_of, modules_of, seen_by
+from leakbound.attacks.blind import public_images
 from leakbound.attacks.pace import is_over
 from leakbound.client import call
 from leakbound.core import NotApplicable, Observation, Task, Unit
@@ -33,10 +33,6 @@ UNIQUE = 0.2
 """How far a coefficient that is 0 or 1 may be from it."""
 
 
-class _Reached(Exception):
-    """The layer was called; what follows it is not computed."""
-
-
 def token_domain(task: Task) -> TokenDomain:
     """The domain of the task's sequences."""
     return domain_of(task, TokenDomain)
@@ -49,24 +45,10 @@ def inputs_of(task: Task, name: str, sequences: Tensor) -> Tensor:
     Raises:
         NotApplicable: the model does not call the module with one tensor (N, n, d).
     """
-    found: list[Tensor] = []
-
-    def stop(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = args[0] if args else next(iter(kwargs.values()), None)
-        if isinstance(given, Tensor):
-            found.append(given)
-        raise _Reached
-
-    hook = task.model.get_submodule(name).register_forward_pre_hook(stop, with_kwargs=True)
-    try:
-        call(task, task.tensors(), sequences, twice=False)
-    except _Reached:
-        pass
-    finally:
-        hook.remove()
-    if not found or found[0].ndim != 3 or found[0].shape[:2] != sequences.shape:
+    seen = seen_by(task, [name], sequences, whole=False).get(name)
+    if seen is None or seen.ndim != 3 or seen.shape[:2] != sequences.shape:
         raise NotApplicable(f"the model does not call the layer {name!r} with one vector a token")
-    return found[0]
+    return seen
 
 
 def dictionary(
@@ -90,16 +72,16 @@ def dictionary(
         yield part, inputs_of(task, name, part[:, None].expand(-1, places).to(device))
 
 
-def labels_of(observation: Observation, at: int) -> Tensor | None:
-    """The labels (count, n) of the examples behind row `at`, if they are known and are tokens."""
-    labels = observation.labels
-    update = observation.update
+def labels_of(row: SentRow) -> Tensor | None:
+    """The labels (count, n) of the examples behind a row, if they are known and are tokens."""
+    labels = row.observation.labels
+    update = row.observation.update
     if labels is None or labels.ndim != 2:
         return None
     if update.unit is Unit.COHORT:
         return labels.cpu()
-    start = sum(update.examples[:at])
-    return labels[start : start + update.examples[at]].cpu()
+    start = sum(update.examples[: row.at])
+    return labels[start : start + row.count].cpu()
 
 
 def shifted(task: Task) -> bool:
@@ -134,11 +116,6 @@ def extended(domain: TokenDomain, prefixes: Tensor) -> Tensor:
     if domain.padding is not None:
         rest = torch.full_like(rest, domain.padding)
     return torch.cat([prefixes, rest], 1)
-
-
-def is_zero(observation: Observation, at: int) -> str | None:
-    """What is wrong with row `at` of the update if it is zero."""
-    return None if bool(observation.update.rows[at].any()) else VANISHED
 
 
 def whole(observation: Observation, task: Task, names: Sequence[str]) -> bool:
@@ -205,18 +182,19 @@ def embeddings(task: Task) -> list[str]:
         NotApplicable: there is none.
     """
     ids = probe(token_domain(task)).to(task.parameters.device)
-    calls = _calls(task, ids, (nn.Embedding,))
+    calls = _calls(task, ids, nn.Embedding)
     read = [name for name, seen in calls.items() if seen is not None and torch.equal(seen, ids)]
     if not read:
         raise NotApplicable("the model calls no nn.Embedding with the tokens")
     return read
 
 
-def touched(observation: Observation, task: Task, at: int) -> Tensor | None:
+def touched(row: SentRow) -> Tensor | None:
     """The tokens whose rows of a trained word table have a gradient; None if no such table is
     trained, or all rows have one (as of tied weights, or noise).
     """
-    sent = task.unflatten(observation.update.rows[at])
+    task = row.task
+    sent = task.unflatten(row.values)
     found = list[Tensor]()
     with suppress(NotApplicable):  # the model calls no table with the tokens
         for name in embeddings(task):
@@ -262,7 +240,7 @@ def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, 
 def first_linear(task: Task) -> str | None:
     """The first linear module, trained or not, that gets a tensor (N, n, d)."""
     ids = probe(token_domain(task))
-    for name, seen in _calls(task, ids.to(task.parameters.device), (nn.Module,)).items():
+    for name, seen in _calls(task, ids.to(task.parameters.device)).items():
         module = task.model.get_submodule(name)
         if seen is not None and seen.ndim == 3 and _matrix(module) is not None:
             return name if seen.shape[:2] == ids.shape else None
@@ -271,27 +249,16 @@ def first_linear(task: Task) -> str | None:
 
 def _slopes(task: Task, reader: str, ids: Tensor) -> dict[str, Tensor]:
     """The slopes of a random mixture of what the module `reader` gets, by parameters that matter"""
-    found: list[Tensor] = []
-
-    def stop(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(args[0] if args else next(iter(kwargs.values())))
-        raise _Reached
-
-    hook = task.model.get_submodule(reader).register_forward_pre_hook(stop, with_kwargs=True)
     leaves = {
         k: p.detach().clone().requires_grad_() for k, p in task.unflatten(task.parameters).items()
     }
-    try:
-        with torch.enable_grad():
-            call(task, {**task.buffers, **leaves}, ids, twice=False)
-    except _Reached:
-        pass
-    finally:
-        hook.remove()
-    mixture = torch.randn(found[0].shape, generator=stream(0, "mixture")).to(found[0])
     with torch.enable_grad():
+        tensors = {**task.buffers, **leaves}
+        seen = seen_by(task, [reader], ids, tensors, whole=False)[reader]
+        assert seen is not None  # the reader is a layer that gets tensors
+        mixture = torch.randn(seen.shape, generator=stream(0, "mixture")).to(seen)
         parts = torch.autograd.grad(
-            (found[0] * mixture).sum(), list(leaves.values()), allow_unused=True
+            (seen * mixture).sum(), list(leaves.values()), allow_unused=True
         )
     return {name: part.cpu() for name, part in zip(leaves, parts, strict=True) if part is not None}
 
@@ -339,7 +306,7 @@ def readers(task: Task) -> list[Readers]:
     last = base.clone()
     first[:, 0] = _another(base, other, domain, 0)
     last[:, -1] = _another(base, other, domain, -1)
-    seen = [_calls(task, ids.to(device), (nn.Module,)) for ids in (base, first, last)]
+    seen = [_calls(task, ids.to(device)) for ids in (base, first, last)]
     groups: list[tuple[list[str], list[tuple[str, bool]], Tensor]] = []
     for name, value in seen[0].items():
         weights = _weights(task.model.get_submodule(name), names)
@@ -405,35 +372,15 @@ def _weights(module: nn.Module, names: dict[int, str]) -> list[tuple[str, bool]]
 
 
 @torch.no_grad()
-def _calls(task: Task, ids: Tensor, kinds: tuple[type[nn.Module], ...]) -> dict[str, Any]:
-    """The first inputs of modules of these kinds, by name, in the order of their calls; None for a
-    module that is called several times.
-    """
-    found: dict[str, Any] = {}
-
-    def watch(name: str) -> Any:
-        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = args[0] if args else next(iter(kwargs.values()), None)
-            once = isinstance(given, Tensor) and name not in found
-            found[name] = given.clone() if isinstance(given, Tensor) and once else None
-
-        return note
-
-    with ExitStack() as hooks:
-        for name, module in task.model.named_modules():
-            if name and isinstance(module, kinds):
-                hook = module.register_forward_pre_hook(watch(name), with_kwargs=True)
-                hooks.enter_context(hook)
-        call(task, task.tensors(), ids, twice=False)
-    return found
+def _calls(task: Task, ids: Tensor, kinds: type[nn.Module] = nn.Module) -> dict[str, Any]:
+    """What modules of a kind get for tokens; see `seen_by`."""
+    return seen_by(task, [name for name in modules_of(task, kinds) if name], ids)
 
 
 # --- the last token of causal models -----------------------------------------------------------
 
 
-def completed(
-    observation: Observation, task: Task, at: int, prefixes: Sequence[Tensor], count: int
-) -> tuple[list[Tensor], str | None]:
+def completed(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[list[Tensor], str | None]:
     """Sequences that extend prefixes (L,) by their last token, and what is not known of these.
 
     A causal model that is scored by the next token has no gradient through its last token: it is a
@@ -441,46 +388,49 @@ def completed(
     sum_t (p_t - y_t) h_t, where only the last y_t of each sequence is not known. If the layer
     shares the word embedding, this holds for tokens that occur nowhere else.
     """
-    labels = labels_of(observation, at)
+    task = row.task
+    labels = labels_of(row)
     longest = token_domain(task).length
-    open_ones = [row for row in prefixes if len(row) < longest]
-    whole_ones = [row for row in prefixes if len(row) == longest]
+    open_ones = [prefix for prefix in prefixes if len(prefix) < longest]
+    whole_ones = [prefix for prefix in prefixes if len(prefix) == longest]
     if not open_ones:
         return whole_ones, None
     if labels is not None:
         found = [
-            torch.cat([prefix, row[len(prefix) : len(prefix) + 1]])
+            torch.cat([prefix, label[len(prefix) : len(prefix) + 1]])
             for prefix in open_ones
-            for row in labels
-            if torch.equal(row[1 : len(prefix)], prefix[1:]) and int(row[len(prefix)]) >= 0
+            for label in labels
+            if torch.equal(label[1 : len(prefix)], prefix[1:]) and int(label[len(prefix)]) >= 0
         ]
-        if len({tuple(row[:-1].tolist()) for row in found}) == len(open_ones):
+        if len({tuple(whole[:-1].tolist()) for whole in found}) == len(open_ones):
             return whole_ones + found, None
         return [*prefixes], "the last token has no gradient, and no known label fits"
     said = "no gradient shows the last token"
-    if whole_ones or len(prefixes) != count or not task.plan.is_gradient or not shifted(task):
+    if whole_ones or len(prefixes) != row.count or not task.plan.is_gradient or not shifted(task):
         return [*prefixes], said
-    last, sure = _last_labels(observation, task, at, prefixes)
-    rows = [torch.cat([row, last[k : k + 1]]) if sure[k] else row for k, row in enumerate(prefixes)]
+    last, sure = _last_labels(row, prefixes)
+    rows = [
+        torch.cat([prefix, last[k : k + 1]]) if sure[k] else prefix
+        for k, prefix in enumerate(prefixes)
+    ]
     missing = len(prefixes) - sum(sure)
     return rows, f"{said} of {missing} sequences" if missing else None
 
 
 @torch.no_grad()
-def _last_labels(
-    observation: Observation, task: Task, at: int, prefixes: Sequence[Tensor]
-) -> tuple[Tensor, list[bool]]:
+def _last_labels(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[Tensor, list[bool]]:
     """The labels (N,) of the last places of prefixes (L,), if these are the whole batch, and which
     of them are known.
     """
+    task = row.task
     vocabulary = token_domain(task).vocabulary
     device = task.parameters.device
     none = torch.zeros(len(prefixes), dtype=torch.int64), [False] * len(prefixes)
     head = output_layer(task)
     names = [] if head is None else [name for name, _ in head.weights]
-    if head is None or not whole(observation, task, names):
+    if head is None or not whole(row.observation, task, names):
         return none
-    gradient = head.gradient(task, observation.update.rows[at])
+    gradient = head.gradient(task, row.values)
     left = torch.zeros_like(gradient)
     ends = []
     for prefix in prefixes:

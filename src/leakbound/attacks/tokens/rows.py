@@ -11,7 +11,9 @@ from torch import Tensor
 
 from leakbound._util.results import Fact
 from leakbound.attacks.adaptive import not_sgd
-from leakbound.attacks.base import Answer, Attack, each_row, seen_task
+from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, seen_task
+from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.span import Span
 from leakbound.attacks.tokens.layers import (
     UNIQUE,
     WordTable,
@@ -20,7 +22,6 @@ from leakbound.attacks.tokens.layers import (
     filled,
     first_linear,
     handed_on,
-    is_zero,
     labels_of,
     output_layer,
     place_rows,
@@ -30,7 +31,7 @@ from leakbound.attacks.tokens.layers import (
     word_table,
     words,
 )
-from leakbound.core import Laplace, NotApplicable, Observation, Reconstruction, Task, Unit
+from leakbound.core import Laplace, NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import TokenDomain
 
 CHANCE = 1e-3
@@ -100,30 +101,30 @@ class TokenRows(Attack):
         table = word_table(task)
         found_rows: list[_Rows] = []
 
-        def one(at: int, count: int) -> Answer:
-            if (nothing := is_zero(observation, at)) is not None:
-                return filled(observation, domain, (), count), float("nan"), nothing
-            rows = _Rows.of(observation, task, table, at, count)
+        def one(row: SentRow) -> Answer:
+            if row.is_zero:
+                return filled(observation, domain, (), row.count), float("nan"), VANISHED
+            rows = _Rows.of(row, table)
             found_rows.append(rows)
             held = rows.seen.nonzero()[:, 0].tolist()
             unsure = [rows.problem] if rows.problem else []
             said = "their order is not known"
-            if count > 1:
+            if row.count > 1:
                 said = "their order, and which sequence holds which, are not known"
             elif held:
-                found, left, reason = _ordered(observation, task, table, rows, at)
+                found, left, reason = _ordered(row, table, rows)
                 if found is not None:
                     problem = "; ".join([*unsure, *([reason] if reason else [])])
                     return found, left, problem or None
                 said = f"{said} ({reason})"
             some = f"{len(held)} tokens are found; {said}" if held else "no token is found"
             return (
-                filled(observation, domain, held, count),
+                filled(observation, domain, held, row.count),
                 float("nan"),
                 "; ".join([*unsure, some]),
             )
 
-        answer = each_row(observation, one)
+        answer = each_row(observation, task, one)
         return replace(answer, facts=_facts(domain, found_rows) if handed_on(task) else ())
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
@@ -134,16 +135,13 @@ class TokenRows(Attack):
         """
         task = seen_task(observation)
         table = word_table(task)
-        update = observation.update
-        counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
         found = set[int]()
-        for at, count in enumerate(counts):
-            if is_zero(observation, at) is None:
-                seen = _Rows.of(observation, task, table, at, count).seen
-                found |= set(seen.nonzero()[:, 0].tolist())
-            if (labels := labels_of(observation, at)) is not None and shifted(task):
-                ends = (row[row >= 0] for row in labels)
-                found |= {int(row[-1]) for row in ends if len(row)}
+        for row in rows_of(observation, task):
+            if not row.is_zero:
+                found |= set(_Rows.of(row, table).seen.nonzero()[:, 0].tolist())
+            if (labels := labels_of(row)) is not None and shifted(task):
+                ends = (label[label >= 0] for label in labels)
+                found |= {int(end[-1]) for end in ends if len(end)}
         return tuple(sorted(found - {token_domain(task).padding}))
 
 
@@ -159,20 +157,19 @@ def _facts(domain: TokenDomain, found: Sequence[_Rows]) -> tuple[Fact, ...]:
 def labels_in_outputs(observation: Observation) -> set[int]:
     """The tokens whose rows of the output layer stand out, as those of labels do."""
     task = seen_task(observation)
-    update = observation.update
     found = set[int]()
     head = output_layer(task)
     if head is None or not shifted(task):
         return found
     most = observation.examples * token_domain(task).length
-    for at, row in enumerate(update.rows):
-        values = head.gradient(task, row)
+    for row in rows_of(observation, task):
+        values = head.gradient(task, row.values)
         try:
             seen = _apart(values.norm(dim=1), most)
         except NotApplicable:
-            if observation.noise_variance is None:
+            if row.variance is None:
                 continue
-            seen = _above(observation, values, head.gradient(task, observation.noise_variance[at]))
+            seen = _above(observation, values, head.gradient(task, row.variance))
         if int(seen.sum()) <= most:
             found |= set(seen.nonzero()[:, 0].tolist())
     return found
@@ -207,14 +204,16 @@ class _Rows:
     clear: bool = True
 
     @staticmethod
-    def of(observation: Observation, task: Task, table: WordTable, at: int, count: int) -> _Rows:
+    def of(row: SentRow, table: WordTable) -> _Rows:
+        observation = row.observation
+        task = row.task
         domain = token_domain(task)
         if observation.correlation is not None:
             raise NotApplicable("the noise is correlated, and levels for rows assume it is not")
-        values = _part(task, table.weight, observation.update.rows[at])[: domain.vocabulary]
-        noise = None if observation.noise_variance is None else observation.noise_variance[at]
+        values = _part(task, table.weight, row.values)[: domain.vocabulary]
+        noise = row.variance
         spread = None if noise is None else _part(task, table.weight, noise)[: len(values)]
-        most = count * domain.length
+        most = row.count * domain.length
         complete = whole(observation, task, [table.weight])
         if table.tied:
             if not task.plan.is_sum or not complete:
@@ -284,23 +283,26 @@ def _untied(observation: Observation, values: Tensor, spread: Tensor | None, mos
     rounding = EDGE * float(torch.finfo(observation.update.rows.dtype).eps)
     noise = rounding * float(some.square().mean().sqrt())
     known = 0.0 if spread is None else _level(spread)
-    _, s, v = torch.linalg.svd(some, full_matrices=True)
-    rank = int((s > max(noise, known) * (len(some) ** 0.5 + width**0.5)).sum())
-    if not known:
-        rank = min(rank, most)
-    if rank >= min(width - 1, len(some)):
+
+    def ranked(sizes: Tensor, edge: float) -> int:
+        rank = int((sizes > max(noise, known) * edge).sum())
+        return rank if known else min(rank, most)
+
+    span = Span.of(some, ranked)
+    if span.rank >= min(width - 1, len(some)):
         raise NotApplicable(
             f"the output layer shares the word embedding, and its outputs span all {width} "
             "directions of it: the tokens' own part cannot be separated"
         )
-    rest = values @ v[rank:].T
+    outside = span.outside
+    rest = values @ outside
     away = rest.square().sum(1)
     if known:
-        part = (values @ v[:rank].T / s[:rank]).square().sum(1)
-        limit = float(scipy.stats.chi2.isf(CHANCE / count, width - rank))
-        return _Rows(rest, away > known**2 * (1 + part) * limit, v[rank:].T, known)
+        part = (values @ span.basis / span.sizes).square().sum(1)
+        limit = float(scipy.stats.chi2.isf(CHANCE / count, span.free))
+        return _Rows(rest, away > known**2 * (1 + part) * limit, outside, known)
     seen = _apart(away.sqrt(), most)
-    return _Rows(rest, seen, v[rank:].T, 0.0, clear=_clear(away.sqrt(), seen))
+    return _Rows(rest, seen, outside, 0.0, clear=_clear(away.sqrt(), seen))
 
 
 def _decayed(weights: Tensor, values: Tensor, most: int) -> _Rows:
@@ -344,11 +346,12 @@ def _apart(sizes: Tensor, most: int) -> Tensor:
 
 
 def _ordered(
-    observation: Observation, task: Task, table: WordTable, rows: _Rows, at: int
+    row: SentRow, table: WordTable, rows: _Rows
 ) -> tuple[Tensor | None, float, str | None]:
     """The sequence (1, n) of one example, the largest distance of a coefficient from 0 or 1, and
     what is not known of it; None and the reason if its order is not known.
     """
+    task = row.task
     reader = first_linear(task)
     nan = float("nan")
     if not task.plan.is_gradient:
@@ -357,14 +360,12 @@ def _ordered(
     if known is None:
         return None, nan, "the model has no trained positions"
     name, at_rows, factor = known
-    if not whole(observation, task, [name]):
+    if not whole(row.observation, task, [name]):
         return None, nan, "entries of the position embedding are withheld"
-    places = _part(task, name, observation.update.rows[at])[at_rows]
+    places = _part(task, name, row.values)[at_rows]
     used = places.any(1)
-    if rows.noise and observation.noise_variance is not None:
-        used = _above(
-            observation, places, _part(task, name, observation.noise_variance[at])[at_rows]
-        )
+    if rows.noise and row.variance is not None:
+        used = _above(row.observation, places, _part(task, name, row.variance)[at_rows])
     length = int(used.sum())
     if not length or not bool(used[:length].all()):
         return None, nan, "places without a gradient lie between others"
@@ -376,8 +377,14 @@ def _ordered(
     turn, left, sure = _placed(rows.values[held], places[:length] / factor, rows.noise)
     if not sure:
         return None, left, "the rows of words are no sums of rows of positions"
-    found, said = _full(observation, task, held[turn], at)
-    return found, left, said
+    prefix = held[turn]
+    domain = token_domain(task)
+    said = None
+    if shifted(task):
+        (prefix,), said = completed(row, [prefix])
+    if len(prefix) < domain.length and domain.padding is None and said is None:
+        said = f"only {len(prefix)} of {domain.length} places have a gradient"
+    return extended(domain, prefix[None]), left, said
 
 
 def _placed(words: Tensor, places: Tensor, noise: float) -> tuple[Tensor, float, bool]:
@@ -390,18 +397,3 @@ def _placed(words: Tensor, places: Tensor, noise: float) -> tuple[Tensor, float,
     error = noise * 2**0.5 * float(back.norm(dim=0).max())
     sure = left < UNIQUE and SIGMAS * error < 1 / 2 and bool(whole_numbers.any(1).all())
     return turn, left, sure
-
-
-def _full(
-    observation: Observation, task: Task, prefix: Tensor, at: int
-) -> tuple[Tensor, str | None]:
-    """The sequence (1, n) that begins with a prefix (L,), and what is not known of it."""
-    domain = token_domain(task)
-    longer = prefix
-    said = None
-    if shifted(task):
-        found, said = completed(observation, task, at, [prefix], 1)
-        longer = found[0]
-    if len(longer) < domain.length and domain.padding is None and said is None:
-        said = f"only {len(longer)} of {domain.length} places have a gradient"
-    return extended(domain, longer[None]), said

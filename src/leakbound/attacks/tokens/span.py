@@ -12,7 +12,8 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.adaptive import not_sgd
-from leakbound.attacks.base import Answer, Attack, each_row, summed_task
+from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, summed_task
+from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.pace import is_over
 from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.tokens.layers import (
@@ -25,14 +26,13 @@ from leakbound.attacks.tokens.layers import (
     extended,
     filled,
     inputs_of,
-    is_zero,
     readers,
     shifted,
     token_domain,
     whole,
 )
 from leakbound.attacks.tokens.rows import TokenRows
-from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import TokenDomain
 from leakbound.randomness import permutation, uniform
 
@@ -124,37 +124,36 @@ class TokenSpan(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         scene = _Scene.of(observation)
 
-        def one(at: int, count: int) -> Answer:
+        def one(row: SentRow) -> Answer:
             domain = scene.domain
             nan = float("nan")
-            if (nothing := is_zero(observation, at)) is not None:
-                return filled(observation, domain, (), count), nan, nothing
-            listed = scene.listed(at)
+            if row.is_zero:
+                return filled(observation, domain, (), row.count), nan, VANISHED
+            listed = scene.listed(row)
             held = sorted({token for options in listed.options for token in options.tolist()})
             if not held:
                 said = (
                     "no token passes the span test: noise, dropout, more tokens than width, or an "
                     "update that is not that of SGD"
                 )
-                return filled(observation, domain, scene.known(at), count), nan, said
-            search = _Search(scene, at, count, listed, self.prefixes, self.restarts, generator)
+                return filled(observation, domain, scene.known(), row.count), nan, said
+            search = _Search(scene, row, listed, self.prefixes, self.restarts, generator)
             found, left, problem = search.found()
-            rows = filled(observation, domain, held, count)
+            rows = filled(observation, domain, held, row.count)
             if len(found):
-                rows = found[torch.arange(count) % len(found)]
+                rows = found[torch.arange(row.count) % len(found)]
             said = "; ".join(dict.fromkeys(filter(None, [scene.problem, problem])))
             if problem and not len(found):
                 said = f"{len(held)} tokens are found, but not their order; {said}"
             return rows, left, said or None
 
-        return each_row(observation, one)
+        return each_row(observation, scene.task, one)
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update that pass the first layer's test, in order."""
         scene = _Scene.of(observation)
-        update = observation.update
-        rows = 1 if update.unit is Unit.COHORT else len(update.rows)
-        each = (scene.listed(at).options for at in range(rows) if is_zero(observation, at) is None)
+        rows = rows_of(observation, scene.task)
+        each = (scene.listed(row).options for row in rows if not row.is_zero)
         return tuple(sorted({k for options in each for own in options for k in own.tolist()}))
 
 
@@ -237,34 +236,30 @@ class _Scene:
             problem = "several local steps change what layers get, so their spans are not exact"
         return _Scene(observation, task, domain, first, later, problem)
 
-    def span(self, group: Readers, at: int) -> Span:
-        """The span of a group's gradient in row `at`, of at most as many directions as tokens."""
-        rows = self.observation.update.rows
-        noise = self.observation.noise_variance
+    def span(self, group: Readers, row: SentRow) -> Span:
+        """The span of a group's gradient in a row, of at most as many directions as tokens."""
         known = None
-        if noise is not None:
-            known = float(group.gradient(self.task, noise[at]).mean().sqrt())
-        rounding = float(torch.finfo(rows.dtype).eps)
-        counts = self.observation.update.examples
-        most = (counts[at] if len(counts) == len(rows) else sum(counts)) * self.domain.length
-        most *= self.task.plan.steps
-        return span_of(group.gradient(self.task, rows[at]), known, rounding, most)
+        if row.variance is not None:
+            known = float(group.gradient(self.task, row.variance).mean().sqrt())
+        rounding = float(torch.finfo(row.values.dtype).eps)
+        most = row.count * self.domain.length * self.task.plan.steps
+        return span_of(group.gradient(self.task, row.values), known, rounding, most)
 
-    def known(self, at: int) -> list[int]:
+    def known(self) -> list[int]:
         """The tokens whose rows of the word embedding have a gradient; empty if it is frozen."""
         try:
             return [*TokenRows().tokens(self.observation)]
         except NotApplicable:
             return []
 
-    def listed(self, at: int) -> _Listed:
+    def listed(self, row: SentRow) -> _Listed:
         """The candidates of every place that the first layer's test leaves.
 
         If points pass it by chance, they are the tokens that the word embedding shows.
         """
         domain = self.domain
-        span = self.span(self.first, at)
-        known = self.known(at)
+        span = self.span(self.first, row)
+        known = self.known()
         tokens = [k for k in known or range(domain.vocabulary) if k != domain.padding]
         name = self.first.names[0]
         length = domain.length
@@ -301,11 +296,10 @@ def _inside(span: Span, points: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """The search for the `count` sequences behind row `at` of the update."""
+    """The search for the sequences behind a row of the update."""
 
     scene: _Scene
-    at: int
-    count: int
+    row: SentRow
     listed: _Listed
     cap: int
     restarts: int
@@ -316,7 +310,7 @@ class _Search:
         scene = self.scene
         tests = self.tests
         single = all(len(options) <= 1 for options in self.listed.options)
-        if self.count == 1 and single and self.listed.placed:
+        if self.row.count == 1 and single and self.listed.placed:
             return self._alone()
         if not tests:
             return self._none("the gradients of later layers span all directions, or none")
@@ -335,7 +329,7 @@ class _Search:
         """
         found: list[tuple[str, Span]] = []
         for group in self.scene.later:
-            span = self.scene.span(group, self.at)
+            span = self.scene.span(group, self.row)
             least = found[0][1].rank if found else 1
             if span.free >= 2 and span.rank >= least:
                 found.append((group.names[0], span))
@@ -435,9 +429,9 @@ class _Search:
             said.append("the lengths of the sequences are not certain")
         distinct = {self._once(row[:k].tolist()) for row in ended for k in range(1, len(row) + 1)}
         said += self._explained(len(distinct))
-        if len(found) != self.count:
-            said.append(f"{len(found)} distinct sequences are found for {self.count} examples")
-        return found[: self.count], worst, "; ".join(said) or None
+        if len(found) != self.row.count:
+            said.append(f"{len(found)} distinct sequences are found for {self.row.count} examples")
+        return found[: self.row.count], worst, "; ".join(said) or None
 
     def _once(self, prefix: list[int]) -> tuple[int, ...]:
         """A prefix by what layers get: without positions, a token repeated from the start is as it
@@ -481,7 +475,7 @@ class _Search:
         said = None
         rows = [*ended]
         if shifted(task):
-            rows, said = completed(self.scene.observation, task, self.at, rows, self.count)
+            rows, said = completed(self.row, rows)
         rows.sort(key=len, reverse=True)
         found = torch.cat([extended(domain, row[None]) for row in rows])
         return found, [said] if said else []
@@ -497,8 +491,8 @@ class _Search:
         found: dict[tuple[int, ...], float] = {}
         tests = 0
         guides = sorted(self.tests, key=lambda test: -test[1].free)
-        for turn in range(self.restarts * self.count):
-            if len(found) == self.count or is_over():
+        for turn in range(self.restarts * self.row.count):
+            if len(found) == self.row.count or is_over():
                 break
             start = self._start([*found])
             ends, used = self._down(start, *guides[turn % len(guides)])
@@ -509,10 +503,10 @@ class _Search:
         if not found:
             return self._none("order undecided: no sequence passes the later layers' tests")
         said = self._lucky(tests) + self._explained(len(found) * len(options))
-        if len(found) != self.count:
+        if len(found) != self.row.count:
             said.append(
-                f"{len(found)} distinct sequences are found for {self.count} examples: the order "
-                "of the others is undecided"
+                f"{len(found)} distinct sequences are found for {self.row.count} examples: the "
+                "order of the others is undecided"
             )
         return torch.tensor([*found]), max(found.values()), "; ".join(said) or None
 
