@@ -73,7 +73,7 @@ class LinearInversion(Attack):
             weight = path.back(weight, bias)
             kept = path.spread(kept**-2, bias_kept**-2).rsqrt()
         bias = bias * (bias_kept > 0)
-        if not bool((bias != 0).any()):
+        if not (bias != 0).any():
             middle = torch.full(observation.batch_shape, float("nan"), device=weight.device)
             reason = "gradient vanished: the layer's bias gradient is zero everywhere"
             return Reconstruction(boxed(middle, task), observation.labels, problem=reason)
@@ -88,9 +88,9 @@ class LinearInversion(Attack):
         known = (kept > 0) & (bias_kept[:, None] > 0)
         error = torch.zeros_like(bias)
         if observation.noise_variance is not None:
-            spread, own = layer_part(task, observation.noise_variance.sum(0), name)
-            spread = spread if path is None else path.spread(spread, own)
-            error = ((spread.mean(1) + own).sqrt() / bias.abs()).to(bias)
+            spread, bias_spread = layer_part(task, observation.noise_variance.sum(0), name)
+            spread = spread if path is None else path.spread(spread, bias_spread)
+            error = ((spread.mean(1) + bias_spread).sqrt() / bias.abs()).to(bias)
         return self._separate(observation, task, weight, bias, known, error)
 
     def _separate(
@@ -105,6 +105,7 @@ class LinearInversion(Attack):
         """Rank the rows' candidates; `error` (h,) is the expected error of each, per pixel."""
         low, high = task.input_range
         width = high - low
+        # A unit that is off has no gradient: its quotient is rounding.
         rows = (bias.abs() > 1e-6 * bias.abs().max()) & (error < NOISY * width)
         images = torch.where(known[rows], weight[rows], 0) / bias[rows, None]
         error = error[rows]
@@ -141,24 +142,26 @@ def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
     probe = torch.linspace(low, high, 2 * math.prod(input_shape))
     probe = probe.reshape(2, *input_shape).to(task.parameters)
     # A copy: a client may train the model at the same time.
-    own = replace(task, model=copies.duplicate(task.model))
-    layers = [name for name, layer in modules_of(own, nn.Linear).items() if layer.bias is not None]
-    with torch.no_grad():
-        seen = seen_by(own, layers, probe)
-    found = [
-        name
-        for name, given in seen.items()
-        if given is not None and torch.equal(given, probe.flatten(1))
+    apart = replace(task, model=copies.duplicate(task.model))
+    layers = [
+        name for name, layer in modules_of(apart, nn.Linear).items() if layer.bias is not None
     ]
-    sent = [name for name in found if {*_names(name)} <= task.names]
-    if found and not sent:
-        computed = not {*_names(found[0])} <= task.buffers.keys() | task.names
+    with torch.no_grad():
+        seen = seen_by(apart, layers, probe)
+    readers = [
+        name
+        for name, values in seen.items()
+        if values is not None and torch.equal(values, probe.flatten(1))
+    ]
+    sent = [name for name in readers if {*_names(name)} <= task.names]
+    if readers and not sent:
+        computed = not {*_names(readers[0])} <= task.buffers.keys() | task.names
         why = "is computed from other weights" if computed else "is frozen"
         raise NotApplicable(
-            f"the linear layer {found[0]!r} sees the input, but its weight or bias {why}: the "
+            f"the linear layer {readers[0]!r} sees the input, but its weight or bias {why}: the "
             "client does not send its gradient"
         )
-    if not found:
+    if not readers:
         raise NotApplicable("no linear layer with a bias sees the input")
     return sent[0]
 
@@ -203,6 +206,7 @@ def _rank_one(joint: Tensor, trust: Tensor) -> tuple[Tensor, float]:
     seen = joint.double()
     weight = trust.double().square()
     held = weight * seen
+    # The last column is the bias gradient: up to noise it is the answer.
     u = seen[:, -1]
     tiny = 1e-300
     for _ in range(ROUNDS):
@@ -231,6 +235,7 @@ def _agreed(
     distance = torch.cdist(images.double(), images.double()) / images.shape[1] ** 0.5
     agree = distance < same
     support = agree.sum(1)
+    # A mixture agrees with no other row; an example often does.
     order = sorted(range(len(images)), key=lambda i: (-int(support[i]), -float(strength[i])))
     chosen: list[int] = []
     for i in order:

@@ -49,8 +49,8 @@ class Attack:
     def __init_subclass__(cls) -> None:
         # An inherited `many` would bypass a subclass's `__call__`: a subclass that defines only
         # `__call__` is called once for each observation.
-        own = vars(cls)
-        if "__call__" in own and "many" not in own and cls.many is not Attack.many:
+        defined = vars(cls)
+        if "__call__" in defined and "many" not in defined and cls.many is not Attack.many:
             cls.many = Attack.many  # type: ignore[method-assign]
             cls.at_once = Attack.at_once  # type: ignore[method-assign]
 
@@ -139,8 +139,8 @@ class BestOf(Attack):
         best = self.attack.many(observations, generators)
         for _ in range(1, self.restarts):
             live = [i for i, answer in enumerate(best) if not self._done(answer)]
-            given = [observations[i] for i in live], [generators[i] for i in live]
-            for i, answer in zip(live, self.attack.many(*given), strict=True):
+            arguments = [observations[i] for i in live], [generators[i] for i in live]
+            for i, answer in zip(live, self.attack.many(*arguments), strict=True):
                 best[i] = min(best[i], answer, key=rank)
         return best
 
@@ -189,8 +189,8 @@ class ByNoise(Attack):
         hidden = [self._hides(observation) for observation in observations]
         for attack, kind in ((self.clean, False), (self.noisy, True)):
             mine = [i for i, hides in enumerate(hidden) if hides is kind]
-            given = [observations[i] for i in mine], [generators[i] for i in mine]
-            answers |= zip(mine, attack.many(*given), strict=True)
+            arguments = [observations[i] for i in mine], [generators[i] for i in mine]
+            answers |= zip(mine, attack.many(*arguments), strict=True)
         return [answers[i] for i in range(len(observations))]
 
     def plant(self, task: Task) -> Task:
@@ -198,7 +198,7 @@ class ByNoise(Attack):
 
     def plant_each(self, task: Task, clients: int) -> list[Task]:
         clean = self.clean.plant_each(task, clients)
-        return [self.noisy.plant_each(own, clients)[i] for i, own in enumerate(clean)]
+        return [self.noisy.plant_each(planted, clients)[i] for i, planted in enumerate(clean)]
 
 
 def rank(answer: Reconstruction) -> tuple[bool, float]:
@@ -257,14 +257,14 @@ def seen_by(
     None for a module that is called several times, or without a tensor. Unless `whole`, the run
     ends at the first call. `tensors`: of the model; default: the task's.
     """
-    found: dict[str, Tensor | None] = {}
+    inputs_by_name: dict[str, Tensor | None] = {}
 
     def watch(name: str) -> Any:
         def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = args[0] if args else next(iter(kwargs.values()), None)
-            once = isinstance(given, Tensor) and name not in found
+            first = args[0] if args else next(iter(kwargs.values()), None)
+            once = isinstance(first, Tensor) and name not in inputs_by_name
             # A copy: later layers may overwrite their input.
-            found[name] = given.clone() if isinstance(given, Tensor) and once else None
+            inputs_by_name[name] = first.clone() if isinstance(first, Tensor) and once else None
             if not whole:
                 raise _Reached
 
@@ -277,12 +277,14 @@ def seen_by(
             hooks.enter_context(hook)
         with suppress(_Reached):
             call(task, task.tensors() if tensors is None else tensors, inputs, twice=False)
-    return found
+    return inputs_by_name
 
 
 def modules_of(task: Task, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> dict[str, Any]:
     """The model's modules of these kinds, by name."""
-    return {name: own for name, own in task.model.named_modules() if isinstance(own, kinds)}
+    return {
+        name: module for name, module in task.model.named_modules() if isinstance(module, kinds)
+    }
 
 
 def parameter(layer: str, what: str) -> str:
@@ -358,7 +360,7 @@ class SentRow:
     @property
     def is_zero(self) -> bool:
         """Whether there is no gradient at all."""
-        return not bool(self.values.any())
+        return not self.values.any()
 
 
 def rows_of(observation: Observation, task: Task) -> list[SentRow]:
@@ -376,16 +378,16 @@ def each_row(
     Labels of several examples are left out: their order is another one. So are labels of places.
     """
     update = observation.update
-    if not bool(update.rows.isfinite().all()):
+    if not update.rows.isfinite().all():
         raise NotApplicable("the update is not finite")
     inputs, left, said = zip(*map(one, rows_of(observation, task)), strict=True)
     problem = "; ".join(dict.fromkeys(text for text in said if text))
     labels = observation.labels
     if observation.examples > 1 or (labels is not None and labels.ndim > 1):
         labels = None
-    found = torch.cat(inputs).to(update.rows.device)
-    found = found.to(update.rows.dtype) if found.is_floating_point() else found
-    return Reconstruction(found, labels, max(left), (), problem or None)
+    examples = torch.cat(inputs).to(update.rows.device)
+    examples = examples.to(update.rows.dtype) if examples.is_floating_point() else examples
+    return Reconstruction(examples, labels, max(left), (), problem or None)
 
 
 def boxed(inputs: Tensor, task: Task) -> Tensor:

@@ -103,17 +103,17 @@ class PatchSpan(Attack):
         fit = _Fit.of(exact, update, labels, space, unknown, generator)
         low, high = task.input_range
         middle = (space.basis.T @ ((low + high) / 2 - space.base).T).T.repeat(count, 1).reshape(-1)
-        found = middle
+        best = middle
         left = math.inf
         for near in (NEAR, *[FAR] * (self.starts - 1)):
             start = middle + near * (high - low) * normal((unknown,), generator, like=middle)
-            found, left = min((found, left), fit.searched(start, self.steps), key=lambda at: at[1])
+            best, left = min((best, left), fit.searched(start, self.steps), key=lambda at: at[1])
             if left <= LEFT or tick():
                 break
         problem = f"the answer leaves {left:.1g} of the update" if left > LEFT else None
         name, _ = patch_layer(task, observation.input_shape)
         problem = problem or unlike(task, observation.input_shape, name)
-        inputs = boxed(space.images(found).to(observation.update.rows), task)
+        inputs = boxed(space.images(best).to(observation.update.rows), task)
         return Reconstruction(inputs, labels, left, (), problem)
 
 
@@ -159,8 +159,8 @@ def _space(task: Task, update: Tensor, shape: tuple[int, ...], count: int) -> _S
         return rest
 
     kernel = now[f"{name}.weight"].flatten(1)
-    own = nn.functional.normalize(sent[f"{name}.weight"].flatten(1))
-    seen = torch.linalg.svd(own)[2][: min(count * places, kernel.shape[1])].T
+    kernel_rows = nn.functional.normalize(sent[f"{name}.weight"].flatten(1))
+    seen = torch.linalg.svd(kernel_rows)[2][: min(count * places, kernel.shape[1])].T
     kept = max(seen.shape[1] - (count - 1) * places, 0)
     left, values, right = torch.linalg.svd(outside((kernel @ seen).T).T, full_matrices=False)
     solved = -outside(vectors[-places:]) @ left[:, :kept] / values[:kept] @ right[:kept]
@@ -191,17 +191,17 @@ def _first_norm(
         for n, m in modules
         if isinstance(m, nn.Linear) and f"{n}.weight" in task.names
     ]
-    own = {n: v.detach().requires_grad_() for n, v in task.unflatten(task.parameters).items()}
+    leaves = {n: v.detach().requires_grad_() for n, v in task.unflatten(task.parameters).items()}
     try:
         with torch.enable_grad():
-            call(task, {**task.buffers, **own}, torch.zeros(1, *shape).to(task.parameters))
+            call(task, {**task.buffers, **leaves}, torch.zeros(1, *shape).to(task.parameters))
             if not readers or seen[0][1].ndim != 3 or not seen[0][1].requires_grad:
                 raise NotApplicable("no trained linear layers see a norm of the patches' vectors")
-            slopes = torch.autograd.grad(seen[0][1].sum(), list(own.values()), allow_unused=True)
+            slopes = torch.autograd.grad(seen[0][1].sum(), list(leaves.values()), allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()
-    early = frozenset(n for n, s in zip(own, slopes, strict=True) if s is not None)
+    early = frozenset(n for n, s in zip(leaves, slopes, strict=True) if s is not None)
     return seen[0][1][0].detach(), seen[0][0], readers, early
 
 
@@ -230,9 +230,11 @@ class _Fit:
         total = update.norm().clamp_min(1e-300)
         weights = []
         for name, part in task.unflatten(update).items():
+            # Tensors count alike: the head's gradient would hide those of the patches.
             size = part.norm().clamp_min(TINY * total)
             weight = (EARLY if name in space.early else 1.0) / (size * total).sqrt()
             weights.append(weight.expand(part.numel()))
+        # Random signs: entries of one kind would cancel or add up in a group.
         signs = (uniform((len(update),), generator, like=update) - 0.5).sign()
         rough = task.to(update.device, torch.float32)
         rows = min(ROWS * unknown, len(update)) | 1  # odd, so that columns do not fall in one row
@@ -247,8 +249,8 @@ class _Fit:
         task = self.exact if free.dtype == torch.float64 else self.rough
         images = self.space.images(free)
 
-        def loss(own: dict[str, Tensor]) -> Tensor:
-            return task.loss(call(task, {**task.buffers, **own}, images), self.labels)
+        def loss(weights: dict[str, Tensor]) -> Tensor:
+            return task.loss(call(task, {**task.buffers, **weights}, images), self.labels)
 
         # By names: a gradient of the flat vector pads every tensor's part to the whole of it.
         parts = grad(loss)(task.unflatten(task.parameters))
@@ -288,6 +290,7 @@ class _Fit:
         """The step with the least damping among those with a good fall, and what it leaves."""
         values, turn = torch.linalg.eigh(slope.T @ slope)
         along = turn.T @ (slope.T @ left)
+        # All dampings are tried: a trial costs one gradient, the slope hundreds.
         tried = []
         for damping in DAMPING.tolist():
             move = -turn @ (along / (values.clamp_min(0) + damping * values[-1]))

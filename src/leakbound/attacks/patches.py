@@ -77,6 +77,7 @@ class PatchInversion(Attack):
             return lost
 
         low, high = task.input_range
+        # Images mostly have 8 bits; exact pixels remove what rounding left.
         whole = low + (high - low) * ((patches - low) / (high - low) * 255).round() / 255
         whole = whole.to(observation.update.rows).double()
         # The patches' own fit takes up to `rank` of the rows' freedom; rounding leaves the rest.
@@ -106,9 +107,9 @@ def patch_layer(task: Task, shape: tuple[int, ...]) -> tuple[str, Any]:
         seen = seen_by(task, layers, probe)
     kept = [
         name
-        for name, given in seen.items()
-        if given is not None
-        and torch.equal(given, probe)
+        for name, values in seen.items()
+        if values is not None
+        and torch.equal(values, probe)
         and layers[name].kernel_size == layers[name].stride
         and layers[name].groups == 1
         and {f"{name}.weight", f"{name}.bias"} <= task.names
@@ -122,18 +123,20 @@ def _positions(sent: dict[str, Tensor], bias: str, count: int, width: int) -> tu
     """(count, width) the gradients of the patches' positions, which add up to the bias'; and the
     relative difference.
     """
-    found = torch.empty(0)
+    nearest = torch.empty(0)
     least = NEAREST
     for value in sent.values():
         if value.shape[-1:] != (width,) or not count <= value.numel() // width <= count + 2:
             continue
         rows = value.reshape(-1, width)
         for start in range(len(rows) - count, -1, -1):
-            own = rows[start : start + count]
-            off = float((own.sum(0) - sent[bias]).norm() / sent[bias].norm().clamp_min(1e-300))
+            candidate = rows[start : start + count]
+            off = float(
+                (candidate.sum(0) - sent[bias]).norm() / sent[bias].norm().clamp_min(1e-300)
+            )
             if off < least:
-                found = own
+                nearest = candidate
                 least = off
-    if not len(found):
+    if not len(nearest):
         raise NotApplicable("no trained positions are added to the patches")
-    return found, least
+    return nearest, least

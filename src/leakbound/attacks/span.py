@@ -111,6 +111,7 @@ class Span:
         wide = points.double()
         inside = wide @ self.basis
         square = wide.square().sum(-1).clamp_min(1e-300)
+        # By what is inside: the space outside may have thousands of directions.
         away = (1 - inside.square().sum(-1) / square).clamp_min(0).sqrt()
         weights = (inside / self.sizes).square().sum(-1) / square
         return away, self.allowed(weights.sqrt())
@@ -133,3 +134,26 @@ class Span:
             return float(tests)
         weights = self.sizes.pow(-2).mean().sqrt().nan_to_num()
         return tests * float(self.chance(float(self.allowed(weights)), self.free - 1))
+
+
+def independent(
+    points: Tensor, most: int, least: float, basis: Tensor | None = None
+) -> tuple[list[int], Tensor]:
+    """The first of points (n, d) that depend neither on those before nor on a basis (k, d).
+
+    It ends when the basis, which is returned with them, has `most` orthonormal vectors. A point
+    depends on others if at most the share `least` of it lies outside of their span.
+    """
+    basis = points[:0] if basis is None else basis
+    kept: list[int] = []
+    for at, point in enumerate(points):
+        if len(basis) == most:
+            break
+        rest = point / point.norm()
+        # Twice: one step loses digits where points are nearly dependent.
+        for _ in range(2):
+            rest = rest - rest @ basis.T @ basis
+        if rest.norm() > least:
+            kept.append(at)
+            basis = torch.cat([basis, rest[None] / rest.norm()])
+    return kept, basis

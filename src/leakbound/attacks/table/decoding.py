@@ -19,7 +19,7 @@ from leakbound.attacks.base import (
     summed_task,
 )
 from leakbound.attacks.blind import VANISHED, public_images
-from leakbound.attacks.span import Span, Tolerance
+from leakbound.attacks.span import Span, Tolerance, independent
 from leakbound.attacks.table.view import (
     Block,
     LayerView,
@@ -137,8 +137,8 @@ def rows_span(gradient: Tensor, count: int, noise: float, rounding: float) -> Sp
         rank = int((s > max(rounding * float(s[0]), noise * edge)).sum())
         return rank if rank <= count else int((s[:count] > GAP * s[count]).sum())
 
-    found = Span.of(gradient, ranked, TOLERANCE)
-    return replace(found, noise=max(noise, found.noise))
+    span = Span.of(gradient, ranked, TOLERANCE)
+    return replace(span, noise=max(noise, span.noise))
 
 
 class Crowded(Exception):
@@ -158,6 +158,7 @@ def decode(span: Span, blocks: Sequence[Block], cap: int) -> Tensor:
         test = _Test.of(span, blocks[:count])
         kept = []
         total = 0
+        # Every prefix meets every option: parts bound the memory.
         for chunk in torch.split(prefixes, max(1, CHUNK // len(blocks[count - 1].seen))):
             kept.append(test.longer(chunk))
             total += len(kept[-1])
@@ -179,15 +180,15 @@ class _Test:
 
     @staticmethod
     def of(whole: Span, blocks: Sequence[Block]) -> _Test:
-        own = whole.on(torch.cat([block.places for block in blocks]))
-        wide = torch.cat([own.outside, own.basis / own.sizes], 1)
+        projected = whole.on(torch.cat([block.places for block in blocks]))
+        wide = torch.cat([projected.outside, projected.basis / projected.sizes], 1)
         adds = []
         start = 0
         for seen in (block.seen for block in blocks):
             part = wide[start : (start := start + seen.shape[1])]
             adds.append(torch.cat([seen @ part, seen.square().sum(1, keepdim=True)], 1))
         counts = torch.tensor([len(add) for add in adds], dtype=torch.int32)
-        return _Test(own, torch.cat(adds), (counts.cumsum(0) - counts).int())
+        return _Test(projected, torch.cat(adds), (counts.cumsum(0) - counts).int())
 
     def longer(self, prefixes: Tensor) -> Tensor:
         """Prefixes (K, k + 1) in the span, made of prefixes (N, k) and one option more.
@@ -204,13 +205,13 @@ class _Test:
             most = sum(part.max() for part in torch.tensor_split(norms, self.starts[1:].long()))
             inside = few[..., :-1].norm(dim=2) <= self.span.allowed(most / sizes) * sizes
         old, new = inside.nonzero(as_tuple=True)
-        found = torch.cat([prefixes[old], new[:, None].int()], 1)
-        if free and len(found):
-            sums = self._sums(found, [*range(self.adds.shape[1])])
+        longer = torch.cat([prefixes[old], new[:, None].int()], 1)
+        if free and len(longer):
+            sums = self._sums(longer, [*range(self.adds.shape[1])])
             sizes = sums[:, -1].sqrt().clamp_min(1e-300)
             allowed = self.span.allowed(sums[:, free:-1].norm(dim=1) / sizes)
-            found = found[sums[:, :free].norm(dim=1) <= allowed * sizes]
-        return found
+            longer = longer[sums[:, :free].norm(dim=1) <= allowed * sizes]
+        return longer
 
     def _sums(self, prefixes: Tensor, columns: list[int]) -> Tensor:
         """(N, len(columns)) what the options of prefixes (N, k) add together."""
@@ -256,15 +257,17 @@ def decoded(row: SentRow, seen: LayerView, prefixes: int) -> Answer:
         kept = torch.cat([keep(rows(part)) for part in torch.split(some, AT_ONCE * 64)])
         return some[kept], some[~kept]
 
+    # This test is free; the next ones run the model.
     valid, others = split(chosen, Survivors.valid)
     passed, failed = split(valid, Survivors.passed)
     tried = len(valid)
+    # Rows with odd numbers may be real, and are needed to fill the span.
     if rows(passed).dependent():
         tried = len(chosen)
         more, others = split(others, Survivors.passed)
         passed = torch.cat([passed, more])
-    found = torch.cat([passed, failed, others])[: max(len(passed), AT_ONCE * 64)]
-    return rows(found).answer(len(passed), tried, blind)
+    candidates = torch.cat([passed, failed, others])[: max(len(passed), AT_ONCE * 64)]
+    return rows(candidates).answer(len(passed), tried, blind)
 
 
 def layer_span(row: SentRow, name: str) -> tuple[Span, bool]:
@@ -289,11 +292,12 @@ def layer_span(row: SentRow, name: str) -> tuple[Span, bool]:
     held = held[whole, :width]
     rounding = ROUNDING * float(torch.finfo(row.values.dtype).eps)
     noise = float(spread[0][whole, :width].mean()) ** 0.5 if spread else 0.0
+    # Noise hides a multiple of the weights.
     gradient = gradient if noise else _plain(gradient, held, row.count, rounding)
-    found = rows_span(gradient, row.count, noise, rounding)
-    left = torch.zeros(len(whole), found.rank, dtype=torch.float64)
-    left[whole] = found.left
-    return replace(found, left=left), bias
+    span = rows_span(gradient, row.count, noise, rounding)
+    left = torch.zeros(len(whole), span.rank, dtype=torch.float64)
+    left[whole] = span.left
+    return replace(span, left=left), bias
 
 
 def _plain(gradient: Tensor, held: Tensor, count: int, rounding: float) -> Tensor:
@@ -304,13 +308,14 @@ def _plain(gradient: Tensor, held: Tensor, count: int, rounding: float) -> Tenso
     that no row has refines it.
     """
     values = torch.linalg.svdvals(gradient)
+    # Too few directions are free of rows to see the decay in them.
     if len(values) <= 2 * count or float(values[count]) <= rounding * float(values[0]):
         return gradient
     for weights in (held, torch.cat([held[:, :-1], torch.zeros_like(held[:, -1:])], 1)):
         inverse = torch.linalg.pinv(weights)
         tall = len(gradient) > gradient.shape[1]
-        found = torch.linalg.eigvals(inverse @ gradient if tall else gradient @ inverse)
-        decay = float(found.real.median())
+        eigenvalues = torch.linalg.eigvals(inverse @ gradient if tall else gradient @ inverse)
+        decay = float(eigenvalues.real.median())
         for _ in range(REFINED):
             empty = torch.linalg.svd(gradient - decay * weights).Vh[count:].T
             along = weights @ empty
@@ -339,22 +344,22 @@ class Survivors:
 
     @staticmethod
     def of(row: SentRow, seen: LayerView, span: Span, chosen: Tensor) -> Survivors:
-        own = span.on(torch.cat([block.places for block in seen.levels]))
+        projected = span.on(torch.cat([block.places for block in seen.levels]))
         values = [b.seen[k] for b, k in zip(seen.levels, chosen.T, strict=True)]
-        weights = torch.cat(values, 1) @ (own.basis / own.sizes) @ own.left.T
+        weights = torch.cat(values, 1) @ (projected.basis / projected.sizes) @ projected.left.T
         rows = seen.rows(chosen, weights @ span.scaled)
         points = weights * span.sizes
         # As many directions as the span has: then the categories fix every coefficient.
-        determined = own.rank == span.rank
+        determined = projected.rank == span.rank
         return Survivors(row, seen, span, rows, weights, points, determined)
 
     def passed(self) -> Tensor:
         """(K,) whether rows pass both tests; all of them where numbers are not determined."""
-        found = torch.ones(len(self.rows), dtype=torch.bool)
+        passed = torch.ones(len(self.rows), dtype=torch.bool)
         if self.determined:
-            found = self._later()
-            found[found.clone()] = self._apart(found.nonzero()[:, 0])
-        return found
+            passed = self._later()
+            passed[passed.clone()] = self._apart(passed.nonzero()[:, 0])
+        return passed
 
     def dependent(self) -> bool:
         """Whether the rows span less than the gradient does."""
@@ -368,11 +373,14 @@ class Survivors:
         rank = self.span.rank
         count = self.row.count
         every = torch.arange(len(self.rows))
-        kept, basis = self._independent(self._order(every[:sure]))
+        order = self._order(every[:sure])
+        first, basis = independent(self.points[order], rank, LIKE)
+        kept = order[first]
         good = len(kept)
         if good < rank:
-            more, basis = self._independent(self._order(every[sure:]), basis)
-            kept = torch.cat([kept, more])
+            order = self._order(every[sure:])
+            more, basis = independent(self.points[order], rank, LIKE, basis)
+            kept = torch.cat([kept, order[more]])
         dual = torch.linalg.pinv(self.points[kept])
         column = self.span.left * self.span.sizes @ dual
         repeats = kept[column.norm(dim=0).argsort(descending=True)].repeat(count)
@@ -440,16 +448,16 @@ class Survivors:
         Local steps may switch a unit on for a while. So units near their threshold are left out in
         turn. A test counts with more than twice as many units as the rank; no test rejects no row.
         """
-        found = torch.zeros(len(at), dtype=torch.bool)
+        outside = torch.zeros(len(at), dtype=torch.bool)
         tested = torch.zeros(len(at)).bool()
         still = self.seen.task.plan.steps == 1
         for moves in MOVES[: 1 if still else None]:
-            for part in torch.split((~found).nonzero()[:, 0], AT_ONCE):
+            for part in torch.split((~outside).nonzero()[:, 0], AT_ONCE):
                 off = self._off(at[part], moves)
                 counts = (off.sum(1) > 2 * self.span.rank) | still
                 tested[part] |= counts
-                found[part] = counts & (self._distance(off, at[part]) > APART)
-        return found | ~tested
+                outside[part] = counts & (self._distance(off, at[part]) > APART)
+        return outside | ~tested
 
     def _distance(self, off: Tensor, at: Tensor) -> Tensor:
         """(k,) relative distance of rows from the row space of the gradients of the units `off`."""
@@ -457,6 +465,7 @@ class Survivors:
         rank = self.span.rank
         outer = (units[:, :, None] * units[:, None]).flatten(1)
         values, vectors = torch.linalg.eigh((off.double() @ outer).view(-1, rank, rank))
+        # The product squares singular values, and so their rounding.
         least = max(self.span.floor, ROOT * float(self.span.sizes.norm())) ** 2
         points = torch.nn.functional.normalize(self.points[at], dim=1)
         along = (points[:, None] @ vectors)[:, 0]
@@ -468,9 +477,9 @@ class Survivors:
         do after several local steps.
         """
         task = self.seen.task
-        found = torch.ones(len(self.rows), dtype=torch.bool)
+        inside = torch.ones(len(self.rows), dtype=torch.bool)
         if task.plan.steps > 1:
-            return found
+            return inside
         inputs = linear_inputs(task, self.rows)
         for name in [*inputs][[*inputs].index(self.seen.name) + 1 :]:
             try:
@@ -480,13 +489,13 @@ class Survivors:
             if span.rank >= self.span.rank:
                 wide = torch.cat([inputs[name], torch.ones(len(self.rows), int(bias))], 1)
                 away, allowed = span.far(wide)
-                found &= away <= allowed
-        return found
+                inside &= away <= allowed
+        return inside
 
     def valid(self) -> Tensor:
         """(K,) whether numbers are inside their ranges, and whole where they must be."""
         domain = self.seen.domain
-        found = torch.ones(len(self.rows), dtype=torch.bool)
+        valid = torch.ones(len(self.rows), dtype=torch.bool)
         for column, (start, stop) in zip(domain.columns, domain.places, strict=True):
             if column.categorical:
                 continue
@@ -495,8 +504,8 @@ class Survivors:
             right = (value >= column.low - slack) & (value <= column.high + slack)
             if column.whole:
                 right &= (value - value.round()).abs() <= BROKEN
-            found &= right | (self.rows[:, start + 1 : stop] > 0.5).any(1)  # or missing
-        return found
+            valid &= right | (self.rows[:, start + 1 : stop] > 0.5).any(1)  # or missing
+        return valid
 
     def _order(self, at: Tensor) -> Tensor:
         """Sort positions of rows: valid ones first, of these the ones near public rows."""
@@ -509,20 +518,3 @@ class Survivors:
         misses = domain.distances(domain.hard(self.rows[near]), public[:PUBLIC]).amin(1)
         rank = misses + len(domain.columns) * ~self.valid()[near]
         return torch.cat([near[rank.argsort(stable=True)], order[AT_ONCE:]])
-
-    def _independent(self, order: Tensor, basis: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The first rows that are linearly independent of those before them and of a basis (k, r),
-        and the basis with them.
-        """
-        basis = self.points[:0] if basis is None else basis
-        kept: list[int] = []
-        for i in order.tolist():
-            if len(basis) == self.span.rank:
-                break
-            point = self.points[i] / self.points[i].norm()
-            rest = point - (point @ basis.T) @ basis
-            rest = rest - (rest @ basis.T) @ basis
-            if float(rest.norm()) > LIKE:
-                basis = torch.cat([basis, rest[None] / rest.norm()])
-                kept.append(i)
-        return torch.tensor(kept, dtype=torch.long), basis

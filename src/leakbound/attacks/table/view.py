@@ -78,16 +78,16 @@ class LayerView:
         """Rows (N, n) with the chosen option (N, len(levels)) of each block; their numbers follow
         from the layer's inputs (N, d).
         """
-        found = torch.zeros(len(chosen), *self.domain.shape, dtype=torch.float64)
+        rows = torch.zeros(len(chosen), *self.domain.shape, dtype=torch.float64)
         for block, at in zip(self.levels, chosen.T, strict=True):
-            block.put(found, at)
+            block.put(rows, at)
         for block in self.numbers:
             low = block.seen[0]
             slope = block.seen[-1] - block.seen[0]
             share = (inside[:, block.places] - low) @ slope / slope.square().sum()
             first, last = block.options[[0, -1], 0].double()
-            found[:, block.start] = first + (last - first) * share
-        return found
+            rows[:, block.start] = first + (last - first) * share
+        return rows
 
 
 def table_domain(task: Task) -> TableDomain:
@@ -110,6 +110,7 @@ def view(task: Task, domain: TableDomain) -> LayerView:
     for k, part in enumerate(parts):
         trials.append(base.repeat(len(part.options), 1))
         part.put(trials[-1], torch.arange(len(part.options)))
+        # All parts change at once here, so a layer that mixes them shows it.
         part.put(mixed, _turn(k, part))
     for name, values in linear_inputs(task, torch.cat([mixed, *trials])).items():
         blocks = _blocks(parts, values)
@@ -123,16 +124,16 @@ def view(task: Task, domain: TableDomain) -> LayerView:
 def _parts(domain: TableDomain) -> list[Block]:
     """The parts of a row, in its order, as no layer sees them yet."""
     low, high = domain.box
-    found = []
+    parts = []
     for column, (start, stop) in zip(domain.columns, domain.places, strict=True):
         if column.categorical:
-            found.append(Block(start, torch.eye(stop - start)))
+            parts.append(Block(start, torch.eye(stop - start)))
             continue
         ends = torch.stack([low[start], (low[start] + high[start]) / 2, high[start]])
-        found.append(Block(start, ends[:, None], number=True))
+        parts.append(Block(start, ends[:, None], number=True))
         if column.missing:
-            found.append(Block(start + 1, torch.tensor([[0.0], [1.0]])))
-    return found
+            parts.append(Block(start + 1, torch.tensor([[0.0], [1.0]])))
+    return parts
 
 
 def _turn(k: int, part: Block) -> Tensor:
@@ -147,18 +148,18 @@ def _blocks(parts: Sequence[Block], seen: Tensor) -> list[Block] | None:
     mixed = seen[:MIXED]
     same = SAME * float(seen.abs().max())
     expected = seen[MIXED].repeat(MIXED, 1)
-    found = []
+    blocks = []
     start = MIXED + 1
     for k, part in enumerate(parts):
-        own = seen[start : (start := start + len(part.options))]
-        places = ((own - own[0]).abs().amax(0) > same).nonzero()[:, 0]
-        values = own[:, places]
+        varied = seen[start : (start := start + len(part.options))]
+        places = ((varied - varied[0]).abs().amax(0) > same).nonzero()[:, 0]
+        values = varied[:, places]
         bent = part.number and (values[0] + values[2] - 2 * values[1]).abs().gt(2 * same).any()
         if not len(places) or bent:
             return None
         expected[:, places] = values[_turn(k, part)]
-        found.append(replace(part, places=places, seen=values))
-    return found if float((mixed - expected).abs().max()) <= same else None
+        blocks.append(replace(part, places=places, seen=values))
+    return blocks if float((mixed - expected).abs().max()) <= same else None
 
 
 def _sorted(
@@ -172,6 +173,7 @@ def _sorted(
     places = free.nonzero()[:, 0]
     constant = Block(0, torch.zeros(1, 0), False, places, whole[places][None])
     levels = [block for block in blocks if not block.number]
+    # Blocks that fix much with few options prune most prefixes first.
     levels.sort(key=lambda b: -_fixed(b) / float(torch.tensor(len(b.seen)).log()))
     numbers = tuple(block for block in blocks if block.number)
     return LayerView(task, domain, name, bias, (constant, *levels), numbers)
@@ -213,7 +215,7 @@ def silent(task: Task, name: str, rows: Tensor, parameters: Tensor) -> Tensor:
         held.append(output.detach().requires_grad_())
         return held[-1]
 
-    found = []
+    off = []
     for part in torch.split(rows, AT_ONCE):
         hook = task.model.get_submodule(name).register_forward_hook(cut)
         with torch.enable_grad():
@@ -221,5 +223,5 @@ def silent(task: Task, name: str, rows: Tensor, parameters: Tensor) -> Tensor:
         hook.remove()
         weight = torch.arange(1, output.shape[1] + 1).to(output).sqrt()  # no sum of slopes is 0
         (slope,) = torch.autograd.grad((output * weight).sum(), held.pop())
-        found.append((slope == 0).cpu())
-    return torch.cat(found)
+        off.append((slope == 0).cpu())
+    return torch.cat(off)

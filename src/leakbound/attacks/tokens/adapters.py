@@ -104,28 +104,29 @@ def pairs_of(task: Task) -> tuple[Pair, ...]:
         ()
     """
     tensors = {k: v for k, v in task.tensors().items() if v.ndim == 2 and v.is_floating_point()}
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for name in tensors:
         other = name.replace("lora_A", "lora_B")
         if other != name and other in tensors and "lora_A" in name.split("."):
             down = tensors[name].shape
             up = tensors[other].shape
             if down[0] == up[1] and {name, other} & task.names:
-                found.append(Pair(name, other, name.rpartition(".")[0]))
-    used = {name for pair in found for name in (pair.a, pair.b)}
+                pairs.append(Pair(name, other, name.rpartition(".")[0]))
+    used = {name for pair in pairs for name in (pair.a, pair.b)}
     for prefix, module in sorted(task.model.named_modules(), key=lambda kind: -len(kind[0])):
         inside = [k for k in tensors if k.startswith(f"{prefix}.") and k not in used]
         if 3 <= len(inside) <= 6 and prefix:
             new = _by_experiment(task, prefix, module, {k: tensors[k] for k in inside})
-            found += new
+            pairs += new
             used |= {name for pair in new for name in (pair.a, pair.b)}
-    return tuple(found)
+    return tuple(pairs)
 
 
 def _by_experiment(
     task: Task, prefix: str, module: nn.Module, tensors: Mapping[str, Tensor]
 ) -> list[Pair]:
     """The adapter within one module, if it has one."""
+    # Libraries name the parts as they like, so all roles are tried.
     for a, b, w in permutations(tensors, 3):
         if b not in task.names or w in task.names:
             continue
@@ -150,16 +151,16 @@ def _adds(task: Task, prefix: str, module: nn.Module, pair: Pair) -> bool:
     """Whether the module adds a multiple of B A x to what it computes without B."""
     every = task.tensors()
     source = stream(0, "adapter", "experiment")
-    own = {k: v for k, v in every.items() if k.startswith(f"{prefix}.")}
-    shape = own[pair.b].shape
-    drawn = uniform(shape, source, like=own[pair.b]) - 0.5
+    inside = {k: v for k, v in every.items() if k.startswith(f"{prefix}.")}
+    shape = inside[pair.b].shape
+    drawn = uniform(shape, source, like=inside[pair.b]) - 0.5
     width = pair.down(every).shape[1]
-    x = uniform((1, 4, width), source, like=own[pair.b]) - 0.5
+    x = uniform((1, 4, width), source, like=inside[pair.b]) - 0.5
     changes = []
     for up in (drawn, torch.zeros_like(drawn)):
-        given = {k.removeprefix(f"{prefix}."): v for k, v in {**own, pair.b: up}.items()}
+        tensors = {k.removeprefix(f"{prefix}."): v for k, v in {**inside, pair.b: up}.items()}
         try:
-            output = functional_call(module, given, (x,))
+            output = functional_call(module, tensors, (x,))
         except (TypeError, RuntimeError, ValueError, IndexError):
             return False
         if not isinstance(output, Tensor) or output.shape[:2] != x.shape[:2]:
@@ -167,7 +168,7 @@ def _adds(task: Task, prefix: str, module: nn.Module, pair: Pair) -> bool:
         changes.append(output[0].double().cpu())
     change = changes[0] - changes[1]
     wanted = x[0].double().cpu() @ pair.down(every).T @ pair.up({pair.b: drawn}).T
-    if change.shape != wanted.shape or not bool(change.any()):
+    if change.shape != wanted.shape or not change.any():
         return False
     scale = (change * wanted).sum() / wanted.square().sum().clamp_min(1e-300)
     return float((change - scale * wanted).norm()) <= LAYER_ONE * float(change.norm())
@@ -271,14 +272,17 @@ def block_of(row: SentRow, pair: Pair, *, down: bool) -> WeightRows:
     before = pair.down(weights) if down else pair.up(weights)
     kinds = (update.rows.dtype, task.parameters.dtype)
     size = rows.norm(dim=1) / math.sqrt(rows.shape[1])
+    # A row of zeros is not exact: it has the rounding of its neighbors.
     size = torch.maximum(size, LAYER_ONE * size.max())
     variance = (ROUNDING * max(torch.finfo(kind).eps for kind in kinds) * size).square()
+    # Values that a narrower type holds were rounded to it on their way.
     if (kind := _narrow(rows)) is not None:
         variance += (torch.finfo(kind).eps * size).square() / 12
     sent = None if observation.sent is None else part(observation.sent[row.at])
     spacing = _spacing(rows * task.plan.learning_rate, before, sent)
     if spacing is not None:
         each = (spacing / task.plan.learning_rate).square() / 12
+        # Every local step rounds the weights once.
         variance += task.plan.steps * each.mean(1)
     if row.variance is not None:
         variance += part(row.variance).mean(1)
@@ -311,8 +315,9 @@ def _spacing(change: Tensor, before: Tensor, sent: Tensor | None) -> Tensor | No
         unit = torch.finfo(kind).eps * base
         off = (after / unit - (after / unit).round()).abs()
         if held is not None and torch.finfo(held).eps >= torch.finfo(kind).eps:
+            # A smaller change than the spacing shows that weights are not rounded to it.
             off = torch.where((change != 0) & (change.abs() < unit / 4), 0.5, off)
-        if bool(change.any()) and float(off.mean()) < 0.1:
+        if change.any() and float(off.mean()) < 0.1:
             return unit
     return None
 
@@ -325,6 +330,7 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     """
     domain = token_domain(task)
     weights = sum(v.numel() for v in task.tensors().values())
+    # Float32 blurs which directions are common.
     wide = task.to("cpu", torch.float64) if weights <= WIDE else task
     source = stream(0, "adapter", "places")
     groups = min(6, domain.vocabulary // 4 - 1)
@@ -335,9 +341,10 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     seen = seen.double().cpu()
     tolerance = 1e3 * torch.finfo(wide.parameters.dtype).eps
     total = torch.zeros(seen.shape[-1], seen.shape[-1], dtype=torch.float64)
-    for own in seen[: 4 * groups].view(groups, 4 * places, -1):
-        _, s, v = torch.linalg.svd(own, full_matrices=False)
+    for group in seen[: 4 * groups].view(groups, 4 * places, -1):
+        _, s, v = torch.linalg.svd(group, full_matrices=False)
         basis = v[s > tolerance * s[0]]
+        # Directions that all groups span are eigenvectors of the mean with value 1.
         total += basis.T @ basis / groups
     values, vectors = torch.linalg.eigh(total)
     space = vectors[:, values > 1 - math.sqrt(tolerance)]
@@ -439,15 +446,15 @@ class AdapterPursuit(Attack):
         each: list[FoundTokens] = []
 
         def one(row: SentRow) -> Answer:
-            found = self._of_row(row)
-            each.append(found)
-            rows, problem = _filled(found, row.count, domain.length)
-            return rows, found.residual, problem
+            result = self._of_row(row)
+            each.append(result)
+            rows, problem = _filled(result, row.count, domain.length)
+            return rows, result.residual, problem
 
         answer = each_row(observation, summed_task(observation), one)
-        if not all(found.certain for found in each) or not handed_on(observation.task):
+        if not all(result.certain for result in each) or not handed_on(observation.task):
             return answer
-        tokens = sorted(set().union(*(found.tokens for found in each)))
+        tokens = sorted(set().union(*(result.tokens for result in each)))
         return replace(answer, facts=words(domain, tokens, CHANCE * len(each), ASSUMES))
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
@@ -464,7 +471,7 @@ class AdapterPursuit(Attack):
     def _of_row(self, row: SentRow) -> FoundTokens:
         task = row.task
         count = row.count
-        if not bool(row.values.isfinite().all()):
+        if not row.values.isfinite().all():
             raise NotApplicable("the update is not finite")
         if (reason := not_sgd(row.observation)) is not None:
             raise NotApplicable(reason)
@@ -507,6 +514,7 @@ class AdapterPursuit(Attack):
                 f"{domain.length} places do not fit in memory"
             )
         inside = torch.zeros(width, 0, dtype=torch.float64) if space is None else space
+        # Wrong atoms may be chosen on the way; pruning drops them.
         most = int(self.spare * count * domain.length) + 8
         atoms = Atoms(dictionary(task, layer.hook, domain.length if pairs else 1, some), pairs)
         chosen = pursue(atoms, rows, inside, most)
@@ -518,10 +526,10 @@ class AdapterPursuit(Attack):
         tokens = tuple(sorted({atoms.named(one)[0] for one in chosen.where}))
         places = tuple(sorted(atoms.named(one) for one in chosen.where)) if pairs else None
         if space is not None and count == 1 and chosen.done and tokens:
-            own = Atoms(dictionary(task, layer.hook, domain.length, torch.tensor(tokens)), True)
-            again = pursue(own, rows, inside[:, :0], most)
+            placed = Atoms(dictionary(task, layer.hook, domain.length, torch.tensor(tokens)), True)
+            again = pursue(placed, rows, inside[:, :0], most)
             if again.done:
-                places = tuple(sorted(own.named(one) for one in again.where))
+                places = tuple(sorted(placed.named(one) for one in again.where))
         return FoundTokens(tokens, places, share, certain, why)
 
 
@@ -538,14 +546,14 @@ def _same_inputs(row: SentRow, layer: FirstLayer) -> list[SentRow]:
     """
     ids = probe(token_domain(row.task)).to(row.task.parameters.device)
     now = inputs_of(row.task, layer.hook, ids)
-    found = list[SentRow]()
+    rows = list[SentRow]()
     for seen in row.observation.history:
         with suppress(NotApplicable):
             task = summed_task(seen)
             same = inputs_of(task, layer.hook, ids).equal(now)
             if same and len(seen.update.rows) == len(row.observation.update.rows):
-                found.append(SentRow(seen, task, row.at, row.count))
-    return found
+                rows.append(SentRow(seen, task, row.at, row.count))
+    return rows
 
 
 def spanned_tokens(row: SentRow, layer: FirstLayer, some: Tensor | None) -> FoundTokens:
@@ -569,7 +577,7 @@ def spanned_tokens(row: SentRow, layer: FirstLayer, some: Tensor | None) -> Foun
             "there are as many tokens as the rank, or more; this does not protect later rounds"
         )
     chance = 0.0
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for tokens, inputs in dictionary(
         task, layer.hook, domain.length if layer.by_place else 1, some
     ):
@@ -580,34 +588,34 @@ def spanned_tokens(row: SentRow, layer: FirstLayer, some: Tensor | None) -> Foun
             inside, odds = in_span(span, flat.double().cpu() @ down.T)
             fits |= inside
             chance += odds
-        found += [(int(tokens[k // places]), k % places) for k in fits.nonzero()[:, 0].tolist()]
-    held = tuple(sorted({token for token, _ in found}))
-    once = len({place for _, place in found}) == len(found)
-    known = tuple(sorted(found)) if layer.by_place and row.count == 1 and once else None
+        pairs += [(int(tokens[k // places]), k % places) for k in fits.nonzero()[:, 0].tolist()]
+    held = tuple(sorted({token for token, _ in pairs}))
+    once = len({place for _, place in pairs}) == len(pairs)
+    known = tuple(sorted(pairs)) if layer.by_place and row.count == 1 and once else None
     rank = max(span.rank for _, span in spans)
     why = f"{len(held)} tokens in a space of {rank} dimensions; {chance:.2g} would be by chance"
     many = len(held) > sum(span.rank for _, span in spans) and not layer.by_place
     return FoundTokens(held, known, 0.0, bool(held) and chance < CHANCE and not many, why)
 
 
-def _filled(found: FoundTokens, count: int, length: int) -> tuple[Tensor, str | None]:
+def _filled(result: FoundTokens, count: int, length: int) -> tuple[Tensor, str | None]:
     """Sequences (count, n) with the tokens found, and what is not known of them."""
-    if not found.tokens:
-        return torch.zeros(count, length, dtype=torch.int64), f"no token was found: {found.why}"
-    if len(found.tokens) > count * length:
+    if not result.tokens:
+        return torch.zeros(count, length, dtype=torch.int64), f"no token was found: {result.why}"
+    if len(result.tokens) > count * length:
         return torch.zeros(count, length, dtype=torch.int64), (
-            f"no set of tokens is found: {found.why}. Noise, dropout, or an update that is not "
+            f"no set of tokens is found: {result.why}. Noise, dropout, or an update that is not "
             "that of SGD explains it"
         )
-    held = torch.tensor(found.tokens)
+    held = torch.tensor(result.tokens)
     rows = held[torch.arange(count * length) % len(held)].view(count, length)
-    said = [] if found.certain else [f"the tokens are likely, not certain: {found.why}"]
+    said = [] if result.certain else [f"the tokens are likely, not certain: {result.why}"]
     open_places = set(range(length))
-    if count == 1 and found.places is not None:
-        at = [place for _, place in found.places]
+    if count == 1 and result.places is not None:
+        at = [place for _, place in result.places]
         if len(set(at)) == len(at):
             open_places -= set(at)
-            for token, place in found.places:
+            for token, place in result.places:
                 rows[0, place] = token
     if count > 1 or len(open_places) == length:
         said.append("the order of the tokens, and which sequence holds which, are not known")

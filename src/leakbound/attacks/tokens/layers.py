@@ -89,12 +89,12 @@ def shifted(task: Task) -> bool:
     return named(task.loss).name == "next_token"
 
 
-def filled(observation: Observation, domain: TokenDomain, found: Sequence[int], n: int) -> Tensor:
+def filled(observation: Observation, domain: TokenDomain, tokens: Sequence[int], n: int) -> Tensor:
     """(n, length) sequences of the tokens found, in turn; without any, the prior-only baseline."""
-    if not found:
+    if not tokens:
         return domain.blind(public_images(observation)).cpu().repeat(n, 1)
-    turn = torch.arange(n * domain.length) % len(found)
-    return torch.tensor(found, dtype=domain.dtype)[turn].reshape(n, domain.length)
+    turn = torch.arange(n * domain.length) % len(tokens)
+    return torch.tensor(tokens, dtype=domain.dtype)[turn].reshape(n, domain.length)
 
 
 def words(
@@ -124,7 +124,7 @@ def whole(observation: Observation, task: Task, names: Sequence[str]) -> bool:
     if mask is None:
         return True
     sent = [task.unflatten(row) for row in mask]
-    return all(bool(own[name].all()) for own in sent for name in names)
+    return all(bool(parts[name].all()) for parts in sent for name in names)
 
 
 # --- word and position tables ------------------------------------------------------------------
@@ -145,6 +145,7 @@ class WordTable:
 
 def probe(domain: TokenDomain, seed: int = 0) -> Tensor:
     """(1, n) random public tokens, all different if there are enough, and none is padding."""
+    # A fixed stream: what a model does must not depend on the run's seed.
     order = permutation(domain.vocabulary, stream(0, "probe", seed))
     order = order[order != (-1 if domain.padding is None else domain.padding)]
     return order[torch.arange(domain.length) % len(order)][None]
@@ -159,11 +160,12 @@ def word_table(task: Task) -> WordTable:
     names = {id(p): name for name, p in task.model.named_parameters()}
     read = embeddings(task)
     for name in read:
-        own: Any = task.model.get_submodule(name)
-        if id(own.weight) in names and not own.scale_grad_by_freq:
-            others = (m for m in task.model.modules() if m is not own)
-            tied = any(getattr(other, "weight", None) is own.weight for other in others)
-            return WordTable(names[id(own.weight)], name, tied, own.padding_idx)
+        module: Any = task.model.get_submodule(name)
+        if id(module.weight) in names and not module.scale_grad_by_freq:
+            others = (m for m in task.model.modules() if m is not module)
+            # A tied table gets the output layer's gradient, too.
+            tied = any(getattr(other, "weight", None) is module.weight for other in others)
+            return WordTable(names[id(module.weight)], name, tied, module.padding_idx)
     raise NotApplicable(
         f"the word embedding {read[0]!r} is frozen, so the client sends no gradient of it"
     )
@@ -195,17 +197,18 @@ def touched(row: SentRow) -> Tensor | None:
     """
     task = row.task
     sent = task.unflatten(row.values)
-    found = list[Tensor]()
+    tables = list[Tensor]()
     with suppress(NotApplicable):  # the model calls no table with the tokens
         for name in embeddings(task):
             if (weight := sent.get(f"{name}.weight")) is not None:
                 rows = weight[: token_domain(task).vocabulary].any(1).cpu()
                 padding: Any = task.model.get_submodule(name).padding_idx
                 if padding is not None:
+                    # Its row never has a gradient, whether it occurs or not.
                     rows[padding] = True
-                found.append(rows)
-    every = torch.stack(found).all(0) if found else torch.ones(1, dtype=torch.bool)
-    return None if bool(every.all()) else every.nonzero()[:, 0]
+                tables.append(rows)
+    every = torch.stack(tables).all(0) if tables else torch.ones(1, dtype=torch.bool)
+    return None if every.all() else every.nonzero()[:, 0]
 
 
 def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, float] | None:
@@ -230,7 +233,7 @@ def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, 
         sizes = wide.norm(dim=1) * words.norm(dim=1)[:, None]
         angles = (words @ wide.T) / sizes.clamp_min(1e-300)
         near, rows = angles.max(1)
-        if bool((near > 1 - SAME).all()) and len(set(rows.tolist())) == domain.length:
+        if (near > 1 - SAME).all() and len(set(rows.tolist())) == domain.length:
             factors = wide[rows].norm(dim=1) / words.norm(dim=1)
             if float(factors.max()) <= (1 + SAME) * float(factors.min()):
                 return name, rows, float(factors.mean())
@@ -318,16 +321,19 @@ def readers(task: Task) -> list[Readers]:
             groups[-1][1].extend(weights)
         else:
             groups.append(([name], weights, value))
-    found = []
+    groups_found = []
     for members, weights, value in groups:
+        # Changes below rounding count as none.
         size = float(value.norm(dim=-1).mean()) * SAME
         ahead = (seen[1][members[0]] - value).norm(dim=-1)[0, 1:]
         back = (seen[2][members[0]] - value).norm(dim=-1)[0]
         behind = bool((back[:-1] > size).any())
         mixes = behind or bool((ahead > size).any())
-        own = float(back[-1]) / max(float(ahead[-1]) if len(ahead) else 0.0, size, 1e-300)
-        found.append(Readers(tuple(members), tuple(weights), mixes, mixes and not behind, own))
-    return found
+        influence = float(back[-1]) / max(float(ahead[-1]) if len(ahead) else 0.0, size, 1e-300)
+        groups_found.append(
+            Readers(tuple(members), tuple(weights), mixes, mixes and not behind, influence)
+        )
+    return groups_found
 
 
 def chosen(groups: Sequence[Readers]) -> tuple[Readers, tuple[Readers, ...]]:
@@ -357,11 +363,11 @@ def _another(base: Tensor, other: Tensor, domain: TokenDomain, place: int) -> in
 
 def _matrix(module: nn.Module) -> tuple[Any, bool] | None:
     """The matrix of a linear module, and whether it is stored (d, outputs); None for others."""
-    own: Any = module
+    layer: Any = module
     if isinstance(module, nn.MultiheadAttention):
-        return own.in_proj_weight, False
+        return layer.in_proj_weight, False
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
-        return own.weight, not isinstance(module, nn.Linear)
+        return layer.weight, not isinstance(module, nn.Linear)
     return None
 
 
@@ -396,14 +402,14 @@ def completed(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[list[Tensor], s
     if not open_ones:
         return whole_ones, None
     if labels is not None:
-        found = [
+        completions = [
             torch.cat([prefix, label[len(prefix) : len(prefix) + 1]])
             for prefix in open_ones
             for label in labels
             if torch.equal(label[1 : len(prefix)], prefix[1:]) and int(label[len(prefix)]) >= 0
         ]
-        if len({tuple(whole[:-1].tolist()) for whole in found}) == len(open_ones):
-            return whole_ones + found, None
+        if len({tuple(whole[:-1].tolist()) for whole in completions}) == len(open_ones):
+            return whole_ones + completions, None
         return [*prefixes], "the last token has no gradient, and no known label fits"
     said = "no gradient shows the last token"
     if whole_ones or len(prefixes) != row.count or not task.plan.is_gradient or not shifted(task):
@@ -442,9 +448,11 @@ def _last_labels(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[Tensor, list
         errors[:-1] -= nn.functional.one_hot(prefix[1:], vocabulary)
         left += errors.T @ inside
         ends.append(inside[-1])
+    # The loss is a mean over places; the sum of errors is not.
     left -= gradient * sum(map(len, prefixes))
     shares = left @ torch.linalg.pinv(torch.stack(ends))
     if word_table_shared(task, names[0]):
+        # These tokens' rows also have the gradient of the inputs.
         shares[torch.cat([*prefixes])] = 0.0
     most, last = shares.max(0)
     rest = shares.scatter(0, last[None], 0.0).abs().amax(0)

@@ -112,10 +112,10 @@ class TokenRows(Attack):
             if row.count > 1:
                 said = "their order, and which sequence holds which, are not known"
             elif held:
-                found, left, reason = _ordered(row, table, rows)
-                if found is not None:
+                sequence, left, reason = _ordered(row, table, rows)
+                if sequence is not None:
                     problem = "; ".join([*unsure, *([reason] if reason else [])])
-                    return found, left, problem or None
+                    return sequence, left, problem or None
                 said = f"{said} ({reason})"
             some = f"{len(held)} tokens are found; {said}" if held else "no token is found"
             return (
@@ -135,32 +135,32 @@ class TokenRows(Attack):
         """
         task = seen_task(observation)
         table = word_table(task)
-        found = set[int]()
+        tokens = set[int]()
         for row in rows_of(observation, task):
             if not row.is_zero:
-                found |= set(_Rows.of(row, table).seen.nonzero()[:, 0].tolist())
+                tokens |= set(_Rows.of(row, table).seen.nonzero()[:, 0].tolist())
             if (labels := labels_of(row)) is not None and shifted(task):
                 ends = (label[label >= 0] for label in labels)
-                found |= {int(end[-1]) for end in ends if len(end)}
-        return tuple(sorted(found - {token_domain(task).padding}))
+                tokens |= {int(end[-1]) for end in ends if len(end)}
+        return tuple(sorted(tokens - {token_domain(task).padding}))
 
 
-def _facts(domain: TokenDomain, found: Sequence[_Rows]) -> tuple[Fact, ...]:
+def _facts(domain: TokenDomain, each: Sequence[_Rows]) -> tuple[Fact, ...]:
     """The words whose rows are touched; none if a row is in doubt."""
-    if not found or not all(rows.clear for rows in found):
+    if not each or not all(rows.clear for rows in each):
         return ()
-    tokens = torch.stack([rows.seen for rows in found]).any(0).nonzero()[:, 0]
-    noisy = any(rows.noise for rows in found)
-    return words(domain, tokens.tolist(), CHANCE * len(found) if noisy else None, ASSUMES)
+    tokens = torch.stack([rows.seen for rows in each]).any(0).nonzero()[:, 0]
+    noisy = any(rows.noise for rows in each)
+    return words(domain, tokens.tolist(), CHANCE * len(each) if noisy else None, ASSUMES)
 
 
 def labels_in_outputs(observation: Observation) -> set[int]:
     """The tokens whose rows of the output layer stand out, as those of labels do."""
     task = seen_task(observation)
-    found = set[int]()
+    tokens = set[int]()
     head = output_layer(task)
     if head is None or not shifted(task):
-        return found
+        return tokens
     most = observation.examples * token_domain(task).length
     for row in rows_of(observation, task):
         values = head.gradient(task, row.values)
@@ -171,8 +171,8 @@ def labels_in_outputs(observation: Observation) -> set[int]:
                 continue
             seen = _above(observation, values, head.gradient(task, row.variance))
         if int(seen.sum()) <= most:
-            found |= set(seen.nonzero()[:, 0].tolist())
-    return found
+            tokens |= set(seen.nonzero()[:, 0].tolist())
+    return tokens
 
 
 def largest_rows(observation: Observation, count: int) -> list[int]:
@@ -185,8 +185,8 @@ def largest_rows(observation: Observation, count: int) -> list[int]:
     sizes = sum(_part(task, table.weight, row).square().sum(1) for row in observation.update.rows)
     assert isinstance(sizes, Tensor)  # an update has a row or more
     sizes = sizes[: token_domain(task).vocabulary]
-    found: list[int] = sizes.topk(min(count, len(sizes))).indices.tolist()
-    return found
+    tokens: list[int] = sizes.topk(min(count, len(sizes))).indices.tolist()
+    return tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,6 +216,7 @@ class _Rows:
         most = row.count * domain.length
         complete = whole(observation, task, [table.weight])
         if table.tied:
+            # Only a sum of gradients has the outputs' part in one span.
             if not task.plan.is_sum or not complete:
                 raise NotApplicable(
                     "the output layer shares the word embedding, and the update is no sum of "
@@ -226,7 +227,7 @@ class _Rows:
                     f"the output layer shares the word embedding, so all rows change; {reason}"
                 )
             rows = _untied(observation, values, spread, most)
-        elif spread is not None and bool((spread > 0).any()):
+        elif spread is not None and (spread > 0).any():
             rows = _Rows(values, _above(observation, values, spread), None, _level(spread))
         else:
             rows = _Rows(values, values.any(1), None, 0.0)
@@ -255,6 +256,7 @@ def _above(observation: Observation, values: Tensor, spread: Tensor) -> Tensor:
 
     Gaussian noise: |row|^2 / variance is chi-square; Laplace noise: |row|_1 / scale is Gamma.
     """
+    # One false token in the whole vocabulary is what may happen by chance.
     level = CHANCE / len(values)
     sent = spread > 0
     free = sent.sum(1).double().clamp_min(1)
@@ -279,6 +281,7 @@ def _untied(observation: Observation, values: Tensor, spread: Tensor | None, mos
     if isinstance(observation.update.law, Laplace):
         raise NotApplicable("Laplace noise covers the output layer's part of the word embedding")
     sizes = values.norm(dim=1)
+    # Most tokens do not occur: the smallest rows hold the outputs' part alone.
     some = values[sizes.argsort()[: min(SMALLEST, count // 2)]]
     rounding = EDGE * float(torch.finfo(observation.update.rows.dtype).eps)
     noise = rounding * float(some.square().mean().sqrt())
@@ -307,12 +310,13 @@ def _untied(observation: Observation, values: Tensor, spread: Tensor | None, mos
 
 def _decayed(weights: Tensor, values: Tensor, most: int) -> _Rows:
     """The rows without a multiple of the weights, as weight decay adds it."""
-    own = weights[: len(values)]
-    size = own.square().sum(1)
-    shares = (values * own).sum(1)[size > 0] / size[size > 0]
+    kept = weights[: len(values)]
+    size = kept.square().sum(1)
+    shares = (values * kept).sum(1)[size > 0] / size[size > 0]
     if not len(shares):
         raise NotApplicable("all rows of the word embedding changed")
-    rest = values - shares.median() * own
+    # Most tokens do not occur, so the median share is the decay's.
+    rest = values - shares.median() * kept
     sizes = rest.norm(dim=1)
     seen = _apart(sizes, most)
     return _Rows(rest, seen, None, 0.0, clear=_clear(sizes, seen))
@@ -320,7 +324,7 @@ def _decayed(weights: Tensor, values: Tensor, most: int) -> _Rows:
 
 def _clear(sizes: Tensor, seen: Tensor) -> bool:
     """Whether the sizes of touched rows are far above those of all others."""
-    if not bool(seen.any()) or bool(seen.all()):
+    if not seen.any() or seen.all():
         return False
     return float(sizes[seen].min()) > CLEAR * float(sizes[~seen].max())
 
@@ -332,6 +336,7 @@ def _apart(sizes: Tensor, most: int) -> Tensor:
         NotApplicable: no gap separates them from the others.
     """
     ordered = sizes.sort(descending=True).values
+    # A gap behind as many rows as tokens can occur separates nothing.
     head = ordered[: min(most, len(sizes) - 1) + 1].clamp_min(1e-300)
     if float(ordered[0]) == 0.0:
         return torch.zeros(len(sizes), dtype=torch.bool)
@@ -367,8 +372,9 @@ def _ordered(
     if rows.noise and row.variance is not None:
         used = _above(row.observation, places, _part(task, name, row.variance)[at_rows])
     length = int(used.sum())
-    if not length or not bool(used[:length].all()):
+    if not length or not used[:length].all():
         return None, nan, "places without a gradient lie between others"
+    # The rows of words were reduced to these directions, so places are, too.
     if rows.basis is not None:
         places = places @ rows.basis
     if length > places.shape[1]:
@@ -394,6 +400,7 @@ def _placed(words: Tensor, places: Tensor, noise: float) -> tuple[Tensor, float,
     turn = shares.argmax(0)
     whole_numbers = torch.zeros_like(shares).scatter(0, turn[None], 1.0)
     left = float((shares - whole_numbers).abs().max())
+    # Rows of words and of places both have noise.
     error = noise * 2**0.5 * float(back.norm(dim=0).max())
     sure = left < UNIQUE and SIGMAS * error < 1 / 2 and bool(whole_numbers.any(1).all())
     return turn, left, sure

@@ -138,12 +138,12 @@ class TokenSpan(Attack):
                 )
                 return filled(observation, domain, scene.known(), row.count), nan, said
             search = _Search(scene, row, listed, self.prefixes, self.restarts, generator)
-            found, left, problem = search.found()
+            sequences, left, problem = search.found()
             rows = filled(observation, domain, held, row.count)
-            if len(found):
-                rows = found[torch.arange(row.count) % len(found)]
+            if len(sequences):
+                rows = sequences[torch.arange(row.count) % len(sequences)]
             said = "; ".join(dict.fromkeys(filter(None, [scene.problem, problem])))
-            if problem and not len(found):
+            if problem and not len(sequences):
                 said = f"{len(held)} tokens are found, but not their order; {said}"
             return rows, left, said or None
 
@@ -154,7 +154,7 @@ class TokenSpan(Attack):
         scene = _Scene.of(observation)
         rows = rows_of(observation, scene.task)
         each = (scene.listed(row).options for row in rows if not row.is_zero)
-        return tuple(sorted({k for options in each for own in options for k in own.tolist()}))
+        return tuple(sorted({k for options in each for tokens in options for k in tokens.tolist()}))
 
 
 # --- the span of a gradient --------------------------------------------------------------------
@@ -180,10 +180,12 @@ def span_of(
         (2, [0.0, 0.0, 1.0])
     """
     known = noise or 0.0
+    # Rounding errors are nearly as independent as noise: EDGE covers the difference.
     least = EDGE * rounding * float(gradient.double().square().mean().sqrt())
 
     def ranked(s: Tensor, edge: float) -> int:
         rank = int((s > max(known, least) * edge).sum())
+        # Nothing lies below the edge: undeclared noise fills all directions.
         if not noise and rank == len(s) > 2:
             ratios = s[:-1] / s[1:].clamp_min(1e-300)
             rank = int(ratios.argmax()) + 1 if float(ratios.max()) > GAP else len(s)
@@ -192,9 +194,9 @@ def span_of(
             rank = gaps[-1] + 1 if gaps else most
         return rank
 
-    found = Span.of(gradient, ranked, TOLERANCE)
-    left = found.noise if known > least else SLACK * found.noise
-    return replace(found, noise=max(known, left))
+    span = Span.of(gradient, ranked, TOLERANCE)
+    left = span.noise if known > least else SLACK * span.noise
+    return replace(span, noise=max(known, left))
 
 
 # --- what is known of a model and its update ---------------------------------------------------
@@ -260,22 +262,25 @@ class _Scene:
         domain = self.domain
         span = self.span(self.first, row)
         known = self.known()
+        # The word embedding often shows the tokens: then few points are tested.
         tokens = [k for k in known or range(domain.vocabulary) if k != domain.padding]
         name = self.first.names[0]
         length = domain.length
         _, some = next(dictionary(self.task, name, length, tokens[:1]))
+        # Without positions at this layer, one place stands for all.
         moved = (some[0, 0] - some[0]).norm(dim=-1).max()
         placed = length > 1 and float(moved) > SAME * float(some.norm(dim=-1).mean())
         places = length if placed else 1
+        # Random tokens would pass: the test would only add false candidates.
         if span.luck(len(tokens) * places) > CHANCE:
             options = torch.tensor(known, dtype=torch.int64)
             return _Listed((options,) * length, placed)
-        found: list[list[Tensor]] = [[] for _ in range(places)]
+        passing: list[list[Tensor]] = [[] for _ in range(places)]
         for part, points in dictionary(self.task, name, places, tokens):
             passed = _inside(span, points.cpu())
-            for place, own in enumerate(passed.T):
-                found[place].append(part[own])
-        each = tuple(torch.cat(own) for own in found)
+            for place, inside in enumerate(passed.T):
+                passing[place].append(part[inside])
+        each = tuple(torch.cat(parts) for parts in passing)
         return _Listed(each if placed else each * length, placed)
 
 
@@ -283,9 +288,10 @@ def _inside(span: Span, points: Tensor) -> Tensor:
     """(...,) whether points (..., d) lie in a span; far ones are sorted out in their own type."""
     basis = span.basis.to(points)
     square = points.square().sum(-1)
+    # Almost all points are far, and float32 is enough to see it.
     near = square - (points @ basis).square().sum(-1) <= NEAR**2 * square
     passed = torch.zeros(near.shape, dtype=torch.bool)
-    if bool(near.any()):
+    if near.any():
         away, allowed = span.far(points[near])
         passed[near] = away <= allowed
     return passed
@@ -327,13 +333,13 @@ class _Search:
         All but the first confirm what passed it. If the gradient does not reach all places, as in
         the last block of a classifier, a layer's span has fewer directions, and it is left out.
         """
-        found: list[tuple[str, Span]] = []
+        tests: list[tuple[str, Span]] = []
         for group in self.scene.later:
             span = self.scene.span(group, self.row)
-            least = found[0][1].rank if found else 1
+            least = tests[0][1].rank if tests else 1
             if span.free >= 2 and span.rank >= least:
-                found.append((group.names[0], span))
-        return found
+                tests.append((group.names[0], span))
+        return tests
 
     def _tested(self, sequences: Tensor, *, newest: bool = False) -> tuple[Tensor, Tensor]:
         """(N,) whether sequences (N, n) pass every test, and their largest distance at the first.
@@ -380,19 +386,19 @@ class _Search:
         """One example, whose places have one candidate each."""
         domain = self.scene.domain
         options = self.listed.options
-        length = sum(len(own) > 0 for own in options)
-        if not all(len(own) for own in options[:length]):
+        length = sum(len(tokens) > 0 for tokens in options)
+        if not all(len(tokens) for tokens in options[:length]):
             return self._none("places without a candidate lie between others")
         prefix = torch.cat(options[:length])
-        (found,), said = self._completed([prefix])
+        (sequence,), said = self._completed([prefix])
         left = float("nan")
         if self.tests:
             passed, away = self._tested(prefix[None])
             left = float(away)
-            said += [] if bool(passed) else ["a later layer does not confirm the order"]
+            said += [] if passed else ["a later layer does not confirm the order"]
         if length + shifted(self.scene.task) < domain.length and domain.padding is None:
             said.append(f"only {length} of {domain.length} places have a candidate")
-        return found[None], left, "; ".join(said) or None
+        return sequence[None], left, "; ".join(said) or None
 
     def _prefixes(self) -> tuple[Tensor, float, str | None]:
         """Sequences of a causal model, by prefixes."""
@@ -413,8 +419,9 @@ class _Search:
             kept, away = self._tested(longer, newest=True)
             tests += len(longer)
             goes_on = kept.reshape(len(alive), -1).any(1)
+            # What no token extends may be a whole sequence before padding.
             ended += [*alive[~goes_on]]
-            if bool(kept.any()):
+            if kept.any():
                 worst = max(worst, float(away[kept].max()))
             alive = longer[kept]
             if len(alive) > self.cap:
@@ -422,16 +429,18 @@ class _Search:
         ended = self._whole([row for row in [*ended, *alive] if len(row)], last)
         if not ended:
             return self._none("no sequence passes the later layers' tests")
-        found, said = self._completed(ended)
+        sequences, said = self._completed(ended)
         said += self._lucky(tests)
         same = not self.listed.placed and any(len(set(row.tolist())) == 1 for row in ended)
         if domain.padding is not None and same:
             said.append("the lengths of the sequences are not certain")
         distinct = {self._once(row[:k].tolist()) for row in ended for k in range(1, len(row) + 1)}
         said += self._explained(len(distinct))
-        if len(found) != self.row.count:
-            said.append(f"{len(found)} distinct sequences are found for {self.row.count} examples")
-        return found[: self.row.count], worst, "; ".join(said) or None
+        if len(sequences) != self.row.count:
+            said.append(
+                f"{len(sequences)} distinct sequences are found for {self.row.count} examples"
+            )
+        return sequences[: self.row.count], worst, "; ".join(said) or None
 
     def _once(self, prefix: list[int]) -> tuple[int, ...]:
         """A prefix by what layers get: without positions, a token repeated from the start is as it
@@ -477,8 +486,8 @@ class _Search:
         if shifted(task):
             rows, said = completed(self.row, rows)
         rows.sort(key=len, reverse=True)
-        found = torch.cat([extended(domain, row[None]) for row in rows])
-        return found, [said] if said else []
+        sequences = torch.cat([extended(domain, row[None]) for row in rows])
+        return sequences, [said] if said else []
 
     def _descend(self) -> tuple[Tensor, float, str | None]:
         """Sequences of an encoder, by changes of one token at a time.
@@ -486,37 +495,38 @@ class _Search:
         Searches follow the spans in turn, that with the most free directions first.
         """
         options = self.listed.options
-        if not all(len(own) for own in options):
+        if not all(len(tokens) for tokens in options):
             return self._none("order undecided: a place has no candidate")
-        found: dict[tuple[int, ...], float] = {}
+        sequences: dict[tuple[int, ...], float] = {}
         tests = 0
+        # The more free directions, the less often a wrong sequence looks close.
         guides = sorted(self.tests, key=lambda test: -test[1].free)
         for turn in range(self.restarts * self.row.count):
-            if len(found) == self.row.count or is_over():
+            if len(sequences) == self.row.count or is_over():
                 break
-            start = self._start([*found])
+            start = self._start([*sequences])
             ends, used = self._down(start, *guides[turn % len(guides)])
             passed, away = self._tested(ends[None])
             tests += used
-            if bool(passed):
-                found[tuple(ends.tolist())] = float(away)
-        if not found:
+            if passed:
+                sequences[tuple(ends.tolist())] = float(away)
+        if not sequences:
             return self._none("order undecided: no sequence passes the later layers' tests")
-        said = self._lucky(tests) + self._explained(len(found) * len(options))
-        if len(found) != self.row.count:
+        said = self._lucky(tests) + self._explained(len(sequences) * len(options))
+        if len(sequences) != self.row.count:
             said.append(
-                f"{len(found)} distinct sequences are found for {self.row.count} examples: the "
+                f"{len(sequences)} distinct sequences are found for {self.row.count} examples: the "
                 "order of the others is undecided"
             )
-        return torch.tensor([*found]), max(found.values()), "; ".join(said) or None
+        return torch.tensor([*sequences]), max(sequences.values()), "; ".join(said) or None
 
-    def _start(self, found: Sequence[tuple[int, ...]]) -> Tensor:
+    def _start(self, sequences: Sequence[tuple[int, ...]]) -> Tensor:
         """A random sequence (n,) of candidates, of those that no found sequence uses if any is."""
         drawn = []
         shares = uniform((len(self.listed.options),), self.generator).tolist()
-        for place, own in enumerate(self.listed.options):
-            used = {row[place] for row in found}
-            free = [token for token in own.tolist() if token not in used] or own.tolist()
+        for place, tokens in enumerate(self.listed.options):
+            used = {row[place] for row in sequences}
+            free = [token for token in tokens.tolist() if token not in used] or tokens.tolist()
             drawn.append(free[int(len(free) * shares[place])])
         return torch.tensor(drawn)
 
@@ -540,6 +550,6 @@ class _Search:
                     away = each[best]
                     allowed = limits[best]
                 tests += len(options)
-            if torch.equal(before, now) or bool((away <= allowed).all()):
+            if torch.equal(before, now) or (away <= allowed).all():
                 break
         return now, tests
