@@ -24,9 +24,9 @@ import torch
 
 from leakbound import captured, data, models
 from leakbound.assess import Assessment
-from leakbound.audit.plan import Spec
 from leakbound.core import Batch
 from leakbound.randomness import stream
+from leakbound.registry import Spec
 
 SHAPE, RATE, THRESHOLD = (1, 28, 28), 0.1, 20.0
 FEW_IMAGES, FEW_STEPS = 4, 30

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from leakbound import audit, client
 from leakbound.audit import Plan, PlanContext
-from leakbound.audit.plan import Spec
+from leakbound.registry import Spec
 
 CASES = (("batch of 8 at 32 x 32", 8, 32), ("one image at 224 x 224", 1, 224))
 RATIOS = (("resnet18", 8, 32), ("resnet18", 1, 224), ("resnet50", 8, 224))

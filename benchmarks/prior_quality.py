@@ -89,8 +89,7 @@ def played(setting: str, seed: int, part: str = "private"):
 
 
 def made(kind: str, text: str):
-    spec = registry.spec_of(kind, text)
-    return registry.build(kind, spec.pop("name"), spec)
+    return registry.parse(kind, text)
 
 
 def trained(model: nn.Module, public: Batch, steps: int, seed: int) -> None:

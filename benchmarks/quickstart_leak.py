@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from leakbound import Batch, captured, defenses
-from leakbound.audit.plan import Spec
 from leakbound.flower import capture_app
+from leakbound.registry import Spec
 
 APP = Path(__file__).parent.parent / "examples" / "quickstart"
 ONE_IMAGE = {"images-per-client": 1, "batch-size": 1}

@@ -10,7 +10,6 @@ from torch import nn
 import leakbound as lb
 from leakbound import client
 from leakbound.attacks import inverting_gradients
-from leakbound.audit.plan import Spec
 from leakbound.captured import attack_update, load
 from leakbound.captured.observe import task_of
 from leakbound.cli import main
@@ -18,6 +17,7 @@ from leakbound.core import Batch, NotApplicable, Task
 from leakbound.defenses import NoDefense
 from leakbound.domains import Column, TableDomain, of_shape
 from leakbound.randomness import stream
+from leakbound.registry import Spec
 
 CODES = "integer codes cannot be searched as continuous inputs"
 

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 import leakbound
-from leakbound import assess, audit, registry
+from leakbound import assess, audit, check, registry
 from leakbound.audit import plan_file
 from leakbound.cli.options import VERBS
 from leakbound.gate import policy
@@ -35,12 +35,13 @@ PACKAGES = (
     "leakbound.attacks",
     "leakbound.attacks.base",
     "leakbound.attacks.features",
+    "leakbound.attacks.features.separation",
     "leakbound.attacks.data_dependent_law",
     "leakbound.attacks.matching.loop",
     "leakbound.attacks.matching.objective",
     "leakbound.attacks.matching.settings",
     "leakbound.attacks.sparse_inversion",
-    "leakbound.attacks.trap_estimators",
+    "leakbound.attacks.trap",
     "leakbound.audit",
     "leakbound.audit_epsilon",
     "leakbound.bounds",
@@ -221,8 +222,8 @@ def _plan_keys():
     """Every key that reading a plan knows, what a plan is by default, and what its names take."""
     known = []
     with pytest.MonkeyPatch.context() as patch:
-        check = plan_file._known_keys
-        patch.setattr(plan_file, "_known_keys", lambda *a: (known.append(a), check(*a)))
+        refuse = check.known_keys
+        patch.setattr(check, "known_keys", lambda *a: (known.append(a), refuse(*a)))
         read = plan_file._dataclass
         patch.setattr(plan_file, "_dataclass", lambda *a: (known.append(a), read(*a))[1])
         plan = audit.parse(EVERY_TABLE)

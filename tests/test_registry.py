@@ -209,4 +209,4 @@ def test_a_broken_package_is_named(monkeypatch):
     ],
 )
 def test_paths_need_no_quotes(text, value):
-    assert registry.spec_of("attack", f"learned_prior,{text}")["prior"] == value
+    assert registry.row_of("attack", f"learned_prior,{text}")["prior"] == value

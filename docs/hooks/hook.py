@@ -20,7 +20,7 @@ import reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from repository_text import lists, relative, relinked, resolved, targets
+from repository_text import lists, relative, relinked, resolved, targets, with_lines
 
 from leakbound_reproductions import overview
 
@@ -110,7 +110,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def place(target: str) -> str:
         return relative(path, _place(resolved(source, target), places))
 
-    return lists(relinked(_with_tables(markdown, source), place))
+    def read(target: str) -> str:
+        return (ROOT / resolved(source, target)).read_text("utf-8")
+
+    return lists(relinked(with_lines(_with_tables(markdown, source), read), place))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from leakbound import data
-from leakbound.attacks.trap_estimators import unbiased
+from leakbound.attacks.trap import unbiased
 from leakbound.core import Batch, Reconstruction
 from leakbound.randomness import normal, stream
 from leakbound_reproductions.claim import Verdict

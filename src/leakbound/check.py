@@ -82,6 +82,13 @@ def one_of(allowed: Iterable[str], **values: str) -> None:
             raise ValueError(f"{name} is {value!r}; {closest(str(value), words)}")
 
 
+def known_keys(where: str, table: Iterable[str], known: Iterable[str]) -> None:
+    """Reject a key of a table from a file that is none of the known ones."""
+    for key in table:
+        if key not in known:
+            raise ValueError(f"{where} has no key {key!r}; {closest(key, known)}")
+
+
 def closest(word: str, words: Iterable[str], see: str | None = None) -> str:
     """'did you mean ...?' with the nearest words (three at most), and where all of them are shown.
 

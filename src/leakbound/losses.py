@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from leakbound import check
+from leakbound._util import user_code
 
 __all__ = [
     "LOSSES",
@@ -341,6 +342,26 @@ _MODULES: dict[type[nn.Module], str] = {
     nn.L1Loss: "l1",
     nn.PoissonNLLLoss: "poisson",
 }
+
+
+def build(name: str, settings: Mapping[str, Any], *, title: str) -> NamedLoss:
+    """A loss of `LOSSES`, or "package.module:name": a function, or a class and its settings.
+
+    Of the user's own code, which is imported and runs, `title` is the name in records.
+    """
+    if ":" not in name:
+        check.one_of(LOSSES, loss=title)
+        return LOSSES[name]
+    made = user_code.find("loss", name)
+    try:
+        loss = named(made(**settings) if settings or isinstance(made, type) else made)
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(
+            f"loss {title!r} raised {said[:300]}; give a function of outputs and labels, or a "
+            "class and its settings, as in my.losses:Dice,sigmoid=true"
+        ) from error
+    return loss if loss.name in LOSSES else replace(loss, name=title)
 
 
 def named(loss: str | Function) -> NamedLoss:

@@ -1,4 +1,4 @@
-"""Find every attack, defense and model by name, with its parameters.
+"""Names and settings: every attack, defense and model, and the one parser of what users write.
 
 A built-in entry is what its package exports, under its snake_case name. Third parties add to it
 through the entry points `leakbound.attacks`, `leakbound.defenses` and `leakbound.models`.
@@ -7,31 +7,42 @@ through the entry points `leakbound.attacks`, `leakbound.defenses` and `leakboun
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import tomllib
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from itertools import product
 from types import ModuleType, UnionType
 from typing import Any
 
-from leakbound import attacks, check, defenses, models
+from leakbound import attacks, check, defenses, losses, models
+from leakbound.models.custom import load_user_model
 
 __all__ = [
     "Entry",
+    "Grid",
     "Parameter",
+    "Spec",
     "build",
     "entries",
     "find",
+    "grids_of",
+    "parse",
+    "row_of",
     "settle",
     "snake",
-    "spec_of",
+    "specs_of",
+    "storable",
     "takes_list",
 ]
 
 GIVEN = {"model": frozenset({"input_shape", "classes", "generator"})}
+"""Arguments that no user sets: they follow from the data."""
+NO_DEFENSE = "none"
 HIDDEN = frozenset(
     {
         "Attack",
@@ -86,19 +97,19 @@ class Entry:
     def parameters(self) -> tuple[Parameter, ...]:
         """Its settings, without those that the audit itself provides."""
         rows = []
-        for own in _signature(self.build).values():
-            if own.name not in GIVEN.get(self.kind, ()) and own.kind is not own.VAR_KEYWORD:
-                kind = own.annotation
+        for one in _signature(self.build).values():
+            if one.name not in GIVEN.get(self.kind, ()) and one.kind is not one.VAR_KEYWORD:
+                kind = one.annotation
                 text = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
-                default = None if own.default is own.empty else own.default
-                rows.append(Parameter(own.name, text, default))
+                default = None if one.default is one.empty else one.default
+                rows.append(Parameter(one.name, text, default))
         return tuple(rows)
 
 
 def snake(name: str) -> str:
     """`GaussianNoise` as `gaussian_noise`; `NoDefense` is "none", as in plans."""
     if name == "NoDefense":
-        return "none"
+        return NO_DEFENSE
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
@@ -177,9 +188,168 @@ def takes_list(entry: Entry, name: str) -> bool:
 
 
 def build(kind: str, name: str, settings: Mapping[str, Any], **given: Any) -> Any:
-    """Build the object; `given` is what the audit provides (a model's shape and generator)."""
+    """Build the object; `given` is what follows from the data (a model's shape and generator)."""
+    if kind == "model" and ":" in name:
+        return load_user_model(name, **given, **settings)
     entry = find(kind, name)
-    return entry.build(**settle(entry, settings), **given)
+    taken = {key: value for key, value in given.items() if key in GIVEN.get(kind, ())}
+    return entry.build(**settle(entry, settings), **taken)
+
+
+def parse(kind: str, given: object, **data: Any) -> Any:
+    """The attack, chain of defenses, model or loss that a user describes.
+
+    Args:
+        kind: "attack", "defense", "model" or "loss".
+        given: its name, with settings after commas; a plan's table; or a registered object.
+        data: what the data provide for a model: `input_shape`, `classes` and `generator`.
+
+    Raises:
+        ValueError: an unknown name or setting (the closest is offered), or a wrong value.
+
+    Example:
+        >>> parse("attack", "dlg,steps=5").steps
+        5
+        >>> parse("defense", "gaussian_noise,noise_std=0.1").links
+        (GaussianNoise(noise_std=0.1),)
+    """
+    if kind == "loss":
+        row = row_of(kind, given)
+        return losses.build(row.pop("name"), row, title=str(given))
+    specs = specs_of(kind, given)
+    built = [build(kind, spec.name, spec.parameters, **data) for spec in specs]
+    return defenses.chain(*built) if kind == "defense" else built[0]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A name and its settings, hashable and in one order."""
+
+    name: str
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The settings as a dictionary."""
+        return dict(self.settings)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An entry with one or several values for each setting; iterate for every combination."""
+
+    entry: Entry
+    values: Mapping[str, Sequence[Any]]
+
+    @property
+    def count(self) -> int:
+        """The number of combinations, without making any: a plan is refused by its size alone."""
+        return math.prod(map(len, self.values.values()))
+
+    def __iter__(self) -> Iterator[Spec]:
+        for combination in product(*self.values.values()):
+            settled = settle(self.entry, dict(zip(self.values, combination, strict=True)))
+            yield Spec(self.entry.name, frozen_settings(settled))
+
+
+def specs_of(kind: str, given: object) -> tuple[Spec, ...]:
+    """What a user describes as name and settings; of a defense, the links of its chain.
+
+    Raises:
+        ValueError: as for `parse`; also for a setting with several values.
+
+    Example:
+        >>> specs_of("defense", "clip,clip_norm=2")
+        (Spec(name='clip', settings=(('clip_norm', 2.0),)),)
+    """
+    row = row_of(kind, given)
+    if kind == "model" and ":" in str(row.get("name")):  # only their function knows its settings
+        settings = {key: value for key, value in row.items() if key != "name"}
+        storable(kind, settings)
+        return (Spec(row["name"], frozen_settings(settings)),)
+    grids = grids_of(kind, row)
+    count = math.prod(grid.count for grid in grids)
+    if count != 1:
+        raise ValueError(f"{kind} names {count} settings; give one value for each")
+    return tuple(spec for grid in grids for spec in grid if spec.name != NO_DEFENSE)
+
+
+def row_of(kind: str, given: object) -> dict[str, Any]:
+    """A plan's table from user input: a name with settings, a table, or a registered object."""
+    if isinstance(given, str):
+        return _row_of_text(kind, given)
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, defenses.Chain):
+        rows = [row_of(kind, link) for link in given.links]
+        return {"links": rows} if rows else {"name": NO_DEFENSE}
+    name = snake(type(given).__name__)
+    if name in entries(kind) and is_dataclass(given):
+        values = {f.name: getattr(given, f.name) for f in fields(given) if f.init}
+        settings = {key: value for key, value in values.items() if value is not None}
+        if build(kind, name, settings) == given:
+            return {"name": name, **settings}
+    raise ValueError(
+        f"{kind} is {str(given)[:60]!r}, which no name and settings describe; give it by name "
+        f'(`leakbound list`), as in "NAME,key=1.5"'
+    )
+
+
+def grids_of(kind: str, row: Mapping[str, Any]) -> list[Grid]:
+    """The settings of a plan's table: one grid, or one for each link of a defense."""
+    if kind != "defense" or "links" not in row:
+        return [_grid(kind, row)]
+    links = row["links"]
+    check.known_keys("a defense with links", row, ["links"])
+    if not isinstance(links, list) or not all(isinstance(link, Mapping) for link in links):
+        raise ValueError(f"defenses.links is {links!r}; write each as a table: [[defenses.links]]")
+    if not links:
+        raise ValueError('links is empty; name at least one link, or name = "none"')
+    return [_grid(kind, link) for link in links]
+
+
+def _grid(kind: str, row: Mapping[str, Any]) -> Grid:
+    if "name" not in row:
+        raise ValueError(f'{kind} {dict(row)!r} has no name; add name = "..."')
+    if not isinstance(row["name"], str):
+        raise ValueError(f"{kind} name is {row['name']!r}; give a value of type str")
+    entry = find(kind, row["name"])
+    known = {parameter.name for parameter in entry.parameters}
+    values = {}
+    for key, value in row.items():
+        if key == "name":
+            continue
+        storable(f"{entry.name}.{key}", value)
+        many = isinstance(value, list) and not (key in known and takes_list(entry, key))
+        if many and not value:
+            raise ValueError(f"{entry.name}.{key} is an empty list; give at least one value")
+        values[key] = value if many else [value]
+    return Grid(entry, values)
+
+
+def storable(name: str, value: Any) -> None:
+    """Reject what a record cannot hold: dates, infinite numbers, integers over 64 bits."""
+    if isinstance(value, dict | list | tuple):
+        rows = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in rows:
+            storable(f"{name}.{key}", inner)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}; give a finite number")
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError(f"{name} is a number of over 64 bits; give a smaller one")
+    elif not isinstance(value, str | int | float):
+        raise ValueError(f"{name} is {value}; give a number, a text or a list of them")
+
+
+def frozen_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Settings in one order, with tuples for lists: equal settings have one hash."""
+    return tuple(sorted((key, _frozen(value)) for key, value in settings.items()))
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise ValueError(f"a setting is the table {value!r}; give a number, a text or a list")
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
 @cache
@@ -223,10 +393,10 @@ LIMIT = 1 << 20
 """Characters of a name with its settings."""
 
 
-def spec_of(kind: str, text: str) -> dict[str, Any]:
+def _row_of_text(kind: str, text: str) -> dict[str, Any]:
     """`name,key=value,...` as a plan's table; values as in TOML, where words need no quotes."""
     name, _, settings = text.partition(",")
-    settings = WORD.sub(lambda found: f'="{found[1]}"' if found[1] else found[0], settings)
+    settings = WORD.sub(lambda match: f'="{match[1]}"' if match[1] else match[0], settings)
     try:
         table = tomllib.loads(f"settings = {{{settings}}}")["settings"]
     except tomllib.TOMLDecodeError:

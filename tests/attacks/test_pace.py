@@ -42,7 +42,6 @@ SEARCHES = {
     "grad_inversion": {"steps": 400},
     "gias": {"weight_steps": 400},
     "learned_prior": {"steps": 400, "training": 1},
-    "cocktail_party_images": {"solver": "published"},
 }
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from leakbound import data
 from leakbound.attacks import ConstantImage, LinearTrap, MeanImage
-from leakbound.attacks.trap_estimators import (
+from leakbound.attacks.trap import (
     TrapReading,
     bessel_ratio,
     max_success_estimate,

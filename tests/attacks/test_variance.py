@@ -8,9 +8,12 @@ import torch
 from scipy import stats
 
 from leakbound.attacks import GradientMatching, LawEvolution, LawMatching, VarianceReadout
-from leakbound.attacks.data_dependent_law import negative_log_likelihood
+from leakbound.attacks.data_dependent_law import (
+    Curve,
+    _log_power,
+    negative_log_likelihood,
+)
 from leakbound.attacks.matching.loop import unexplained
-from leakbound.attacks.variance import Curve, _log_power
 from leakbound.client import local_update, simulate
 from leakbound.core import Batch, NotApplicable, Task
 from leakbound.covariance import Structured

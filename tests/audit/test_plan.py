@@ -6,8 +6,8 @@ import pytest
 from leakbound import audit, registry
 from leakbound._util.files import MOST_TOML
 from leakbound.audit.plan import DataSpec, Plan, Spec, defense_parameters, refuse_large
-from leakbound.audit.plan_file import row_of, spec_of
 from leakbound.defenses import DpSgd
+from leakbound.registry import row_of
 
 
 def refused(table, *words):
@@ -225,9 +225,9 @@ def test_a_defense_is_written_as_the_links_of_its_chain():
     ],
 )
 def test_words_in_settings_need_no_quotes(text, settings):
-    assert spec_of("attack", f"some,{text}") == {"name": "some", **settings}
+    assert row_of("attack", f"some,{text}") == {"name": "some", **settings}
 
 
 def test_settings_that_are_no_settings():
     with pytest.raises(ValueError, match="write settings as in attack NAME"):
-        spec_of("attack", "some,key=one two")
+        row_of("attack", "some,key=one two")

@@ -98,7 +98,7 @@ def test_a_cost_is_known_only_where_something_was_learned(plain, auc, cost, area
     own = [trained(plain, seed=s, auc=auc) for s in range(3)]
     own += [trained(plain, seed=s, name="dp_sgd", auc=0.5) for s in range(3)]
     own = [convert(to_builtins(one), Training) for one in own]
-    found = tables.accuracies(own, tables.Names([], own))["mlp", "dp_sgd"]
+    found = tables.training_costs(own, tables.Names([], own))["mlp", "dp_sgd"]
     assert (found.lost is not None) is cost
     assert (found.auc_lost is not None) is area
     assert found.unskilled is not cost

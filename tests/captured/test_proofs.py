@@ -8,11 +8,11 @@ from torch import nn
 
 from leakbound import captured, data, defenses, models
 from leakbound._util.formats import format_explained
-from leakbound.audit.plan import Spec
 from leakbound.captured import load, proofs
 from leakbound.core import Batch, Gaussian, Laplace, Observation, Task, Unit, Update
 from leakbound.covariance import Structured
 from leakbound.randomness import stream
+from leakbound.registry import Spec
 
 SHAPE, RATE, LINEAR = (1, 28, 28), 0.1, ["linear_inversion"]
 

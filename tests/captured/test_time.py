@@ -9,10 +9,10 @@ from torch import nn
 
 from leakbound import data
 from leakbound.assess.record import Assessment, read
-from leakbound.audit.plan import Spec
 from leakbound.captured import Settings, TrainingInfo, findings, load
 from leakbound.captured.observe import found_steps
 from leakbound.captured.run import attack_all
+from leakbound.registry import Spec
 
 SHAPE, RATE = (1, 28, 28), 0.1
 

@@ -12,8 +12,8 @@ pytest.importorskip("flwr")
 
 import leakbound as lb
 from leakbound import captured
-from leakbound.audit.plan import Spec
 from leakbound.flower import capture_app, run
+from leakbound.registry import Spec
 
 ROOT = Path(__file__).parent.parent.parent
 APP = ROOT / "examples" / "quickstart"

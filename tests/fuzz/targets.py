@@ -38,7 +38,7 @@ from leakbound.correlation import Factor
 from leakbound.data.schema import Schema
 from leakbound.gate import policy
 from leakbound.models.custom import load_weights
-from leakbound.registry import spec_of
+from leakbound.registry import parse
 from leakbound.report import folder as run_folder
 from leakbound.risk.deployment import file as deployment_file
 from leakbound.risk.deployment import flower_app, nvflare
@@ -368,9 +368,7 @@ def formats(folder: Path) -> dict[str, Format]:
         **more,
         "epsilon audit": one("a.json", EPSILON, _claimed),
         "records": Format(_records(), _of_run, "records.jsonl"),
-        "defense": one(
-            "w", "gaussian_noise,noise_std=0.1", _words(lambda t: spec_of("defense", t))
-        ),
+        "defense": one("w", "gaussian_noise,noise_std=0.1", _words(lambda t: parse("defense", t))),
         "target": one("w", "psnr>=25 with probability<=0.01", _words(Target.parse)),
         "mechanism": one("w", "blt:0.9,0.5/0.1,0.2", _words(lambda t: Factor.parse(t, 8))),
     }

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from leakbound.assess.record import ReleaseInfo
-from leakbound.report.rounds import attacked_rounds
+from leakbound.report.sentences import attacked_rounds
 from leakbound.report.tables import Names
 
 

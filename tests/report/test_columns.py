@@ -12,7 +12,7 @@ from scipy.stats import binomtest, combine_pvalues
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
-from leakbound._util.shares import holm, wilson
+from leakbound._util.intervals import holm, wilson
 from leakbound.assess.record import CriterionInfo
 from leakbound.report import columns, evidence, overview, tables, write
 from leakbound.report.compare import write_comparison

@@ -7,11 +7,11 @@ import re
 import msgspec
 import pytest
 
-from leakbound.report import tables, trainings, write
+from leakbound.report import tables, write
 
 
 def _rows(units):
-    return trainings.loss_curves(units, tables.Names([], units))
+    return tables.loss_curves(units, tables.Names([], units))
 
 
 def test_means_over_seeds_at_shared_rounds(make_training, make_defense):

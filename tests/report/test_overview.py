@@ -19,11 +19,8 @@ def look(tmp_path, make_run):
 
     def build(records, trainings=(), **info):
         folder = make_run(tmp_path / "run", list(records), list(trainings), **info)
-        run = read(folder)
-        names = tables.Names(run.assessments, run.trainings)
-        rows = tables.configurations(run.assessments, names)
-        costs = tables.accuracies(run.trainings, names)
-        return overview.overview(run, names, rows, costs, {}, images=True, inline=True)
+        summary = tables.RunSummary(read(folder))
+        return overview.overview(summary, {}, images=True, inline=True)
 
     return build
 
@@ -109,12 +106,12 @@ def test_lines_go_from_risk_to_safety_and_hold_what_is_known(
         defense=make_defense("dp", z=0.1), psnr=[9.0], bounds=[proved(make_bound, 1.0)]
     )
     (view,) = look([strong, weak, make_assessment()]).views
-    assert [line.label for line in view.lines] == ["no defense", "dp z=0.1", "dp z=5"]
+    assert [line.row.defense for line in view.lines] == ["no defense", "dp z=0.1", "dp z=5"]
     bare, loose, tight = view.lines
-    assert (tight.excluded, tight.excluded_if, tight.attained) == (0.03, 0.03, 0.001)
-    assert overview.limit(tight) == "≤ 0.03"  # what the verdict rests on
-    assert overview.limit(loose) == "the bound is 1: it excludes nothing"
-    assert overview.limit(bare) == "not known"
+    assert (tight.excluded, tight.excluded_if, tight.row.attained) == (0.03, 0.03, 0.001)
+    assert tight.limit == "≤ 0.03"  # what the verdict rests on
+    assert loose.limit == "the bound is 1: it excludes nothing"
+    assert bare.limit == "not known"
     assert (bare.family, loose.family, tight.family) == (None, 0, 0)
     assert (loose.shade, tight.shade) == (0.0, 1.0)
 
@@ -142,7 +139,7 @@ def test_limits_on_these_examples_alone_are_not_for_every_attacker_on_all_data(
     )
     ((line,),) = (view.lines for view in look([own]).views)
     assert (line.excluded, line.excluded_if) == (1.0, 0.03)
-    assert overview.limit(line) == "≤ 0.03 for these very examples"
+    assert line.limit == "≤ 0.03 for these very examples"
 
 
 def test_the_threshold_and_the_accepted_probability_stand_on_the_first_screen(

@@ -157,6 +157,6 @@ def test_utility_by_model_and_defense(make_assessment, make_training, make_defen
     given = make_defense("none")
     units = [make_training(given, s, a) for s, a in enumerate((0.8, 0.9, None))]
     names = tables.Names([make_assessment()], units)
-    (row,) = tables.accuracies(units, names).values()
-    assert row.mean == pytest.approx(0.85)
-    assert (row.low, row.high, row.n, row.failed) == (0.8, 0.9, 2, 1)
+    (row,) = tables.training_costs(units, names).values()
+    assert row.accuracy.mean == pytest.approx(0.85)
+    assert (row.lowest, row.highest, row.accuracy.n, row.failed) == (0.8, 0.9, 2, 1)

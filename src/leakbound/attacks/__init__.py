@@ -7,14 +7,18 @@ from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, BestOf, ByNoise
 from leakbound.attacks.blind import ConstantImage, MeanImage
 from leakbound.attacks.codebook import Codebook
-from leakbound.attacks.correlated_trap import CorrelatedTrap
-from leakbound.attacks.data_dependent_law import CandidateLikelihood
+from leakbound.attacks.data_dependent_law import (
+    CandidateLikelihood,
+    LawEvolution,
+    LawMatching,
+    VarianceReadout,
+)
 from leakbound.attacks.features.cocktail_party import CocktailPartyImages
 from leakbound.attacks.fedavg import FedAvgMatching
 from leakbound.attacks.fishing import Fishing
 from leakbound.attacks.gias import Gias
 from leakbound.attacks.grad_inversion import GradInversion
-from leakbound.attacks.imprint import RobbingTheFed
+from leakbound.attacks.imprint import Loki, RobbingTheFed
 from leakbound.attacks.labels import (
     LABEL_RULES,
     infer,
@@ -22,7 +26,6 @@ from leakbound.attacks.labels import (
     label_accuracy,
     label_totals,
 )
-from leakbound.attacks.loki import Loki
 from leakbound.attacks.matching.attack import (
     GradientMatching,
     dlg,
@@ -50,9 +53,8 @@ from leakbound.attacks.tokens.adapters import AdapterPursuit
 from leakbound.attacks.tokens.matching import TokenMatching
 from leakbound.attacks.tokens.rows import TokenRows
 from leakbound.attacks.tokens.span import TokenSpan
-from leakbound.attacks.trap import LinearTrap
+from leakbound.attacks.trap import CorrelatedTrap, LinearTrap
 from leakbound.attacks.trap_weights import TrapWeights
-from leakbound.attacks.variance import LawEvolution, LawMatching, VarianceReadout
 
 __all__ = [
     "LABEL_RULES",

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound._util.codewords import codewords
 from leakbound._util.decibels import EXTREME, mse_of_psnr
-from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
-from leakbound.attacks.blind import VANISHED
-from leakbound.attacks.planted import sent_by_attacker, takes_numbers
+from leakbound.attacks.base import Attack, expected_rows, seen_task
+from leakbound.attacks.planted import answered, sent_by_attacker, takes_numbers
 from leakbound.attacks.trap import TrapLoss
-from leakbound.core import Exact, NotApplicable, Observation, Reconstruction, Task
+from leakbound.core import Exact, Observation, Reconstruction, Task
 
 
 class CodebookModel(nn.Module):
@@ -115,10 +114,13 @@ class Codebook(Attack):
         return replace(planted, buffers=buffers)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        task = _task(observation)
+        task = sent_by_attacker(
+            observation,
+            seen_task,
+            lambda task: isinstance(task.model, CodebookModel),
+            lacks="codebook: there are no public examples to build one",
+        )
         update = observation.update
-        if not bool(update.rows.isfinite().all()):
-            raise NotApplicable("the update is not finite")
         sizes = _sizes(observation, task)
         prior = task.buffers["shares"].double().log()
         found = []
@@ -128,23 +130,10 @@ class Codebook(Attack):
             named, trust = _most_probable(row, precision, float(size), prior, examples)
             found.append(named)
             sure = min(sure, trust)
-        answer = task.buffers["words"][torch.cat(found)].reshape(observation.batch_shape)
         problem = None
-        if not bool(update.rows.any()):
-            problem = VANISHED
-        elif sure < 0.5:
+        if sure < 0.5:
             problem = f"noise hides the codewords: the answer has a probability of {sure:.2g}"
-        return Reconstruction(boxed(answer, task), None, problem=problem)
-
-
-def _task(observation: Observation) -> Task:
-    missing = "codebook: there are no public examples to build one"
-
-    def holds(task: Task) -> bool:
-        return isinstance(task.model, CodebookModel)
-
-    agreed = "and no codebook"
-    return sent_by_attacker(observation, seen_task, holds, agreed=agreed, lacks=missing)
+        return answered(observation, task, task.buffers["words"][torch.cat(found)], problem)
 
 
 def _sizes(observation: Observation, task: Task) -> Tensor:

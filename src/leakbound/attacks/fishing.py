@@ -11,11 +11,10 @@ from torch.nn.functional import one_hot
 from leakbound import check, client
 from leakbound._util import copies
 from leakbound.attacks.analytic import LinearInversion
-from leakbound.attacks.base import Attack, boxed, summed_task
-from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.base import Attack, summed_task
 from leakbound.attacks.matching.attack import inverting_gradients, strong_matching
 from leakbound.attacks.matching.newton import GaussNewton
-from leakbound.attacks.planted import PixelPrior, chosen, sent_by_attacker
+from leakbound.attacks.planted import PixelPrior, answered, chosen, sent_by_attacker
 from leakbound.attacks.sparse import SparseRecovery
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
 from leakbound.losses import named
@@ -171,13 +170,10 @@ class Fishing(Attack):
             observation,
             summed_task,
             lambda task: _label(task) is not None,
-            agreed="with its own output layer",
             lacks="fishing output layer: there are no public examples, or no classes to choose by",
         )
         if not task.plan.is_gradient:
             raise NotApplicable("the output layer changes over several local steps")
-        if not bool(observation.update.rows.isfinite().all()):
-            raise NotApplicable("the update is not finite")
         head = _head(task)
         label = _label(task)
         assert head is not None  # as _label found
@@ -189,14 +185,12 @@ class Fishing(Attack):
             slope = -1 / size
         count = min(round(abs(slope) * size), observation.examples)
         problem = f"at most {count} of {observation.examples} examples are answered"
-        if not bool(observation.update.rows.any()):
-            problem = VANISHED
-        else:
+        if bool(observation.update.rows.any()):
             inner = INNER[self.attack] if isinstance(self.attack, str) else self.attack
             found = inner(_remaining(observation, task, head, label, slope, count), generator)
             answer[:count] = found.inputs
             problem = f"{problem}; {found.problem}" if found.problem else problem
-        return Reconstruction(boxed(answer, task), None, problem=problem)
+        return answered(observation, task, answer, problem)
 
     def _slope(
         self, observation: Observation, task: Task, name: str, label: int

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from leakbound.attacks.base import summed_task
-from leakbound.attacks.blind import public_images
+from leakbound.attacks.base import boxed, summed_task
+from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.core import (
     Exact,
     Gaussian,
@@ -17,6 +17,7 @@ from leakbound.core import (
     Law,
     NotApplicable,
     Observation,
+    Reconstruction,
     Server,
     Task,
     Unknown,
@@ -93,28 +94,39 @@ def sent_by_attacker(
     seen: Callable[[Observation], Task],
     holds: Callable[[Task], bool],
     *,
-    agreed: str,
     lacks: str,
 ) -> Task:
     """The task that was `seen`, if a malicious server sent a model that holds its layer."""
     if observation.threat.server is not Server.MALICIOUS:
-        raise NotApplicable(f"the server is honest: it sends the agreed model {agreed}")
+        raise NotApplicable("the server is honest: it sends the agreed model")
     task = seen(observation)
     if not takes_numbers(task):
         raise NotApplicable("a malicious layer takes numbers, and this model takes tokens")
     if not holds(task):
         raise NotApplicable(f"the model that was sent holds no {lacks}")
+    if not bool(observation.update.rows.isfinite().all()):
+        raise NotApplicable("the update is not finite")
     return task
 
 
 def planted_task(observation: Observation, kind: str) -> Task:
+    """The task with a `Front` of this kind before its model."""
     return sent_by_attacker(
         observation,
         summed_task,
         lambda task: isinstance(task.model, Front) and task.model.kind == kind,
-        agreed="without a malicious layer",
         lacks=f"{kind}: it has no public images to build one from",
     )
+
+
+def answered(
+    observation: Observation, task: Task, inputs: Tensor, problem: str | None
+) -> Reconstruction:
+    """Inputs in the range of the task, in any order: the labels are not those of the batch."""
+    inputs = inputs.to(observation.update.rows).reshape(observation.batch_shape)
+    if not bool(observation.update.rows.any()):
+        problem = VANISHED
+    return Reconstruction(boxed(inputs, task), None, problem=problem)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +149,6 @@ def caught(observation: Observation, task: Task, *, differences: bool) -> list[C
     units are empty (traps). These units show unknown noise.
     """
     update = observation.update
-    if not bool(update.rows.isfinite().all()):
-        raise NotApplicable("the update is not finite")
     assert isinstance(task.model, Front)  # as planted_task found
     part = task.model.part
     times = task.plan.total_weight
@@ -174,9 +184,10 @@ def _pruned(row: Tensor, seen: Tensor) -> Tensor:
 
 
 def _scatter(row: Tensor, differences: bool) -> Tensor:
-    still = row.diff(dim=0) if differences and len(row) > 1 else row
-    energy = still.square().mean(1) / (2 if differences and len(row) > 1 else 1)
-    return energy.quantile(QUIET)
+    if not differences or len(row) == 1:
+        return row.square().mean(1).quantile(QUIET)
+    # a difference has the noise of two units
+    return (row.diff(dim=0).square().mean(1) / 2).quantile(QUIET)
 
 
 def chosen(update: Update, index: Tensor, factor: Tensor) -> Update:

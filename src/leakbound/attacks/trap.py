@@ -1,4 +1,7 @@
-"""A malicious server's linear trap: a layer whose gradient is the input itself."""
+"""A malicious server's linear trap: a layer whose gradient is the input itself.
+
+The estimators take an example X from z = scale X + noise, where |X| is known or assumed.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,24 @@ from leakbound import check
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED, public_images
 from leakbound.attacks.planted import sent_by_attacker, takes_numbers
-from leakbound.attacks.trap_estimators import (
-    TrapReading,
-    max_success_estimate,
-    shrinkage,
-    sphere_mean,
-    unbiased,
-)
-from leakbound.core import (
-    Loss,
-    NotApplicable,
-    Observation,
-    Reconstruction,
-    Task,
-)
+from leakbound.core import Gaussian, Loss, NotApplicable, Observation, Reconstruction, Task
+from leakbound.correlation import Factor
+
+__all__ = [
+    "CorrelatedTrap",
+    "LinearTrap",
+    "TrapReading",
+    "max_success_estimate",
+    "shrinkage",
+    "sphere_mean",
+    "unbiased",
+]
 
 ESTIMATORS = ("optimal", "unbiased", "shrinkage", "gamma", "division")
 MOST_NORMS = 64
 TURNS = 100
+# The recurrence for the ratio of Bessel functions starts this many orders above the wanted one.
+EXTRA_ORDERS = 1000
 
 
 class Trap(nn.Module):
@@ -294,13 +297,12 @@ class _Reader:
 
 
 def _task(observation: Observation) -> Task:
-    missing = "linear trap: without public images the input's size is not known; give features"
-
-    def holds(task: Task) -> bool:
-        return isinstance(task.model, Trap)
-
-    agreed = "without a linear trap"
-    return sent_by_attacker(observation, seen_task, holds, agreed=agreed, lacks=missing)
+    return sent_by_attacker(
+        observation,
+        seen_task,
+        lambda task: isinstance(task.model, Trap),
+        lacks="linear trap: without public images the input's size is not known; give features",
+    )
 
 
 def _caught(observation: Observation) -> Tensor:
@@ -351,3 +353,177 @@ def _ratios(observation: Observation) -> Tensor:
     used = bias != 0
     each = torch.where(used[..., None], weight / torch.where(used, bias, 1)[..., None], 0)
     return each.sum(1) / used.sum(1, keepdim=True).clamp_min(1)
+
+
+@dataclass(frozen=True)
+class CorrelatedTrap(LinearTrap):
+    """Send the linear trap in every round and combine all releases into one estimate.
+
+    The example adds the same vector u in the rounds of its pattern p. Releases of `CorrelatedNoise`
+    have the noise sigma C^-1 Z, which the weights C^T C p / |C p|^2 average best: the result is u
+    with noise sigma / |C p|, and holds all that the releases say about u. Rounds without the
+    example count too, because their noise cancels. A mean over the example's own rounds is weaker.
+
+    Without correlated noise the weights are equal. Without a history it is `linear_trap`.
+
+    Args:
+        pattern: the rounds of the history that hold the example, from 0 on; empty: all.
+
+    The other settings are those of `LinearTrap`.
+
+    Assumptions: the history has every release of the client, all with the same bound on an example.
+        In rounds outside the pattern the malicious layer's gradient is zero, or known and
+        subtracted.
+
+    Raises:
+        NotApplicable: as `LinearTrap`; the rounds differ in shape or bound; the pattern names
+            rounds that were not seen.
+
+    Source: docs/correlated_noise.md; the linear trap: Riess et al. (paper C), section IV.
+
+    Example:
+        >>> CorrelatedTrap("gamma", eta=0.01, pattern=(0, 4, 8, 12)).pattern
+        (0, 4, 8, 12)
+    """
+
+    pattern: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = all(type(at) is int and at >= 0 for at in self.pattern)
+        if not whole or len({*self.pattern}) < len(self.pattern):
+            raise ValueError(f"pattern is {self.pattern}; give different rounds from 0 on")
+
+    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+        return super().__call__(self._together(observation), generator)
+
+    def estimate(self, observation: Observation) -> Tensor:
+        return super().estimate(self._together(observation))
+
+    def _together(self, observation: Observation) -> Observation:
+        """One observation, without a history, of the weighted sum of all rounds."""
+        if not observation.history:
+            return observation
+        seen = [each.update for each in (*observation.history, observation)]
+        last = seen[-1]
+        count = len(seen)
+        pattern = self.pattern or tuple(range(count))
+        if max(pattern) >= count:
+            raise NotApplicable(f"pattern is {pattern}, but only {count} rounds were seen")
+        if any(each.rows.shape != last.rows.shape or each.bound != last.bound for each in seen):
+            raise NotApplicable("the rounds differ in shape, or in the bound on an example")
+        found = (getattr(k, "factor", None) for k in getattr(observation.defense, "links", ()))
+        own = next((one for one in found if isinstance(one, Factor)), None)
+        factor = Factor.parse("none", count) if own is None else own.first(count)
+        weights = factor.weights(pattern)
+        none = torch.zeros_like(last.rows)
+        rows = sum((float(w) * u.rows for w, u in zip(weights, seen, strict=True)), none)
+        law = last.law
+        if isinstance(law, Gaussian):
+            last_noise = float(factor.inverse[-1] @ factor.inverse[-1])
+            least = 1 / factor.attained(pattern) ** 2
+            law = replace(law, covariance=law.covariance * (least / last_noise))
+        return replace(observation, update=replace(last, rows=rows, law=law), history=())
+
+
+@dataclass(frozen=True, eq=False)
+class TrapReading:
+    """What all rows of a linear trap show together: z = scale X + N(0, noise_std^2 I).
+
+    Attributes:
+        mean: z (N,), float64.
+        scale: the factor on the example; above 0.
+        noise_std: standard deviation of the noise on every coordinate of z; 0 without noise.
+        norm: |X| in input units, known or assumed; 0 or above.
+    """
+
+    mean: Tensor
+    scale: float
+    noise_std: float
+    norm: float
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise over signal: noise_std / (scale |X|)."""
+        signal = self.scale * self.norm
+        if self.noise_std == 0:
+            return 0.0
+        return self.noise_std / signal if signal > 0 else math.inf
+
+    @property
+    def direction(self) -> Tensor:
+        """The direction of z: z / |z|; zeros if z is zero."""
+        largest = self.mean.abs().max()
+        if not float(largest) > 0:
+            return self.mean * 0
+        inside = self.mean / largest
+        unit: Tensor = inside / inside.norm()
+        return unit
+
+
+def unbiased(reading: TrapReading) -> Tensor:
+    """Return z / scale, the best unbiased estimator; its error follows a chi-square distribution.
+
+    Source: paper C, Theorem IV.1; docs/errata.md, C1.
+    """
+    return reading.mean / reading.scale
+
+
+def shrinkage(reading: TrapReading) -> Tensor:
+    """Return c z / scale, c = 1 / (1 + N noise^2), the multiple of least mean squared error.
+
+    Source: James and Stein 1961, with a known norm.
+    """
+    noise = reading.noise_multiplier
+    factor = 1 + reading.mean.numel() * noise * noise
+    return reading.mean / reading.scale / factor
+
+
+def sphere_mean(reading: TrapReading) -> Tensor:
+    """The mean of X given z, X uniform on the sphere of radius |X|: the least mean squared error.
+
+    The posterior of the direction is von Mises-Fisher with concentration |z| scale |X| /
+    noise_std^2.
+
+    Source: docs/errata.md, "gamma*" (the posterior of the direction).
+    """
+    noise = reading.noise_multiplier
+    if noise == math.inf:
+        return reading.mean * 0
+    if noise == 0:
+        return reading.norm * reading.direction
+    length = float(reading.mean.norm()) / (reading.scale * reading.norm)
+    ratio = bessel_ratio(reading.mean.numel(), length / noise / noise)
+    return reading.norm * ratio * reading.direction
+
+
+def max_success_estimate(reading: TrapReading, eta: float) -> Tensor:
+    """|X| cos(theta) z / |z|, sin^2 theta = N eta / |X|^2: the most likely to achieve an MSE of
+    eta.
+
+    It attains gamma*. If N eta >= |X|^2, it is the zero image, which always succeeds.
+
+    Source: docs/errata.md, "gamma*".
+    """
+    if reading.norm == 0:
+        return reading.mean * 0
+    error = reading.mean.numel() * (eta / reading.norm / reading.norm)
+    return reading.norm * math.sqrt(max(0.0, 1 - error)) * reading.direction
+
+
+def bessel_ratio(dim: int, concentration: float) -> float:
+    """I_{dim/2}(k) / I_{dim/2 - 1}(k): the mean length of a von Mises-Fisher unit vector.
+
+    Backward recurrence from a bound at an order a thousand higher (Amos 1974), whose error shrinks
+    in each step: relative error below 1e-9 for all arguments.
+    """
+    k = concentration
+    if k == math.inf:
+        return 1.0
+    if k == 0:
+        return 0.0
+    order = dim / 2 + EXTRA_ORDERS
+    ratio = k / (order - 0.5 + math.hypot(order + 0.5, k))
+    for step in range(EXTRA_ORDERS - 1, -1, -1):
+        ratio = k / (dim + 2 * step + k * ratio)
+    return ratio

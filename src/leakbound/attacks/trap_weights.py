@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound.attacks.base import Attack, boxed
-from leakbound.attacks.blind import VANISHED
-from leakbound.attacks.planted import Caught, PixelPrior, caught, in_front, planted_task
+from leakbound.attacks.base import Attack
+from leakbound.attacks.planted import (
+    Caught,
+    PixelPrior,
+    answered,
+    caught,
+    in_front,
+    planted_task,
+)
 from leakbound.core import Observation, Reconstruction, Task
 from leakbound.randomness import normal, stream
 
@@ -109,15 +115,12 @@ class TrapWeights(Attack):
             images += [*found, prior.mean.expand(row.examples - len(found), -1)]
             sure += sum(n > 1 for n in supports)
             left += reader.unexplained()
-        answer = torch.cat(images).to(observation.update.rows).reshape(observation.batch_shape)
         problem = None
-        if not bool(observation.update.rows.any()):
-            problem = VANISHED
-        elif sure < observation.examples:
+        if sure < observation.examples:
             problem = f"rows agree on only {sure} of {observation.examples} inputs"
         elif left:
             problem = f"{left} rows are not sums of the answers: some answers may be mixtures"
-        return Reconstruction(boxed(answer, task), None, problem=problem)
+        return answered(observation, task, torch.cat(images), problem)
 
 
 class _WeightReader:

@@ -10,7 +10,6 @@ from leakbound.audit.plan import (
     Experiment,
     ModelSpec,
     Plan,
-    Spec,
     TrainingUnit,
     UtilitySpec,
     attack_info,
@@ -19,6 +18,7 @@ from leakbound.audit.plan import (
 )
 from leakbound.audit.plan_file import load, parse
 from leakbound.audit.simulate import Simulation, error_bound, simulate
+from leakbound.registry import Spec
 
 __all__ = [
     "AuditResult",

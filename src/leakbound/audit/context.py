@@ -27,7 +27,7 @@ from leakbound.core import Batch, NotApplicable, Task, ThreatModel
 from leakbound.domains import Domain
 from leakbound.losses import NamedLoss, named
 from leakbound.lpips import Lpips
-from leakbound.models.custom import load_user_model, load_weights
+from leakbound.models.custom import load_weights
 from leakbound.randomness import permutation, stream
 from leakbound.task import trained
 
@@ -241,13 +241,15 @@ class PlanContext:
         return self._trained(task, spec.train_steps, seed) if spec.train_steps else task
 
     def _module(self, spec: ModelSpec, seed: int) -> nn.Module:
-        given = {
-            "input_shape": self.input_shape,
-            "classes": self.loss.outputs(self.dataset.classes),
-            "generator": stream(seed, "model", spec.name),
-        }
-        more = {"domain": self.domain} if ":" in spec.name else {}
-        model = module_of(spec.name, dict(spec.settings), **given, **more)
+        model: nn.Module = registry.build(
+            "model",
+            spec.name,
+            dict(spec.settings),
+            input_shape=self.input_shape,
+            classes=self.loss.outputs(self.dataset.classes),
+            generator=stream(seed, "model", spec.name),
+            domain=self.domain,
+        )
         if spec.weights is not None:
             load_weights(model, Path(spec.weights))
         return model
@@ -301,12 +303,6 @@ def others_in_round(
 def random_weights(name: str) -> bool:
     """Whether no example chose the weights of a model of this name; unknown for user code."""
     return ":" not in name
-
-
-def module_of(name: str, settings: dict[str, Any], **given: Any) -> nn.Module:
-    if ":" in name:
-        return load_user_model(name, **given, **settings)
-    return cast(nn.Module, registry.build("model", name, settings, **given))
 
 
 def usable(device: str) -> torch.device:

@@ -9,7 +9,8 @@ from functools import cache
 from leakbound import client
 from leakbound.attacks.pace import planned
 from leakbound.audit.context import PlanContext, one_thread
-from leakbound.audit.plan import Experiment, ModelSpec, Spec, Unit, build_attack, build_defense
+from leakbound.audit.plan import Experiment, ModelSpec, Unit, build_attack, build_defense
+from leakbound.registry import Spec
 
 EVALUATION = 3.0
 """Gradients that one search step costs: autograd takes 9 forwards where a gradient takes 3."""

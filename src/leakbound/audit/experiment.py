@@ -45,6 +45,7 @@ from leakbound.losses import named
 from leakbound.metrics import Metric
 from leakbound.protocol import Round
 from leakbound.randomness import stream
+from leakbound.registry import Spec
 from leakbound.risk.statement import of_bound
 
 DIED = "its process died (out of memory, or a crash)"
@@ -222,7 +223,7 @@ def play_round(unit: plans.Experiment, context: PlanContext, *, planted: bool = 
 
 
 def answers(
-    attack: plans.Spec, played: Sequence[Round], sources: Sequence[torch.Generator]
+    attack: Spec, played: Sequence[Round], sources: Sequence[torch.Generator]
 ) -> list[Reconstruction]:
     """An attack's results on several rounds, or on one: always as one of many."""
     built = plans.build_attack(attack)
@@ -244,7 +245,7 @@ def reason_of(error: Exception) -> str:
     return one_line(error)
 
 
-def defense_info(links: tuple[plans.Spec, ...], built: Chain) -> records.DefenseInfo:
+def defense_info(links: tuple[Spec, ...], built: Chain) -> records.DefenseInfo:
     return records.DefenseInfo(
         name=plans.defense_name(links),
         parameters=plans.plain(plans.defense_parameters(links)),
@@ -254,9 +255,9 @@ def defense_info(links: tuple[plans.Spec, ...], built: Chain) -> records.Defense
     )
 
 
-def links_of(defense: Chain) -> tuple[plans.Spec, ...]:
+def links_of(defense: Chain) -> tuple[Spec, ...]:
     return tuple(
-        plans.Spec(
+        Spec(
             registry.snake(type(link).__name__),
             tuple((f.name, plans.plain(getattr(link, f.name))) for f in fields(link) if f.init),
         )

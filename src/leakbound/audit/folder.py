@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakbound import report
+from leakbound import registry, report
 from leakbound._util import files, pictures
 from leakbound.assess.record import Assessment, Damage, Record, Training, Verdict, is_picture
 from leakbound.assess.verdict import of_run
@@ -25,7 +25,7 @@ from leakbound.audit.estimate import Clock, estimate
 from leakbound.audit.experiment import DIED, NO_MEMORY, Result, refused
 from leakbound.audit.journal import Journal
 from leakbound.audit.plan import Plan, Unit, plain, units_left
-from leakbound.audit.plan_file import load, parse, row_of
+from leakbound.audit.plan_file import load, parse
 from leakbound.audit.run_file import claim, header
 from leakbound.core import ThreatModel
 from leakbound.defenses import Defense
@@ -283,9 +283,9 @@ def run_audit(
         table: dict[str, Any] = {
             "name": "audit",
             "data": source,
-            "models": [row_of("model", one) for one in models],
-            "attacks": [row_of("attack", one) for one in attacks],
-            "defenses": [row_of("defense", one) for one in defenses],
+            "models": [registry.row_of("model", one) for one in models],
+            "attacks": [registry.row_of("attack", one) for one in attacks],
+            "defenses": [registry.row_of("defense", one) for one in defenses],
             "batch_sizes": list(batch_sizes),
             "seeds": list(seeds),
             "criterion": {"psnr": psnr},

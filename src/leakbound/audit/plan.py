@@ -16,23 +16,11 @@ from leakbound.attacks import Attack, settings_hash
 from leakbound.core import Server, ThreatModel
 from leakbound.defenses import Chain, chain
 from leakbound.losses import named
+from leakbound.registry import Spec
 from leakbound.risk import ErrorBoundSpec, RiskSpec
 
 MOST_EXPERIMENTS = 1_000_000
 MOST_SETTINGS = 10_000  # of models, of defenses, of attacks: each is built once before the audit
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A name and its settings, hashable and in one order."""
-
-    name: str
-    settings: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The settings as a dictionary."""
-        return dict(self.settings)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -14,14 +14,11 @@ from leakbound._util import files
 from leakbound._util.decibels import EXTREME
 from leakbound.audit import plan as plans
 from leakbound.core import Server, ThreatModel
-from leakbound.defenses import Chain
-from leakbound.registry import spec_of
 from leakbound.risk import ErrorBoundSpec, RiskSpec
 
 NESTED = {"psnr": "criterion", "share": "criterion", "lpips_weights": "metrics"}
 """The plan's fields that are tables."""
 KEYS = [NESTED.get(field.name, field.name) for field in fields(plans.Plan)]
-NO_DEFENSE = {"name": "none"}
 LAST_ROUND = 1000
 """The last round that an audit attacks: the server remembers all before it."""
 
@@ -29,27 +26,6 @@ LAST_ROUND = 1000
 def load(path: Path) -> plans.Plan:
     """Read a plan from a TOML file; for an unknown key or name the error offers the closest."""
     return parse(files.read_toml(path, f"plan {str(path)!r}"), name=path.stem)
-
-
-def row_of(kind: str, given: object) -> dict[str, Any]:
-    """A plan's table from user input: a name with settings, a table, or a registered object."""
-    if isinstance(given, str):
-        return spec_of(kind, given)
-    if isinstance(given, Mapping):
-        return dict(given)
-    if isinstance(given, Chain):
-        rows = [row_of(kind, link) for link in given.links]
-        return {"links": rows} if rows else NO_DEFENSE
-    name = registry.snake(type(given).__name__)
-    if name in registry.entries(kind) and is_dataclass(given):
-        own = {f.name: getattr(given, f.name) for f in fields(given) if f.init}
-        own = {f: value for f, value in own.items() if value is not None}
-        if registry.build(kind, name, own) == given:
-            return {"name": name, **own}
-    raise ValueError(
-        f"{kind} is {str(given)[:60]!r}, which no name and settings describe; give it by name "
-        f'(`leakbound list`), as in "NAME,key=1.5"'
-    )
 
 
 def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
@@ -61,24 +37,26 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
         >>> len(plan.experiments())
         2
     """
-    _known_keys("the plan", table, KEYS)
+    check.known_keys("the plan", table, KEYS)
     for key, value in table.items():
-        _storable(key, value)
+        registry.storable(key, value)
     for need in ("models", "attacks"):
         if not table.get(need):
             raise ValueError(f"the plan names no {need}; add [[{need}]] with a name")
     psnr, share = _criterion(_section("criterion", table))
     models = [_models(row) for row in _rows("models", table["models"])]
-    defenses = [_defenses(row) for row in _rows("defenses", table.get("defenses", [NO_DEFENSE]))]
-    attacks = [_options("attack", row) for row in _rows("attacks", table["attacks"])]
+    defense_rows = _rows("defenses", table.get("defenses", [{"name": registry.NO_DEFENSE}]))
+    defenses = [registry.grids_of("defense", row) for row in defense_rows]
+    attack_rows = _rows("attacks", table["attacks"])
+    attacks = [grid for row in attack_rows for grid in registry.grids_of("attack", row)]
     batch_sizes = _whole("batch_sizes", table.get("batch_sizes", [1]), 1)
     seeds = _whole("seeds", table.get("seeds", [0]), 0)
     plans.refuse_large(
         {
             "models": sum(count for count, _ in models),
             "batch_sizes": len(batch_sizes),
-            "defenses": sum(count for count, _ in defenses),
-            "attacks": sum(map(_count, attacks)),
+            "defenses": sum(math.prod(grid.count for grid in grids) for grids in defenses),
+            "attacks": sum(grid.count for grid in attacks),
             "seeds": len(seeds),
         }
     )
@@ -86,8 +64,8 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
         name=_typed("name", table.get("name", name), str),
         data=_dataclass(plans.DataSpec, "data", table),
         models=tuple(model for _, some in models for model in some),
-        defenses=tuple(links for _, some in defenses for links in some),
-        attacks=tuple(attack for some in attacks for attack in _specs(some)),
+        defenses=tuple(links for grids in defenses for links in _chains(grids)),
+        attacks=tuple(attack for grid in attacks for attack in grid),
         batch_sizes=batch_sizes,
         seeds=seeds,
         threat=_threat(_section("threat", table)),
@@ -104,15 +82,6 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
     for attack in plan.attacks:
         plans.build_attack(attack)
     return plan
-
-
-def only(kind: str, given: object) -> Any:
-    """The one attack (a spec), or the one defense (its links), that a user's text names."""
-    table = {"models": [{"name": "mlp"}], "attacks": [{"name": "dlg"}]}
-    found = getattr(parse({**table, f"{kind}s": [row_of(kind, given)]}), f"{kind}s")
-    if len(found) != 1:
-        raise ValueError(f"{kind} names {len(found)} settings; give one value for each")
-    return found[0]
 
 
 def _utility(table: Mapping[str, Any]) -> plans.UtilitySpec:
@@ -135,7 +104,7 @@ def _risk(table: Mapping[str, Any]) -> RiskSpec:
 
 
 def _threat(table: Mapping[str, Any]) -> ThreatModel:
-    _known_keys("threat", table, [field.name for field in fields(ThreatModel)])
+    check.known_keys("threat", table, [field.name for field in fields(ThreatModel)])
     server = table.get("server", "honest")
     check.one_of([s.value for s in Server], server=server)
     given = {key: _typed(key, value, bool) for key, value in table.items() if key != "server"}
@@ -143,7 +112,7 @@ def _threat(table: Mapping[str, Any]) -> ThreatModel:
 
 
 def _criterion(table: Mapping[str, Any]) -> tuple[float, float]:
-    _known_keys("criterion", table, ["psnr", "share"])
+    check.known_keys("criterion", table, ["psnr", "share"])
     value = table.get("psnr", 20.0)
     share = table.get("share", 0.9)
     check.positive(psnr=value, share=share)
@@ -155,7 +124,7 @@ def _criterion(table: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _lpips_weights(table: Mapping[str, Any]) -> str | None:
-    _known_keys("metrics", table, ["lpips_weights"])
+    check.known_keys("metrics", table, ["lpips_weights"])
     path = table.get("lpips_weights")
     return path if path is None else str(_typed("lpips_weights", path, str))
 
@@ -172,24 +141,8 @@ def _round(value: Any) -> int | None:
     return number
 
 
-def _defenses(row: Mapping[str, Any]) -> tuple[int, Iterator[tuple[plans.Spec, ...]]]:
-    """The number of defenses in a table, and an iterator that makes them."""
-    if "links" in row:
-        _known_keys("a defense with links", row, ["links"])
-        options = [_options("defense", link) for link in _rows("defenses.links", row["links"])]
-        if not options:
-            raise ValueError('links is empty; name at least one link, or name = "none"')
-    else:
-        options = [_options("defense", row)]
-    return math.prod(map(_count, options)), _chains(options)
-
-
-def _chains(options: list[_Options]) -> Iterator[tuple[plans.Spec, ...]]:
-    for specs in product(*map(_specs, options)):
-        yield tuple(spec for spec in specs if spec.name != "none")
-
-
 def _models(row: Mapping[str, Any]) -> tuple[int, Iterator[plans.ModelSpec]]:
+    """The number of models in a table, and an iterator that makes them."""
     rest = {k: v for k, v in row.items() if k not in ("train_steps", "weights")}
     steps = _whole("train_steps", row.get("train_steps", 0), 0)
     if not steps:
@@ -197,73 +150,21 @@ def _models(row: Mapping[str, Any]) -> tuple[int, Iterator[plans.ModelSpec]]:
     weights = row.get("weights")
     if weights is not None:
         _typed("weights", weights, str)
-    name = _typed("models.name", rest.get("name", ""), str)
-    if ":" in name:
-        settings = tuple(sorted((k, _frozen(v)) for k, v in rest.items() if k != "name"))
-        return len(steps), (plans.ModelSpec(name, settings, many, weights) for many in steps)
-    option = _options("model", rest)
-    specs = (
-        plans.ModelSpec(one.name, one.settings, many, weights)
-        for one in _specs(option)
-        for many in steps
+    specs: registry.Grid | tuple[registry.Spec, ...]
+    if ":" in _typed("models.name", rest.get("name", ""), str):
+        specs = registry.specs_of("model", rest)  # lists are values of the user's own function
+        count = len(steps)
+    else:
+        (specs,) = registry.grids_of("model", rest)
+        count = specs.count * len(steps)
+    return count, (
+        plans.ModelSpec(spec.name, spec.settings, many, weights) for spec in specs for many in steps
     )
-    return _count(option) * len(steps), specs
 
 
-@dataclass(frozen=True)
-class _Options:
-    entry: registry.Entry
-    values: dict[str, list[Any]]
-
-
-def _options(kind: str, row: Mapping[str, Any]) -> _Options:
-    if "name" not in row:
-        raise ValueError(f'{kind} {dict(row)!r} has no name; add name = "..."')
-    entry = registry.find(kind, _typed(f"{kind} name", row["name"], str))
-    values = {}
-    names = {parameter.name for parameter in entry.parameters}
-    for key, value in row.items():
-        if key == "name":
-            continue
-        known = key in names
-        many = isinstance(value, list) and not (known and registry.takes_list(entry, key))
-        if many and not value:
-            raise ValueError(f"{entry.name}.{key} is an empty list; give at least one value")
-        values[key] = value if many else [value]
-    return _Options(entry, values)
-
-
-def _count(options: _Options) -> int:
-    return math.prod(len(values) for values in options.values.values())
-
-
-def _specs(options: _Options) -> Iterator[plans.Spec]:
-    for combination in product(*options.values.values()):
-        given = dict(zip(options.values, combination, strict=True))
-        settled = registry.settle(options.entry, given)
-        yield plans.Spec(
-            options.entry.name, tuple(sorted((k, _frozen(v)) for k, v in settled.items()))
-        )
-
-
-def _storable(name: str, value: Any) -> None:
-    """Reject what a record cannot hold: dates, infinite numbers, integers over 64 bits."""
-    if isinstance(value, dict | list):
-        rows = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, inner in rows:
-            _storable(f"{name}.{key}", inner)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}; give a finite number")
-    elif isinstance(value, int) and abs(value) >= 2**63:
-        raise ValueError(f"{name} is a number of over 64 bits; give a smaller one")
-    elif not isinstance(value, str | int | float):
-        raise ValueError(f"{name} is {value}; give a number, a text or a list of them")
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, dict):
-        raise ValueError(f"a setting is the table {value!r}; give a number, a text or a list")
-    return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value
+def _chains(grids: list[registry.Grid]) -> Iterator[tuple[registry.Spec, ...]]:
+    for specs in product(*grids):
+        yield tuple(spec for spec in specs if spec.name != registry.NO_DEFENSE)
 
 
 def _whole(name: str, values: Any, least: int) -> tuple[int, ...]:
@@ -292,12 +193,6 @@ def _typed(name: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"{name} is {value!r}; give a value of type {kind.__name__}")
     return value
-
-
-def _known_keys(where: str, table: Mapping[str, Any], known: list[str]) -> None:
-    for key in table:
-        if key not in known:
-            raise ValueError(f"{where} has no key {key!r}; {check.closest(key, known)}")
 
 
 def _dataclass(kind: Any, name: str, table: Mapping[str, Any]) -> Any:

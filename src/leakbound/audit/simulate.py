@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from leakbound import check, client
+from leakbound import check, client, registry
 from leakbound._util import copies
 from leakbound._util.formats import format_number
 from leakbound._util.text import digest
@@ -24,7 +24,6 @@ from leakbound.audit import experiment
 from leakbound.audit.attacked_round import attacked_round
 from leakbound.audit.context import one_thread
 from leakbound.audit.plan import attack_info, build_attack, build_defense, plain
-from leakbound.audit.plan_file import only
 from leakbound.core import Batch, LocalPlan, Loss, NotApplicable, Reconstruction, Task, ThreatModel
 from leakbound.defenses import Chain, Defense, chain
 from leakbound.domains import Domain, of_shape
@@ -323,13 +322,14 @@ def defense_of(given: Defense | str | None) -> tuple[Chain, records.DefenseInfo]
     if isinstance(given, Defense):
         built = given if isinstance(given, Chain) else chain(given)
         return built, experiment.defense_info(experiment.links_of(built), built)
-    links = only("defense", "none" if given is None else given)
-    return build_defense(links), experiment.defense_info(links, build_defense(links))
+    links = registry.specs_of("defense", registry.NO_DEFENSE if given is None else given)
+    built = build_defense(links)
+    return built, experiment.defense_info(links, built)
 
 
 def _attack(given: Attack | str) -> tuple[Attack, records.AttackInfo]:
     if isinstance(given, Attack):
         name = type(given).__name__
         return given, records.AttackInfo(name=name, settings=repr(given), hash=settings_hash(given))
-    spec = only("attack", given)
+    (spec,) = registry.specs_of("attack", given)
     return build_attack(spec), attack_info(spec)

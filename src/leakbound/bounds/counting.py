@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike
 from scipy import optimize, special
 
 from leakbound._util.formats import format_upper
+from leakbound._util.intervals import clopper_pearson
 from leakbound.bounds import identification
 from leakbound.bounds.balls import MOST_PAIRS, BallCounts, counts_of, neighbors
 from leakbound.bounds.distances import ROUNDING, ColumnMisses, Distance, SquaredError
@@ -69,7 +70,7 @@ def count_limit(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
     single("n", whole("n", n))
     held = single("count", whole("count", count, 0))
     tail = 1 - single("confidence", probability("confidence", confidence))
-    return 1.0 if held >= n else float(special.betainccinv(held + 1, n - held, tail))
+    return clopper_pearson(int(held), n, tail)[1]
 
 
 def count_least(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
@@ -82,7 +83,7 @@ def count_least(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
         0.0010855
     """
     tail = 1 - single("confidence", probability("confidence", confidence))
-    return 0.0 if count == 0 else float(special.betaincinv(count, n - count + 1, tail))
+    return clopper_pearson(count, n, tail)[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,13 +24,13 @@ from leakbound.assess.verdict import verdict
 from leakbound.attacks import settings_hash
 from leakbound.attacks.base import Attack, expected_rows, seen_task
 from leakbound.audit import plan as plans
-from leakbound.audit.context import PlanContext
+from leakbound.audit.context import DISTRACTORS
 from leakbound.audit.experiment import defense_info, links_of, model_info, threat_info
 from leakbound.captured import declared
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import InferredContext, fitting
 from leakbound.core import Batch, Observation, Reconstruction
-from leakbound.data import SOURCES, load
+from leakbound.data import SOURCES, Dataset, load
 from leakbound.data.sources import at_path
 from leakbound.data.table import SUFFIXES
 from leakbound.defenses import Chain, chain
@@ -243,7 +243,7 @@ def judged(
         proof = certificate(seen, attack, answer, direction, sure, inferred.decay)
     limits = limits_of(case)
     own = _measured(case, answer, proof.certificate is not None)
-    public = None if case.public is None else case.public.public
+    public = None if case.public is None else case.public.halves[0]
     facts = facts_of(seen, answer, case.criterion.domain, public, inferred.facts)
     if inferred.decay is not None:  # a small gradient beside it may have been lost by rounding
         facts = tuple(fact for fact in facts if fact.kind != "zero values")
@@ -318,38 +318,32 @@ def _measured(case: Case, answer: Reconstruction, proved: bool) -> Measured | No
     )
 
 
-class PublicExamples(PlanContext):
-    """A data source of public examples only, in the units of the model's input.
+class PublicExamples:
+    """Examples of a public data source, in the units of the model's input.
 
     A random half is kept from attacks as decoys.
     """
 
-    def __init__(self, spec: plans.DataSpec, input_range: tuple[float, float] | None) -> None:
-        super().__init__(spec)
-        self._range = input_range
-
-    def batch(self, indices: torch.Tensor) -> Batch:
-        own = super().batch(indices)
-        if self._range is None:
-            return own
-        low, high = self._range
-        return Batch(low + (high - low) * own.inputs, own.labels)
-
-    @property
-    def drawn(self) -> dict[str, torch.Tensor]:
-        none = torch.zeros(0, dtype=torch.long)
-        every = torch.arange(len(self.dataset.labels))
-        return {"private": none, "public": every, "test": none}
+    def __init__(self, dataset: Dataset, input_range: tuple[float, float] | None) -> None:
+        own = dataset.batch(torch.arange(len(dataset.labels)))
+        inputs = own.inputs
+        if input_range is not None:
+            low, high = input_range
+            inputs = low + (high - low) * inputs
+        self.every = Batch(inputs, own.labels)
+        self.origins = dataset.origins
+        self.domain = dataset.domain.fitted(dataset.inputs)
 
     @cached_property
     def halves(self) -> tuple[Batch | None, Batch | None]:
         """What attacks get, and decoys."""
-        indices = self.splits["public"]
-        return halves(self.batch(indices) if len(indices) else None)
+        return halves(self.every)
 
     @cached_property
-    def public(self) -> Batch | None:
-        return self.halves[0]
+    def distractors(self) -> torch.Tensor | None:
+        """Examples among which a reconstruction must identify its own original."""
+        public = self.halves[0]
+        return None if public is None else public.inputs[:DISTRACTORS]
 
 
 def public_examples(source: str, form: Domain, schema: str | None = None) -> PublicExamples:
@@ -358,32 +352,30 @@ def public_examples(source: str, form: Domain, schema: str | None = None) -> Pub
     span = form.input_range if form.rescaled else None
     if source in SOURCES:
         schema = None
-    context = PublicExamples(plans.DataSpec(source, schema=schema), span)
-    own = context.input_shape
+    dataset = load(source, schema=schema)
+    own = tuple(dataset.inputs.shape[1:])
     if own != wanted and has_neighbors(wanted) and wanted[1] == wanted[2]:
-        spec = plans.DataSpec(source, size=wanted[1], channels=wanted[0])
-        context = PublicExamples(spec, span)
-    if context.input_shape != wanted:
+        dataset = load(source, size=wanted[1], channels=wanted[0])
+        own = tuple(dataset.inputs.shape[1:])
+    if own != wanted:
         raise ValueError(
             f"public data {source!r} has examples of shape {own}, the model takes {wanted}; give "
             "examples of that shape"
         )
-    return context
+    return PublicExamples(dataset, span)
 
 
 def limits_of(case: Case) -> Limits:
     inferred = case.inferred
-    context = case.public
     if not inferred.defense.links:
         return Limits(note=NO_LAW)
     if inferred.refuted:
         return Limits(note=NO_NOISE)
-    if context is None:
+    if case.public is None:
         return Limits(note=NO_PUBLIC)
     seen = inferred.observation
-    public = context.counted
+    public = case.public.every
     batch = case.truth
-    assert public is not None  # every image of the context is public
     if batch is None and inferred.labels is not None:  # only labels count of a stand-in
         batch = Batch(public.inputs[:1].expand(seen.batch_shape), inferred.labels)
     released = Released(
@@ -395,10 +387,9 @@ def limits_of(case: Case) -> Limits:
         cohort=seen.cohort,
         batch=batch,
         public=public,
-        origins=context.origins,
+        origins=case.public.origins,
         truth_known=case.truth is not None,
         key=(case.at, case.spec),
-        once=context.once,
     )
     spec = ErrorBoundSpec()
     source = stream(case.at, "bounds", spec.kind, seen.examples)

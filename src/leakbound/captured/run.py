@@ -29,7 +29,6 @@ from leakbound.attacks.planted import Front
 from leakbound.audit import plan as plans
 from leakbound.audit.context import one_line, one_thread
 from leakbound.audit.journal import Journal
-from leakbound.audit.plan_file import only
 from leakbound.audit.run_file import machine, versions
 from leakbound.captured.assess import (
     Case,
@@ -56,6 +55,7 @@ from leakbound.defenses import Defense
 from leakbound.domains import Domain, of_shape
 from leakbound.losses import named
 from leakbound.randomness import stream
+from leakbound.registry import Spec
 from leakbound.report.template import Presented
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Job:
 
     at: int
     rank: int
-    spec: plans.Spec
+    spec: Spec
     steps: int
     cost: int
 
@@ -272,7 +272,7 @@ class Settings:
     input_shape: tuple[int, ...]
     input_range: tuple[float, float] = (0.0, 1.0)
     classes: int | None = None
-    attacks: tuple[plans.Spec, ...] | None = None
+    attacks: tuple[Spec, ...] | None = None
     defense: Defense | None = None
     public: str | None = None
     psnr: float = 20.0
@@ -338,7 +338,7 @@ def attack_update(
     weight_decay: float | None = None,
     input_range: tuple[float, float] = (0.0, 1.0),
     classes: int | None = None,
-    attacks: str | Sequence[str | plans.Spec] | None = None,
+    attacks: str | Sequence[str | Spec] | None = None,
     public: str | None = None,
     truth: Batch | Path | str | None = None,
     psnr: float = 20.0,
@@ -367,7 +367,7 @@ def attack_update(
             f"input_shape is {input_shape!r}; give the shape of one input without the batch, such "
             "as (1, 28, 28)"
         )
-    specs = _specs(attacks)
+    specs = attacks_of(attacks)
     own = getattr(domain, "shape", ())
     shape = tuple(input_shape) or own
     if own and shape != own:
@@ -482,21 +482,29 @@ def _found_steps(work: Work, read: Sequence[Callable[[Finding], Case]], watch: W
     return True
 
 
-def _specs(given: str | Sequence[str | plans.Spec] | None) -> tuple[plans.Spec, ...] | None:
+def attacks_of(given: str | Sequence[str | Spec] | None) -> tuple[Spec, ...] | None:
+    """Attacks by name; one with a list of values for a setting is one attack for each value."""
     if given is None:
         return None
-    several = [given] if isinstance(given, str | plans.Spec) else given
+    several = [given] if isinstance(given, str | Spec) else given
     odd = several if not isinstance(several, Sequence) else [a for a in several if _odd(a)]
     if odd:
         raise ValueError(
             f"attacks is {str(given)[:60]!r}; give names, with settings as in "
             "'inverting_gradients,steps=500'"
         )
-    return tuple(a if isinstance(a, plans.Spec) else only("attack", a) for a in several)
+    specs: list[Spec] = []
+    for attack in several:
+        if isinstance(attack, str):
+            rows = registry.grids_of("attack", registry.row_of("attack", attack))
+            specs += [spec for grid in rows for spec in grid]
+        else:
+            specs.append(attack)
+    return tuple(specs)
 
 
 def _odd(attack: object) -> bool:
-    return not isinstance(attack, str | plans.Spec)
+    return not isinstance(attack, str | Spec)
 
 
 def _case(
@@ -514,7 +522,7 @@ def _case(
     context = (
         None if settings.public is None else public_examples(settings.public, form, settings.schema)
     )
-    public = None if context is None else context.public
+    public = None if context is None else context.halves[0]
     if context is not None and settings.domain is not None:
         form = context.domain  # its scales are those of the public rows
     task, notes = task_of(model, capture, form, classes=settings.classes, loss=settings.loss)
@@ -538,7 +546,7 @@ def _case(
     )
 
 
-def _attacks(settings: Settings, inferred: InferredContext) -> tuple[plans.Spec, ...]:
+def _attacks(settings: Settings, inferred: InferredContext) -> tuple[Spec, ...]:
     """The attacks to run: the requested ones, or the suitable ones, from cheap to strong."""
     if settings.attacks is not None:
         return settings.attacks
@@ -554,10 +562,10 @@ def _attacks(settings: Settings, inferred: InferredContext) -> tuple[plans.Spec,
         names += SMALL
     if isinstance(seen.task.model, Front):
         names = (*PLANTED, *names)
-    return tuple(plans.Spec(name) for name in names)
+    return tuple(Spec(name) for name in names)
 
 
-def _build(spec: plans.Spec, inferred: InferredContext) -> Attack:
+def _build(spec: Spec, inferred: InferredContext) -> Attack:
     """The attack; `fed_avg_matching` gets the number of steps that was found."""
     settings = spec.parameters
     plan = inferred.observation.task.plan
@@ -570,7 +578,7 @@ def _build(spec: plans.Spec, inferred: InferredContext) -> Attack:
     return built
 
 
-def _run(case: Case, spec: plans.Spec, seed: int, pictures: bool) -> Made:
+def _run(case: Case, spec: Spec, seed: int, pictures: bool) -> Made:
     built: Attack | None = None
 
     def ended(**fields: Any) -> Made:

@@ -89,9 +89,9 @@ def _plan(command: options.AttackOptions, name: str, batch_size: int) -> Plan:
         {
             "data": {"source": command.data, "loss": command.loss}
             | ({} if command.schema is None else {"schema": str(command.schema)}),
-            "models": [registry.spec_of("model", command.model)],
-            "attacks": [registry.spec_of("attack", name)],
-            "defenses": [registry.spec_of("defense", command.defense or "none")],
+            "models": [registry.row_of("model", command.model)],
+            "attacks": [registry.row_of("attack", name)],
+            "defenses": [registry.row_of("defense", command.defense or "none")],
             "batch_sizes": [batch_size],
             "seeds": [command.seed],
             "threat": {

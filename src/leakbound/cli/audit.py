@@ -200,7 +200,7 @@ def table(units: Iterable[Training]) -> list[TrainingRow]:
     units = list(units)
     names = tables.Names([], units)
     found = tables.grouped(((names.model(unit), names.defense(unit)), unit) for unit in units)
-    qualities = tables.accuracies(units, names)
+    costs = tables.training_costs(units, names)
     rows = []
     for key, own in found.items():
         ok = [unit for unit in own if unit.status == "ok"]
@@ -210,10 +210,10 @@ def table(units: Iterable[Training]) -> list[TrainingRow]:
                 *key,
                 loss=tables.mean_of(losses),
                 accuracy=tables.mean_of(tables.defined(unit.accuracy for unit in ok)),
-                majority=qualities[key].majority,
-                balanced_accuracy=qualities[key].balanced,
-                auc=qualities[key].auc,
-                unskilled=qualities[key].unskilled,
+                majority=costs[key].majority,
+                balanced_accuracy=costs[key].balanced_accuracy,
+                auc=costs[key].auc,
+                unskilled=costs[key].unskilled,
                 diverged=len(ok) - len(losses),
                 failed=sum(unit.status == "failed" for unit in own),
             )

@@ -16,29 +16,26 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from leakbound import captured, tensors
-from leakbound._util import stops, user_code
+from leakbound import captured, registry, tensors
+from leakbound._util import stops
 from leakbound._util.formats import format_explained
 from leakbound.assess.record import CERTIFIED, DISCLOSURES, EXPOSURES, Assessment
 from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
-from leakbound.audit import plan as plans
-from leakbound.audit.context import module_of
-from leakbound.audit.plan_file import only, parse
 from leakbound.captured import Capture, Settings, Skipped, TrainingInfo, UpdateResult
 from leakbound.captured.assess import Case
 from leakbound.captured.capture import PREFIX, TREES
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
+from leakbound.captured.run import attacks_of
 from leakbound.cli import options
 from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, verdicts
 from leakbound.cli.terminal import brief, console, errors, table
 from leakbound.data.schema import Schema
 from leakbound.domains import Domain, TokenDomain
-from leakbound.losses import LOSSES, NamedLoss, named
+from leakbound.losses import LOSSES
 from leakbound.randomness import stream
-from leakbound.registry import spec_of
 from leakbound.risk.statement import of_assessment
 
 _OF_EXPERIMENTS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
@@ -139,11 +136,12 @@ def _check_exists(path: Path) -> None:
 
 
 def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Settings:
-    rows = [spec_of("attack", text) for text in command.attack]
     schema = None if command.schema is None else Schema.confirmed_by(command.schema)
     given = command.input_shape or about.get("input_shape", "")
     classes = command.classes
-    loss = _loss(command.loss)
+    if ":" in command.loss:
+        _announce("loss", command.loss.partition(",")[0])
+    loss = registry.parse("loss", command.loss)
     if schema is not None:
         classes = len(schema.classes) or None
         loss = loss.of_data(torch.zeros(1, dtype=torch.int64 if classes else torch.float32))
@@ -163,8 +161,8 @@ def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Setti
         shape,
         command.input_range,
         classes,
-        parse({"models": [{"name": "mlp"}], "attacks": rows}).attacks if rows else None,
-        None if command.defense is None else plans.build_defense(only("defense", command.defense)),
+        attacks_of(command.attack or None),
+        None if command.defense is None else registry.parse("defense", command.defense),
         command.public,
         seed=command.seed,
         seconds=command.time,
@@ -268,37 +266,18 @@ def _adapted(command: options.AttackOptions, base: nn.Module) -> tuple[nn.Module
 
 
 def _model(command: options.AttackOptions, settings: Settings) -> nn.Module:
-    spec = spec_of("model", command.model)
-    name = spec.pop("name")
-    own = spec
-    given = {
-        "input_shape": settings.input_shape,
-        "classes": CLASSES if settings.classes is None else settings.classes,
-        "generator": stream(command.seed, "model", name),
-    }
+    name = command.model.partition(",")[0]
     if ":" in name:
-        given |= {} if settings.domain is None else {"domain": settings.domain}
         _announce("model", name)
-    return module_of(name, own, **given)
-
-
-def _loss(text: str) -> NamedLoss:
-    """A loss by name, or the user's own: a function, or a class and its settings."""
-    if ":" not in text:
-        return named(text)
-    spec = spec_of("loss", text)
-    path = spec.pop("name")
-    _announce("loss", path)
-    found: Any = user_code.find("loss", path)
-    try:
-        own = named(found(**spec) if spec or isinstance(found, type) else found)
-    except Exception as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(
-            f"loss {text!r} raised {said[:300]}; give a function of outputs and labels, or a class "
-            "and its settings, as in my.losses:Dice,sigmoid=true"
-        ) from error
-    return own if own.name in LOSSES else replace(own, name=text)
+    model: nn.Module = registry.parse(
+        "model",
+        command.model,
+        input_shape=settings.input_shape,
+        classes=CLASSES if settings.classes is None else settings.classes,
+        generator=stream(command.seed, "model", name),
+        **({} if settings.domain is None else {"domain": settings.domain}),
+    )
+    return model
 
 
 def _announce(what: str, path: str) -> None:

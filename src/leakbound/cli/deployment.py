@@ -19,6 +19,7 @@ from leakbound.cli.terminal import console, errors, safe
 from leakbound.risk.deployment import file, flower_app, nvflare
 from leakbound.risk.deployment.calibrate import least_noise
 from leakbound.risk.deployment.laws import SEES_ALL
+from leakbound.risk.deployment.mistakes import CLEAR
 from leakbound.risk.deployment.statement import OF, WHO, RiskCriteria, Row, state
 from leakbound.risk.examples import SPHERE, width_of
 from leakbound.risk.statement import UNINFORMED
@@ -76,7 +77,7 @@ def _deployment(command: options.BoundOptions) -> int:
         out = errors if command.json else console
         out.print(f"written: {', '.join(FILES)} into {safe(command.out)}")
     # what leaves without noise is covered by no row
-    in_clear = nvflare.CLEAR in {one.name for one in mistakes}
+    in_clear = CLEAR in {one.name for one in mistakes}
     if rows and all(row.protected for row in rows) and not in_clear:
         return PROTECTED
     return NOT_STATED if any(row.missing for row in rows if not row.protected) else OPEN

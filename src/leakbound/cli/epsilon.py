@@ -14,7 +14,7 @@ from leakbound import audit_epsilon as epsilons
 from leakbound import check, registry
 from leakbound._util import copies
 from leakbound._util.user_code import find
-from leakbound.audit.context import check_outputs, module_of
+from leakbound.audit.context import check_outputs
 from leakbound.audit.plan import DataSpec
 from leakbound.cli import options
 from leakbound.cli.shared import Bar, plural
@@ -84,13 +84,14 @@ def _claims(command: options.AuditEpsilon) -> epsilons.Claims:
 
 
 def _model(command: options.AuditEpsilon, context: audits.PlanContext) -> nn.Module:
-    spec = registry.spec_of("model", command.model)
-    given = {
-        "input_shape": context.input_shape,
-        "classes": context.loss.outputs(context.dataset.classes),
-        "generator": stream(command.seed, "model", command.model),
-    }
-    model = copies.duplicate(module_of(spec.pop("name"), spec, **given))
+    built: nn.Module = registry.parse(
+        "model",
+        command.model,
+        input_shape=context.input_shape,
+        classes=context.loss.outputs(context.dataset.classes),
+        generator=stream(command.seed, "model", command.model),
+    )
+    model = copies.duplicate(built)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(command.weight_scale)

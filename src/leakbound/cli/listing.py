@@ -14,11 +14,11 @@ from leakbound import data, metrics, registry
 from leakbound._util.docstrings import parts
 from leakbound._util.text import printable
 from leakbound.audit.experiment import defense_info
-from leakbound.audit.plan import Spec
 from leakbound.check import closest
 from leakbound.cli import describe, options
 from leakbound.cli.terminal import console
 from leakbound.core import Guarantee
+from leakbound.registry import Spec
 from leakbound.risk.statement import of_guarantee
 
 Row = dict[str, Any]

@@ -228,9 +228,8 @@ class Schema:
 
 def _checked(where: str, row: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    check.known_keys(where, row, known)
     for key, value in row.items():
-        if key not in known:
-            raise ValueError(f"{where} has no key {key!r}; {check.closest(key, known)}")
         kind, words = _TYPES.get(key, (float, "a finite number"))
         right = type(value) is kind or (kind is float and type(value) is int)
         if kind is float and right:

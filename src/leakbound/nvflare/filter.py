@@ -20,9 +20,8 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor
 
+from leakbound import registry
 from leakbound._util import user_code
-from leakbound.audit.plan import build_defense
-from leakbound.audit.plan_file import only, row_of
 from leakbound.client_side.batches import Tapped, distinct, listen, shown
 from leakbound.client_side.metered import BROKEN, ClientMeter
 from leakbound.client_side.round import (
@@ -340,17 +339,19 @@ def _holds_weights(reply: Any) -> bool:
 
 def chain_of(given: str | list[str]) -> Chain:
     """The chain of a filter's `defense`."""
-    rows = [row_of("defense", text) for text in ([given] if isinstance(given, str) else given)]
-    if not all(isinstance(text, str) for text in ([given] if isinstance(given, str) else given)):
+    texts = [given] if isinstance(given, str) else given
+    if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"defense is {given!r}; give names with settings, as texts")
-    return build_defense(only("defense", rows[0] if len(rows) == 1 else {"links": rows}))
+    rows = [registry.row_of("defense", text) for text in texts]
+    built: Chain = registry.parse("defense", rows[0] if len(rows) == 1 else {"links": rows})
+    return built
 
 
 def _texts(defense: Sequence[str] | Defense) -> list[str]:
     """A defense as the texts that make it again."""
     if not isinstance(defense, Defense):
         return list(defense)
-    row = row_of("defense", defense)
+    row = registry.row_of("defense", defense)
     rows = row.get("links", [row])
     return [
         ",".join([one["name"], *(f"{k}={_toml(v)}" for k, v in one.items() if k != "name")])

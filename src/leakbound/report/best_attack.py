@@ -15,11 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
-
-from scipy.special import stdtrit
+from statistics import fmean
 
 from leakbound._util.decibels import mse_of_psnr
+from leakbound._util.intervals import student_reach
 from leakbound.assess.record import ESTIMATE, Assessment, Training, Values
 from leakbound.report.tables import LEVEL, Names, defined, grouped
 
@@ -155,8 +154,9 @@ def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAt
     own = {name: [_root(table[seed]) for seed in rounds] for name, table in tables.items()}
     means = {name: fmean(values) for name, values in own.items()}
     best = min(means, key=lambda name: (means[name], name != BASELINE))
-    low = min(_limit(values, -1, (1 - LEVEL) / 2) for values in own.values())
-    high = min(_limit(values, 1, (1 - LEVEL) / 2 / len(own)) for values in own.values())
+    tail = (1 - LEVEL) / 2
+    low = min(means[name] - student_reach(values, tail) for name, values in own.items())
+    high = min(means[name] + student_reach(values, tail / len(own)) for name, values in own.items())
     examples = [zip(*(t[seed] for t in tables.values()), strict=True) for seed in rounds]
     nearest = [_root([min(errors) for errors in some]) for some in examples]
     return BestAttackError(
@@ -279,15 +279,6 @@ def _held_out(own: Mapping[str, Sequence[float]], at: int) -> float:
         return math.fsum(value for i, value in enumerate(own[name]) if i != at)
 
     return own[min(own, key=elsewhere)][at]
-
-
-def _limit(values: Sequence[float], side: int, tail: float) -> float:
-    """A one-sided limit of the mean by Student's t; infinite from one value."""
-    n = len(values)
-    if n < 2:
-        return side * math.inf
-    reach = float(stdtrit(n - 1, 1 - tail))
-    return fmean(values) + side * reach * stdev(values) / math.sqrt(n)
 
 
 def _root(squares: Sequence[float]) -> float:

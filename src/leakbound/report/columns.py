@@ -9,8 +9,8 @@ from typing import Final
 
 from scipy.special import bdtrc
 
+from leakbound._util.intervals import holm, wilson
 from leakbound._util.results import SequenceResult
-from leakbound._util.shares import holm, wilson
 from leakbound.assess.record import Assessment
 from leakbound.report import tables
 from leakbound.report.tables import Configuration, Names, ReportPart, ShareInterval, grouped
@@ -130,8 +130,8 @@ def column_tables(
         made = [
             ColumnShare(
                 *(column.name, column.unit, column.sensitive),
-                attack=_share([one for one, _ in pairs[attack, column.name]]),
-                baseline=_share([other for _, other in pairs[attack, column.name]]),
+                attack=_wilson_share([one for one, _ in pairs[attack, column.name]]),
+                baseline=_wilson_share([other for _, other in pairs[attack, column.name]]),
                 p_value=corrected[attack, column.name],
             )
             for column in (attacks[attack][0].columns or () if attack in attacks else ())
@@ -190,7 +190,7 @@ def _sequence(own: SequenceResult, place: int) -> RowTable:
     return RowTable(place, cells[:MOST], max(0, count - MOST), "token")
 
 
-def _share(hits: Sequence[bool]) -> ShareInterval:
+def _wilson_share(hits: Sequence[bool]) -> ShareInterval:
     n = len(hits)
-    found = sum(hits)
-    return ShareInterval(found, n, found / n, *wilson(found, n), tables.LEVEL)
+    count = sum(hits)
+    return ShareInterval(count, n, count / n, *wilson(count, n), tables.LEVEL)

@@ -23,27 +23,10 @@ from leakbound.assess.record import (
 from leakbound.assess.verdict import together
 from leakbound.report.columns import RowTable, row_of
 from leakbound.report.folder import Run, Strip
-from leakbound.report.settings import (
-    Limit,
-    SettingRow,
-    advice,
-    answer,
-    by_setting,
-    limits,
-    telling,
-    undefended,
-)
-from leakbound.report.tables import (
-    NO_DEFENSE,
-    Accuracy,
-    Configuration,
-    MeanInterval,
-    Names,
-    ShareInterval,
-    grouped,
-    title,
-)
-from leakbound.report.template import interval, listing, upper_bound
+from leakbound.report.sentences import advice, answer, undefended
+from leakbound.report.settings import SettingRow, by_setting, setting_row
+from leakbound.report.tables import NO_DEFENSE, Names, RunSummary, grouped, title
+from leakbound.report.template import listing, upper_bound
 
 VIEWS = 12
 """Of how many models and batch sizes the first screen shows a chart."""
@@ -72,46 +55,41 @@ _NUMBERED = 7  # colors of lines on the page
 
 @dataclass(frozen=True)
 class Line:
-    """One defense setting on one model and batch size.
+    """One defense setting on one model and batch size, as the chart draws it.
 
     Attributes:
         family: the color of its defense on the whole page; None for no defense.
         shade: of 0 to 1, how strong it is among the settings of its defense.
-        reconstructed, by: the share of the best attack, and this attack.
-        attained: an attack on examples like the public ones succeeds at least so often.
-        limits: what no attacker exceeds; the first needs the fewest conditions.
+        by: the attack with the largest share of reconstructed examples.
         bounded: a bound was computed, though it may exclude nothing.
-        cost: the test accuracy lost against no defense, as a share; None if it is not known.
-        unskilled: it is not known because the training without a defense learned nothing.
     """
 
-    label: str
+    row: SettingRow
     family: int | None
     shade: float
-    verdict: Verdict
-    reconstructed: ShareInterval | None
     by: str | None
-    proved: int
-    attained: float | None
-    limits: tuple[Limit, ...]
     bounded: bool
-    cost: MeanInterval | None
-    unskilled: bool = False
 
     @property
     def excluded(self) -> float:
         """From where on a theorem excludes every attacker without a condition; 1: nowhere."""
-        return min((one.probability for one in self.limits if not one.condition), default=1.0)
+        return min((one.probability for one in self.row.limits if not one.condition), default=1.0)
 
     @property
     def excluded_if(self) -> float:
         """The same under the condition that the line names, if it names one."""
-        return min((one.probability for one in self.named), default=1.0)
+        return min((one.probability for one in self.row.told_limits), default=1.0)
 
     @property
-    def named(self) -> tuple[Limit, ...]:
-        """The limits that the line names."""
-        return telling(self.limits, self.verdict)
+    def limit(self) -> str:
+        """What no attacker exceeds, as text."""
+        words = [
+            f"≤ {upper_bound(one.probability)} {one.condition}".strip()
+            for one in self.row.told_limits
+        ]
+        if words:
+            return "; ".join(words)
+        return "the bound is 1: it excludes nothing" if self.bounded else "not known"
 
 
 @dataclass(frozen=True)
@@ -152,15 +130,14 @@ class Overview:
     shots: tuple[Shot, ...]
     more_shots: int
     views: tuple[View, ...]
+    more_views: int
+    unfolded: int
     command: str
     reason: str
 
 
 def overview(
-    run: Run,
-    names: Names,
-    rows: Sequence[Configuration],
-    accuracies: Mapping[tuple[str, str], Accuracy],
+    summary: RunSummary,
     best: Mapping[tuple[str, int, str, str], str],
     *,
     images: bool,
@@ -170,24 +147,27 @@ def overview(
 
     `inline`: pictures are data of the page, else files beside it.
     """
-    known = families(names)
-    every = [*_shots(run, names, rows, best, images=images, inline=inline)]
-    settings = by_setting(run.assessments, names, rows, accuracies)
-    pairs = {(row.model, row.batch_size) for row in rows}
-    guessed = _guessed(run.assessments)
+    run = summary.run
+    own = summary.assessments
+    rows = summary.configurations
+    shots = [*_shots(summary, best, images=images, inline=inline)]
+    views = [*_views(summary)]
+    guessed = _guessed(own)
+    reason = "Find the least noise for a risk that you can state:"
+    if any(row.verdict in EXPOSURES for row in rows):
+        reason = "Find the noise that keeps this from every attacker:"
+    lowest = min((a.criterion for a in own), key=lambda one: one.value)
     return Overview(
-        answer=answer(run.assessments, rows, *nouns(run.assessments)),
-        best=advice(settings, len(pairs), undefended(run.assessments)),
-        threat=threat_line(run, names),
-        shots=tuple(every[:FAMILIES]),
-        more_shots=max(0, len(every) - FAMILIES),
-        views=tuple(_views(rows, names, accuracies, known)),
-        command=next_command(
-            run.info.plan,
-            min((a.criterion for a in run.assessments), key=lambda one: one.value),
-            guessed=guessed is not None,
-        ),
-        reason=guessed or _reason(rows),
+        answer=answer(own, rows, *nouns(own)),
+        best=advice(by_setting(summary), len(summary.pairs), undefended(own)),
+        threat=threat_line(run, summary.names),
+        shots=tuple(shots[:FAMILIES]),
+        more_shots=max(0, len(shots) - FAMILIES),
+        views=tuple(views[:VIEWS]),
+        more_views=max(0, len(views) - VIEWS),
+        unfolded=LINES,
+        command=next_command(run.info.plan, lowest, guessed=guessed is not None),
+        reason=guessed or reason,
     )
 
 
@@ -286,12 +266,6 @@ def _guessed(own: Sequence[Assessment]) -> str | None:
     return None
 
 
-def _reason(rows: Sequence[Configuration]) -> str:
-    if any(row.verdict in EXPOSURES for row in rows):
-        return "Find the noise that keeps this from every attacker:"
-    return "Find the least noise for a risk that you can state:"
-
-
 def _number(value: Any, default: float) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"{value if number else default:g}"
@@ -301,55 +275,31 @@ def _either(threats: Sequence[Threat], name: str, yes: str, no: str) -> str:
     return listing([yes if known else no for known in {getattr(t, name): 0 for t in threats}])
 
 
-def _views(
-    rows: Sequence[Configuration],
-    names: Names,
-    accuracies: Mapping[tuple[str, str], Accuracy],
-    known: Mapping[str, int | None],
-) -> Iterable[View]:
-    shades = _shades(names)
-    found = grouped(((row.model, row.batch_size), row) for row in rows)
-    for (model, size), own in found.items():
-        lines = [
-            _line(
-                row,
-                names.settings[row.defense].name,
-                shades,
-                known,
-                accuracies.get((row.model, row.defense)),
+def _views(summary: RunSummary) -> Iterable[View]:
+    settings = summary.names.settings
+    shades = _shades(summary.names)
+    colors = families(summary.names)
+    by_view = grouped(((row.model, row.batch_size), row) for row in summary.configurations)
+    for (model, size), rows in by_view.items():
+        lines = []
+        for row in rows:
+            cost = summary.costs.get((row.model, row.defense))
+            lines.append(
+                Line(
+                    setting_row(row.defense, [row], row.reconstructed, [cost]),
+                    family=colors[settings[row.defense].name],
+                    shade=shades[row.defense],
+                    by=row.reconstructed_by,
+                    bounded=row.success_bound is not None,
+                )
             )
-            for row in own
-        ]
         yield View(model, size, tuple(sorted(lines, key=_risk)))
 
 
 def _risk(line: Line) -> tuple[float, ...]:
-    share = line.reconstructed.value if line.reconstructed else 0.0
-    return VERDICTS.index(line.verdict), -share, -line.excluded_if
-
-
-def _line(
-    row: Configuration,
-    name: str,
-    shades: Mapping[str, float],
-    known: Mapping[str, int | None],
-    accuracy: Accuracy | None,
-) -> Line:
-    bound = row.success_bound
-    return Line(
-        label=row.defense,
-        family=known[name],
-        shade=shades[row.defense],
-        verdict=row.verdict,
-        reconstructed=row.reconstructed,
-        by=row.reconstructed_by,
-        proved=row.proved,
-        attained=bound.attained if bound else None,
-        limits=limits([row]),
-        bounded=bound is not None,
-        cost=accuracy.lost if accuracy else None,
-        unskilled=accuracy is not None and accuracy.unskilled and row.defense != title(NO_DEFENSE),
-    )
+    row = line.row
+    share = row.reconstructed.value if row.reconstructed else 0.0
+    return VERDICTS.index(row.verdict), -share, -line.excluded_if
 
 
 def _shades(names: Names) -> dict[str, float]:
@@ -364,35 +314,35 @@ def _shades(names: Names) -> dict[str, float]:
 
 
 def _shots(
-    run: Run,
-    names: Names,
-    rows: Sequence[Configuration],
+    summary: RunSummary,
     best: Mapping[tuple[str, int, str, str], str],
     *,
     images: bool,
     inline: bool,
 ) -> Iterable[Shot]:
-    verdicts = grouped((row.defense, row.verdict) for row in rows)
-    found: dict[str, tuple[float, int, Assessment]] = {}
-    for a in run.assessments:
+    names = summary.names
+    verdicts = grouped((row.defense, row.verdict) for row in summary.configurations)
+    strongest: dict[str, tuple[float, int, Assessment]] = {}
+    for a in summary.assessments:
         for place, score in enumerate(a.scores):
-            if score is not None and (
-                a.defense.name not in found or score > found[a.defense.name][0]
-            ):
-                found[a.defense.name] = score, place, a
-    for name, (score, place, a) in found.items():
+            family = a.defense.name
+            if score is not None and (family not in strongest or score > strongest[family][0]):
+                strongest[family] = score, place, a
+    for family, (score, place, a) in strongest.items():
+        defense = names.defense(a)
+        files = a.pictures if images else {}
         strips = {
-            kind: run.picture(file, inline=inline)
-            for kind, file in a.pictures.items()
-            if images and kind in ("truth", "reconstruction")
+            kind: summary.run.picture(file, inline=inline)
+            for kind, file in files.items()
+            if kind in ("truth", "reconstruction")
         }
         row = row_of(a) if images else None
         yield Shot(
-            family=title(name),
-            defense=names.defense(a),
-            verdict=together(verdicts[names.defense(a)]),
-            attack=names.attack(a),
+            family=title(family),
+            defense=defense,
+            verdict=together(verdicts[defense]),
             score=score,
+            attack=names.attack(a),
             truth=strips.get("truth"),
             picture=strips.get("reconstruction"),
             place=place,
@@ -400,19 +350,3 @@ def _shots(
             row=row and row.first(COLUMNS),
             link=best.get((*names.key(a), names.attack(a))),
         )
-
-
-def measured(line: Line | SettingRow) -> str:
-    """What was measured, as text: the share, its interval and n."""
-    own = line.reconstructed
-    if own is None:
-        return "proved by the update" if line.proved else "not measured"
-    return f"{own.hits} of {own.n} ({interval(own.low, own.high)})"
-
-
-def limit(line: Line) -> str:
-    """What no attacker exceeds, as text."""
-    words = [f"≤ {upper_bound(one.probability)} {one.condition}".strip() for one in line.named]
-    return "; ".join(words) or (
-        "the bound is 1: it excludes nothing" if line.bounded else "not known"
-    )

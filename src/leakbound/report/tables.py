@@ -13,13 +13,14 @@ import json
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 import msgspec
-from scipy.special import bdtr, betaincinv, stdtrit
+from scipy.special import bdtr
 
 from leakbound._util.decibels import mse_of_psnr, psnr_of_mse
+from leakbound._util.intervals import clopper_pearson, student_reach
 from leakbound.assess.record import (
     PROTECTS,
     Assessment,
@@ -33,6 +34,7 @@ from leakbound.assess.record import (
     Verdict,
 )
 from leakbound.assess.verdict import by_chance, of_configuration
+from leakbound.report.folder import Run
 
 LEVEL = 0.95
 NO_DEFENSE = "none"
@@ -42,6 +44,8 @@ NAMED = 2
 """How many parameters a label names where none varies."""
 LONGEST = 600
 """How many letters of a sentence a page shows."""
+EARLY = 5
+"""The round whose loss shows how fast a model learns at first."""
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 ConfigurationKey = tuple[str, int, str]
@@ -160,6 +164,10 @@ class AttackSummary(ReportPart, frozen=True):
     not_applicable: int
     failed: int
 
+    @property
+    def key(self) -> ConfigurationKey:
+        return self.model, self.batch_size, self.defense
+
 
 class Configuration(ReportPart, frozen=True):
     """What all attacks together did on one model, batch size and defense, and what bounds it.
@@ -200,30 +208,63 @@ class Configuration(ReportPart, frozen=True):
         return self.model, self.batch_size, self.defense
 
 
-@dataclass(frozen=True)
-class Accuracy:
+class TrainingCost(ReportPart, frozen=True):
     """Test accuracy of a model under a defense, over the training seeds that ran.
 
     Attributes:
-        low, high: the smallest and the largest.
-        balanced, auc: means of the balanced accuracy and of the area under the ROC curve.
+        lowest, highest: accuracies of single seeds.
+        balanced_accuracy, auc: means of the balanced accuracy and of the area under the ROC curve.
         majority: the accuracy of the best constant answer.
         lost, auc_lost: against no defense, paired by seed. None where the training without a
             defense shows no skill by that measure: then nothing can be lost.
         unskilled: that training did not beat the majority class.
+        failed: trainings without a result, which enter no mean.
     """
 
-    mean: float | None
-    low: float | None
-    high: float | None
-    n: int
-    failed: int
+    model: str
+    defense: str
+    rounds: int
+    accuracy: MeanInterval | None
+    lowest: float | None
+    highest: float | None
+    balanced_accuracy: float | None
+    auc: float | None
+    majority: float | None
     lost: MeanInterval | None
-    balanced: float | None = None
-    auc: float | None = None
-    majority: float | None = None
-    auc_lost: MeanInterval | None = None
-    unskilled: bool = False
+    auc_lost: MeanInterval | None
+    unskilled: bool
+    failed: int
+
+    @property
+    def cost_unknown(self) -> bool:
+        """Whether a defense's cost is not known because no training shows any skill."""
+        return self.unskilled and self.defense != title(NO_DEFENSE)
+
+
+@dataclass(frozen=True)
+class TrainingCurve:
+    """One model's training under one defense: means over the seeds that ran.
+
+    `losses` holds the rounds that all seeds have, with None where a loss is no number.
+    """
+
+    model: str
+    defense: str
+    optimizer: str
+    losses: dict[int, float | None]
+    n: int
+
+    @property
+    def early(self) -> float | None:
+        return self.losses.get(EARLY)
+
+    @property
+    def rounds(self) -> int:
+        return max(self.losses)
+
+    @property
+    def last(self) -> float | None:
+        return self.losses[self.rounds]
 
 
 @dataclass(frozen=True)
@@ -323,6 +364,21 @@ class Theorems:
         return self._found[_bound_key(bound)]
 
 
+class RunSummary:
+    """The records of a run, named, grouped and counted once for all of its pages."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.assessments = run.assessments
+        self.names = Names(run.assessments, run.trainings)
+        self.theorems = Theorems(run.assessments)
+        self.configurations = configurations(run.assessments, self.names, self.theorems)
+        self.attacks = attack_summaries(run.assessments, self.names)
+        self.costs = training_costs(run.trainings, self.names)
+        # How many settings of model and batch size a defense must hold on.
+        self.pairs = {(row.model, row.batch_size) for row in self.configurations}
+
+
 def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     """Values by key, both in the order of their first appearance."""
     found: dict[K, list[T]] = {}
@@ -351,13 +407,12 @@ def share(hits: int, n: int) -> ShareInterval | None:
     """A share with its Clopper-Pearson interval; None of nothing."""
     if n == 0:
         return None
-    tail = (1 - LEVEL) / 2
-    return ShareInterval(hits, n, hits / n, *_exact_limits(hits, n, tail, tail), LEVEL)
+    return ShareInterval(hits, n, hits / n, *clopper_pearson(hits, n, (1 - LEVEL) / 2), LEVEL)
 
 
 def largest_share(
-    matched: Mapping[str, Sequence[bool]],
-) -> tuple[str, ShareInterval] | tuple[None, None]:
+    matched: Mapping[K, Sequence[bool]],
+) -> tuple[K, ShareInterval] | tuple[None, None]:
     """The name with the largest share of hits, and the interval of its true share.
 
     The interval follows from the hits and n that are shown, and from nothing else. It is wider than
@@ -373,28 +428,21 @@ def largest_share(
     if not counts:
         return None, None
     tail = (1 - LEVEL) / (2 * len(counts))
-    limits = {name: _exact_limits(*count, tail, tail) for name, count in counts.items()}
+    limits = {name: clopper_pearson(*count, tail) for name, count in counts.items()}
     best = max(counts, key=lambda name: (counts[name][0] / counts[name][1], limits[name]))
     hits, n = counts[best]
     return best, ShareInterval(hits, n, hits / n, *limits[best], LEVEL)
-
-
-def _exact_limits(hits: int, n: int, below: float, above: float) -> tuple[float, float]:
-    low = 0.0 if hits == 0 else float(betaincinv(hits, n - hits + 1, below))
-    high = 1.0 if hits == n else float(betaincinv(hits + 1, n - hits, 1 - above))
-    return low, high
 
 
 def mean_of(values: Sequence[float]) -> MeanInterval | None:
     """A mean over seeds with its 95 % interval by Student's t; None of nothing."""
     if not values:
         return None
-    n = len(values)
-    found = fmean(values)
-    if n == 1:
-        return MeanInterval(found, None, None, n, LEVEL)
-    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * stdev(values) / math.sqrt(n)
-    return MeanInterval(found, found - half, found + half, n, LEVEL)
+    mean = fmean(values)
+    if len(values) == 1:
+        return MeanInterval(mean, None, None, 1, LEVEL)
+    reach = student_reach(values, (1 - LEVEL) / 2)
+    return MeanInterval(mean, mean - reach, mean + reach, len(values), LEVEL)
 
 
 def mean_error(psnrs: Iterable[float]) -> float | None:
@@ -541,35 +589,54 @@ def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBound
     )
 
 
-def accuracies(trainings: Iterable[Training], names: Names) -> dict[tuple[str, str], Accuracy]:
-    """Test accuracy by model and defense; failed trainings are counted, not averaged."""
-    every = grouped(((names.model(t), t.defense.name, names.defense(t)), t) for t in trainings)
+def training_costs(
+    trainings: Iterable[Training], names: Names
+) -> dict[tuple[str, str], TrainingCost]:
+    """By model and defense; failed trainings are counted, not averaged."""
+    every = grouped(((names.model(t), names.defense(t)), t) for t in trainings)
     ran = {
         key: [t for t in own if t.status == "ok" and t.accuracy is not None]
         for key, own in every.items()
     }
-    plain = {model: own for (model, name, _), own in ran.items() if name == NO_DEFENSE}
-    rows = {}
-    for (model, name, label), own in ran.items():
-        before = plain.get(model, [])
-        defended = name != NO_DEFENSE
-        skilled = _skilled(before)
-        ranks = _ranks(before)
-        values = [t.accuracy for t in own if t.accuracy is not None]
-        rows[model, label] = Accuracy(
-            _mean(values),
-            min(values, default=None),
-            max(values, default=None),
-            len(values),
-            len(every[model, name, label]) - len(own),
-            _lost(before, own, "accuracy") if defended and skilled else None,
-            balanced=_mean(defined(t.balanced_accuracy for t in own)),
+    costs = {}
+    for (model, defense), own in ran.items():
+        plain = ran.get((model, title(NO_DEFENSE)), [])
+        defended = defense != title(NO_DEFENSE)
+        skilled = _skilled(plain)
+        values = defined(t.accuracy for t in own)
+        costs[model, defense] = TrainingCost(
+            model,
+            defense,
+            rounds=max(t.rounds for t in every[model, defense]),
+            accuracy=mean_of(values),
+            lowest=min(values, default=None),
+            highest=max(values, default=None),
+            balanced_accuracy=_mean(defined(t.balanced_accuracy for t in own)),
             auc=_mean(defined(t.auc for t in own)),
             majority=_mean(defined(t.majority for t in own)),
-            auc_lost=_lost(before, own, "auc") if defended and ranks else None,
-            unskilled=bool(before) and not skilled,
+            lost=_lost(plain, own, "accuracy") if defended and skilled else None,
+            auc_lost=_lost(plain, own, "auc") if defended and _ranks(plain) else None,
+            unskilled=bool(plain) and not skilled,
+            failed=len(every[model, defense]) - len(own),
         )
-    return rows
+    return costs
+
+
+def loss_curves(trainings: Iterable[Training], names: Names) -> list[TrainingCurve]:
+    found = grouped(
+        ((names.model(t), names.defense(t), t.optimizer), dict(t.curve))
+        for t in trainings
+        if t.status == "ok" and t.curve
+    )
+    rows = []
+    for key, own in found.items():
+        by_round = {r: [curve[r] for curve in own] for r in sorted(set(own[0]).intersection(*own))}
+        losses = {
+            r: None if None in values else fmean(v for v in values if v is not None)
+            for r, values in by_round.items()
+        }
+        rows.append(TrainingCurve(*key, losses, len(own)))
+    return [row for row in rows if row.losses]
 
 
 def _lost(
@@ -591,7 +658,7 @@ def _skilled(trainings: Sequence[Training]) -> bool:
     if not tested or majority is None:
         return bool(trainings)
     accuracy = _mean(defined(t.accuracy for t in trainings)) or 0.0
-    low, _ = _exact_limits(math.floor(accuracy * tested), tested, 1 - LEVEL, 1 - LEVEL)
+    low, _ = clopper_pearson(math.floor(accuracy * tested), tested, 1 - LEVEL)
     return low > majority
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from leakbound._util import files
-from leakbound._util.shares import wilson
+from leakbound._util.intervals import wilson
 from leakbound.trees.model import Floats, TreeModel
 from leakbound.trees.reveal import Revealed, thresholds_of
 

@@ -10,8 +10,9 @@ import numpy as np
 from leakbound import audit
 from leakbound.assess import Training
 from leakbound.audit.experiment import run_training
-from leakbound.audit.plan import DataSpec, ModelSpec, Spec, TrainingUnit, UtilitySpec
+from leakbound.audit.plan import DataSpec, ModelSpec, TrainingUnit, UtilitySpec
 from leakbound.bounds import from_scratch, identification
+from leakbound.registry import Spec
 
 ROUNDS = (1, 40, 1000)
 SEEDS = (0, 1, 2)

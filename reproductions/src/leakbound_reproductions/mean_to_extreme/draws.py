@@ -13,7 +13,7 @@ from torch import Tensor
 
 from leakbound import audit, data
 from leakbound.attacks import LinearTrap
-from leakbound.attacks.trap_estimators import max_success_estimate, unbiased
+from leakbound.attacks.trap import max_success_estimate, unbiased
 from leakbound.audit.plan import DataSpec, ModelSpec
 from leakbound.bounds import identification
 from leakbound.core import Batch, Server, Task, ThreatModel

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from leakbound.attacks.trap_estimators import max_success_estimate, shrinkage, sphere_mean, unbiased
+from leakbound.attacks.trap import max_success_estimate, shrinkage, sphere_mean, unbiased
 from leakbound.bounds import from_scratch, identification
 from leakbound.randomness import stream
 from leakbound_reproductions.mean_to_extreme import trap

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from leakbound import data
 from leakbound.attacks import LinearTrap
-from leakbound.attacks.trap_estimators import TrapReading
+from leakbound.attacks.trap import TrapReading
 from leakbound.client import gradient
 from leakbound.core import Task
 from leakbound.models import resnet18

@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 
 from leakbound import audit
-from leakbound.audit.plan import Plan, Spec
+from leakbound.audit.plan import Plan
 from leakbound.defenses import LocalOptimalNoise
 from leakbound.protocol import send
 from leakbound.randomness import stream
+from leakbound.registry import Spec
 from leakbound_reproductions import kept
 from leakbound_reproductions.optimal_defenses import claims, figures, points, side_channel
 from leakbound_reproductions.optimal_defenses.settings import PAPER

@@ -9,7 +9,8 @@ from typing import Any
 
 from leakbound import audit
 from leakbound.audit.context import one_thread
-from leakbound.audit.plan import Plan, Spec
+from leakbound.audit.plan import Plan
+from leakbound.registry import Spec
 from leakbound_reproductions.kept import Parts, note_data
 from leakbound_reproductions.optimal_defenses import (
     drawn,

@@ -14,11 +14,12 @@ import torch
 
 from leakbound import client
 from leakbound.audit.context import PlanContext
-from leakbound.audit.plan import ModelSpec, Spec, build_defense
+from leakbound.audit.plan import ModelSpec, build_defense
 from leakbound.core import Batch, Gaussian, Task, Update
 from leakbound.defenses.base import Chain
 from leakbound.protocol import resolve, step
 from leakbound.randomness import stream
+from leakbound.registry import Spec
 
 CLIENTS = 4
 SHARE = 16

@@ -12,12 +12,12 @@ from leakbound import audit
 from leakbound.audit.plan import (
     DataSpec,
     Plan,
-    Spec,
     UtilitySpec,
     attack_info,
     defense_name,
 )
 from leakbound.core import Server
+from leakbound.registry import Spec
 from leakbound.risk import ErrorBoundSpec
 from leakbound_reproductions.outcome import SCALES
 

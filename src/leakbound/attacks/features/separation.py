@@ -15,9 +15,18 @@ from torch.nn import functional
 
 from leakbound import check
 from leakbound._util import optimizers
-from leakbound.attacks.pace import tick
 from leakbound.domains import has_neighbors
 from leakbound.randomness import normal
+
+__all__ = [
+    "Separation",
+    "contrasts",
+    "differences",
+    "log_cosh",
+    "row_space",
+    "separate",
+    "whitener",
+]
 
 ROUNDS = 100
 PENALTIES = (0.1, 1e-8)
@@ -34,7 +43,7 @@ SHARPENED = 30
 SHRINK = 0.7
 LEAST = 1e-6
 KINDS = ("general", "nonnegative", "image", "nonnegative image")
-SOLVERS = ("likelihood", "contrast", "published")
+SOLVERS = ("likelihood", "contrast")
 ZERO = 1e-2
 MARGIN = 1.5
 
@@ -160,15 +169,14 @@ def _level(left_over: Tensor, weights: Tensor, rank: int) -> float:
     return float(left_over.square().sum()) / free if free > 0 else 0.0
 
 
-def contrasts(sources: Tensor, slope: float = 1.0, *, literal: bool = False) -> Tensor:
+def contrasts(sources: Tensor, slope: float = 1.0) -> Tensor:
     """How far every source is from Gaussian, [mean_t log cosh(a s_t) / a - c_a]^2, (B,).
 
-    Rows (B, n) are first scaled to mean square 1. `slope` is a; c_a is the value of a Gaussian, and
-    `literal` leaves it out (Hyvarinen 1999; Kariyappa et al. 2023, who print it so).
+    Rows (B, n) are first scaled to mean square 1. `slope` is a; c_a is the value of a Gaussian
+    (Hyvarinen 1999).
     """
-    unit = sources / sources.square().mean(1, keepdim=True).sqrt().clamp_min(1e-300)
-    center = 0.0 if literal else gaussian_level(slope)
-    return (log_cosh(slope * unit).mean(1) / slope - center).square()
+    unit = sources / sources.square().mean(1, keepdim=True).sqrt().clamp_min(TINY)
+    return (log_cosh(slope * unit).mean(1) / slope - gaussian_level(slope)).square()
 
 
 def log_cosh(values: Tensor) -> Tensor:
@@ -203,12 +211,7 @@ def whitener(rows: Tensor) -> Tensor:
 
 
 def rotation(
-    white: Tensor,
-    generator: torch.Generator,
-    *,
-    slope: float = 1.0,
-    literal: bool = False,
-    restarts: int = 1,
+    white: Tensor, generator: torch.Generator, *, slope: float = 1.0, restarts: int = 1
 ) -> Tensor:
     """The orthogonal matrix (B, B) of the largest contrast on whitened rows (B, n): FastICA's
     symmetric fixed-point iteration from random starts, then L-BFGS over rotations from the best.
@@ -217,12 +220,12 @@ def rotation(
         return torch.eye(1).to(white)
 
     def reached(turn: Tensor) -> Tensor:
-        return contrasts(turn @ white, slope, literal=literal).mean()
+        return contrasts(turn @ white, slope).mean()
 
     starts = []
     for _ in range(restarts):
         turn = torch.linalg.qr(normal(white.shape[:1] * 2, generator, like=white))[0]
-        starts.append(turn if literal else _fixed_point(turn, white, slope))
+        starts.append(_fixed_point(turn, white, slope))
     best = max(starts, key=lambda turn: float(reached(turn)))
     start = float(reached(best))
 
@@ -367,21 +370,9 @@ class Separation:
         solver: "likelihood" finds the rotation of the whitened mixtures with the largest contrast.
             Then, for images and for sources that are not negative, it finds the most likely
             unmixing, in which the sources may be correlated. "contrast" stops after the rotation.
-            "published" runs Adam on the contrast, a penalty on parallel rows and the three priors
-            below, from the identity, with all rows of unit length.
         slope: a of the contrast mean_i [mean_t log cosh(a s_it) / a - c_a]^2, the squared distance
             of each source from a Gaussian's expectation c_a.
-        literal: leave c_a out, as the paper prints it: sources with heavy tails then stay mixed as
-            much as possible.
         restarts: random rotations to start from; the largest contrast wins.
-        decorrelation: "published": weight of mean_ij exp(T |cos(w_i, w_j)|) - 1. The contrast is
-            some thousandths: from 0.01 on, without a prior, the rows hardly leave the identity.
-        sharpness: "published": its T.
-        total_variation: "published": weight of the sources' mean absolute differences as images.
-        negativity: "published": weight of mean_i min(|relu(-s_i)|, |relu(s_i)|).
-        sparsity: "published": weight of the mean absolute value.
-        steps: "published": how many steps.
-        learning_rate: "published": Adam's learning rate.
 
     Source: Kariyappa et al. 2023 (Cocktail Party Attack), with the centered contrast of Hyvarinen
     1999 (FastICA).
@@ -389,27 +380,12 @@ class Separation:
 
     solver: str = "likelihood"
     slope: float = 1.0
-    literal: bool = False
     restarts: int = 4
-    decorrelation: float = 1.0
-    sharpness: float = 5.0
-    total_variation: float = 0.0
-    negativity: float = 0.0
-    sparsity: float = 0.0
-    steps: int = 25_000
-    learning_rate: float = 1e-3
 
     def __post_init__(self) -> None:
         check.one_of(SOLVERS, solver=self.solver)
-        check.positive(slope=self.slope, learning_rate=self.learning_rate)
-        check.count(restarts=self.restarts, steps=self.steps)
-        check.non_negative(
-            decorrelation=self.decorrelation,
-            sharpness=self.sharpness,
-            total_variation=self.total_variation,
-            negativity=self.negativity,
-            sparsity=self.sparsity,
-        )
+        check.positive(slope=self.slope)
+        check.count(restarts=self.restarts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -459,7 +435,7 @@ def separate(
     seen = fit.inner - fit.inner.mean(1, keepdim=True)
     if kind.endswith("image"):
         seen = differences(fit.inner, shape)
-    unmixing, contrast = _unmixing(fit, seen, generator, settings, kind, shape)
+    unmixing, contrast = _unmixing(fit, seen, generator, settings, kind)
     noise = ((unmixing @ fit.noise) * unmixing).sum(1).clamp_min(0).sqrt()
     if fit.clear < count:
         problem: str | None = f"only {fit.clear} of {count} sources stand out from the noise"
@@ -477,20 +453,10 @@ def _unmixing(
     generator: torch.Generator,
     settings: Separation,
     kind: str,
-    shape: tuple[int, ...] | None,
 ) -> tuple[Tensor, Tensor]:
     """(B, B) from the fit's rows to the sources, and the contrast reached on what is `seen`."""
-    if settings.solver == "published":
-        unmixing = _published(fit.inner, shape, settings)
-        return unmixing, contrasts(unmixing @ seen, settings.slope)
     base = whitener(seen)
-    turn = rotation(
-        base @ seen,
-        generator,
-        slope=settings.slope,
-        literal=settings.literal,
-        restarts=settings.restarts,
-    )
+    turn = rotation(base @ seen, generator, slope=settings.slope, restarts=settings.restarts)
     unmixing = turn @ base
     contrast = contrasts(unmixing @ seen, settings.slope)
     if settings.solver == "contrast" or kind == "general":
@@ -509,43 +475,6 @@ def differences(rows: Tensor, shape: tuple[int, ...] | None) -> Tensor:
     parts = [images.diff(dim=axis).flatten(1) for axis in (2, 3)]
     joined = torch.cat(parts, 1)
     return joined - joined.mean(1, keepdim=True)
-
-
-def _published(
-    inner: Tensor,
-    shape: tuple[int, ...] | None,
-    settings: Separation,
-) -> Tensor:
-    """Adam on the contrast with all penalties, from the identity on whitened rows."""
-    whiten = whitener(inner - inner.mean(1, keepdim=True))
-    raw = whiten @ inner
-    weight = torch.eye(len(inner)).to(inner).requires_grad_()
-    optimizer = optimizers.Adam([weight], lr=settings.learning_rate)
-
-    def loss() -> Tensor:
-        unit = functional.normalize(weight)
-        sources = unit @ raw
-        centered = sources - sources.mean(1, keepdim=True)
-        total = -contrasts(centered, settings.slope, literal=settings.literal).mean()
-        cosine = (unit @ unit.T).abs().fill_diagonal_(0)
-        total = total + settings.decorrelation * ((settings.sharpness * cosine).exp() - 1).mean()
-        if settings.total_variation:
-            variation = differences(sources, shape).abs().mean()
-            total = total + settings.total_variation * variation
-        if settings.negativity:
-            sides = torch.stack([(-sources).relu().norm(dim=1), sources.relu().norm(dim=1)])
-            total = total + settings.negativity * sides.amin(0).mean()
-        if settings.sparsity:
-            total = total + settings.sparsity * sources.abs().mean()
-        return total
-
-    with torch.enable_grad():
-        for _ in range(settings.steps):
-            (weight.grad,) = torch.autograd.grad(loss(), weight)
-            optimizer.step()
-            if tick():
-                break
-    return functional.normalize(weight.detach()) @ whiten
 
 
 def _shrunk(fit: RowSpace) -> Tensor:

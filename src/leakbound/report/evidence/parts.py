@@ -15,9 +15,9 @@ from leakbound.report.tables import (
     LONGEST,
     AttackSummary,
     Configuration,
-    MeanInterval,
     ReportPart,
     Theorem,
+    TrainingCost,
 )
 
 SCHEMA: Final = "leakbound-report/1"
@@ -213,25 +213,6 @@ class StrongestLine(ReportPart, frozen=True):
     problem: str | None
     proof: str | None
     pictures: dict[str, Picture] | None
-
-
-class TrainingCost(ReportPart, frozen=True):
-    """Test accuracy of a model under a defense; `lost` against no defense, paired by seed.
-
-    `majority`: the accuracy of the best constant answer. `unskilled`: the training without a
-    defense did not beat it, so `lost` is not known.
-    """
-
-    model: str
-    defense: str
-    rounds: int
-    accuracy: MeanInterval | None
-    balanced_accuracy: float | None
-    auc: float | None
-    majority: float | None
-    lost: MeanInterval | None
-    unskilled: bool
-    failed: int
 
 
 class Epsilons(ReportPart, frozen=True):

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from leakbound._util.formats import format_upper
-from leakbound.assess.record import (
-    Verdict,
-)
-from leakbound.report import facts, tables
+from leakbound.assess.record import Verdict
+from leakbound.report import tables
 from leakbound.report.evidence.parts import (
     NOT_STATED,
     Answer,
@@ -25,19 +23,16 @@ from leakbound.report.evidence.parts import (
 from leakbound.report.evidence.privacy import mechanism
 from leakbound.report.folder import Run
 from leakbound.report.overview import nouns
-from leakbound.report.rounds import attacked_rounds
-from leakbound.report.settings import (
-    DeclaredTraining,
-    SettingRow,
+from leakbound.report.sentences import (
     advice,
     answer,
-    by_setting,
-    safety,
+    attacked_rounds,
+    revealed,
     shortened,
-    telling,
     undefended,
 )
-from leakbound.report.tables import Configuration, Names, grouped
+from leakbound.report.settings import DeclaredTraining, SettingRow, by_setting, safety
+from leakbound.report.tables import RunSummary, grouped
 from leakbound.report.template import brief, listing, percent, plural, typeset
 
 MOST = 8
@@ -74,9 +69,7 @@ STRONGER = (
 
 
 def of_run(
-    run: Run,
-    names: Names,
-    rows: Sequence[Configuration],
+    summary: RunSummary,
     known: Sequence[AuxiliaryLine],
     thresholds: Sequence[ThresholdLine],
     *,
@@ -89,33 +82,34 @@ def of_run(
     `silent` facts about the deployment are not stated; `sound`: the folder is whole and consistent.
     `training`: what a deployment file says of all rounds.
     """
-    captured = any(a.capture for a in run.assessments)
-    accuracies = tables.accuracies(run.trainings, names)
-    settings = by_setting(run.assessments, names, rows, accuracies)
-    families = {label: own.name for label, own in names.settings.items()}
-    pairs = {(row.model, row.batch_size) for row in rows}
+    own = summary.assessments
+    names = summary.names
+    rows = summary.configurations
+    settings = by_setting(summary)
+    advised = UNSOUND
+    if sound:
+        covered = _covered(summary, training)
+        advised = advice(settings, len(summary.pairs), undefended(own), training, covered)
+    rounds = [ROUNDS if training is None else DECLARED]
+    rounds += attacked_rounds(summary.run, names)[:NAMES]
+    facts = [text for one in revealed(own, names) for text in one.facts]
+    shown = [shortened(text, 2 * NARROW - 1) for text in facts[:REVEALED]]
+    if len(facts) > REVEALED:
+        shown.append(f"{plural(len(facts) - REVEALED, 'more fact')}: see the report.")
     return SignOff(
-        date=_date(run),
-        answer=answer(run.assessments, rows, *nouns(run.assessments)),
-        advice=advice(
-            settings,
-            len(pairs),
-            undefended(run.assessments),
-            training,
-            tuple(_covered(run, names, training)),
-        )
-        if sound
-        else UNSOUND,
-        tested=_tested(run, names, rows),
-        attacker=_attacker({line.name: line.answer for line in known}, captured=captured),
+        date=_date(summary.run),
+        answer=answer(own, rows, *nouns(own)),
+        advice=advised,
+        tested=_tested(summary),
+        attacker=_attacker(
+            {line.name: line.answer for line in known}, captured=any(a.capture for a in own)
+        ),
         criterion=_criterion(thresholds),
-        revealed=tuple(_revealed(run, names)),
-        rows=tuple(_by_importance(settings, families)),
+        revealed=tuple(shown),
+        rows=tuple(_by_importance(settings, summary)),
         not_covered=(
             OTHERS,
-            " ".join(
-                [ROUNDS if training is None else DECLARED, *attacked_rounds(run, names)[:NAMES]]
-            ),
+            " ".join(rounds),
             _average(tables.rare_share(rows)),
             PERSONS,
             STRONGER,
@@ -124,35 +118,26 @@ def of_run(
     )
 
 
-def _covered(run: Run, names: Names, training: DeclaredTraining | None) -> Iterable[str]:
+def _covered(summary: RunSummary, training: DeclaredTraining | None) -> list[str]:
     """The settings with a training's noise or more on clipped gradients of examples."""
     if training is None or training.noise_multiplier is None:
-        return
-    for label, own in {names.defense(a): a.defense for a in run.assessments}.items():
-        known = mechanism(own.settings)
-        if known is not None and known[0] >= training.noise_multiplier * (1 - CLOSE):
-            yield label
+        return []
+    least = training.noise_multiplier * (1 - CLOSE)
+    defenses = {summary.names.defense(a): a.defense for a in summary.assessments}
+    known = {label: mechanism(defense.settings) for label, defense in defenses.items()}
+    return [label for label, found in known.items() if found is not None and found[0] >= least]
 
 
-def training_line(found: DeclaredTraining) -> str:
+def training_line(training: DeclaredTraining) -> str:
     """A declared training in a few lines of the page."""
-    return found.says if len(found.says) < 3 * NARROW else f"{found.says[: 3 * NARROW - 2]}…"
+    return shortened(training.says, 3 * NARROW - 1)
 
 
-def _revealed(run: Run, names: Names) -> Iterable[str]:
-    """The first facts that updates reveal for certain, in a few lines of the page."""
-    every = [text for one in facts.revealed(run.assessments, names) for text in one.facts]
-    for text in every[:REVEALED]:
-        yield text if len(text) < 2 * NARROW else f"{text[: 2 * NARROW - 2]}…"
-    if len(every) > REVEALED:
-        yield f"{plural(len(every) - REVEALED, 'more fact')}: see the report."
-
-
-def epsilon_line(found: EpsilonPart) -> str:
+def epsilon_line(audit: EpsilonPart) -> str:
     """Epsilon as declared, bounded and found, in a few lines of the page."""
-    known = "; ".join(f"{one.name} {one.value or NOT_STATED}" for one in found.items)
-    text = f"{shortened(found.client)}: {known} (delta {found.delta:g}): {found.verdict}"
-    return text if len(text) < 3 * NARROW else f"{text[: 3 * NARROW - 2]}…"
+    known = "; ".join(f"{one.name} {one.value or NOT_STATED}" for one in audit.items)
+    text = f"{shortened(audit.client)}: {known} (delta {audit.delta:g}): {audit.verdict}"
+    return shortened(text, 3 * NARROW - 1)
 
 
 def fitting(
@@ -186,7 +171,7 @@ def chance(value: float) -> str:
 
 def _height(row: SettingRow) -> float:
     """Lines of a row of the table, with the space between rows."""
-    limited = sum(1 + bool(one.condition) for one in telling(row.limits, row.verdict))
+    limited = sum(1 + bool(one.condition) for one in row.told_limits)
     return GAP + max(2, _lines(row.defense, CELL), limited)
 
 
@@ -203,36 +188,36 @@ def _date(run: Run) -> str | None:
     return datetime.fromtimestamp(time, UTC).date().isoformat()
 
 
-def _by_importance(
-    settings: Sequence[SettingRow], families: Mapping[str, str]
-) -> Iterable[SettingRow]:
+def _by_importance(settings: Sequence[SettingRow], summary: RunSummary) -> Iterable[SettingRow]:
     """No defense, then the safest of every family, then the second of every family and so on."""
-    own = grouped((families[row.defense], row) for row in settings)
+    families = {label: setting.name for label, setting in summary.names.settings.items()}
     turns = {
         row.defense: turn
-        for some in own.values()
+        for some in grouped((families[row.defense], row) for row in settings).values()
         for turn, row in enumerate(sorted(some, key=safety, reverse=True))
     }
-    none = tables.title(tables.NO_DEFENSE)
     return sorted(
         settings,
-        key=lambda row: (row.defense != none, turns[row.defense], *(-v for v in safety(row))),
+        key=lambda row: (not row.undefended, turns[row.defense], *(-v for v in safety(row))),
     )
 
 
-def _tested(run: Run, names: Names, rows: Sequence[Configuration]) -> str:
-    captured = {a.capture.digest for a in run.assessments if a.capture}
-    ran = sum(a.status == "ok" for a in run.assessments)
-    sizes = [str(size) for size in sorted({a.batch_size for a in run.assessments})]
-    settings = plural(len({row.defense for row in rows}), "defense setting")
-    attacks = plural(len(names.attacks), "attack")
-    models = f"model{'s' * (len(names.models) > 1)} {_named(names.models)}"
-    batches = f"batch size{'s' * (len(sizes) > 1)} {brief(sizes)}"
-    what = [models, batches, settings, attacks]
-    if captured:
-        what.insert(0, plural(len(captured), "captured update"))
-    of = "" if captured else f" on {shortened(run.info.data.source)}"
-    return f"{'; '.join(what)}; {plural(ran, 'attack run')}{of}"
+def _tested(summary: RunSummary) -> str:
+    own = summary.assessments
+    names = summary.names
+    captured = {a.capture.digest for a in own if a.capture}
+    sizes = [str(size) for size in sorted({a.batch_size for a in own})]
+    defenses = {row.defense for row in summary.configurations}
+    what = [plural(len(captured), "captured update")] if captured else []
+    what += [
+        f"model{'s' * (len(names.models) > 1)} {_named(names.models)}",
+        f"batch size{'s' * (len(sizes) > 1)} {brief(sizes)}",
+        plural(len(defenses), "defense setting"),
+        plural(len(names.attacks), "attack"),
+        plural(sum(a.status == "ok" for a in own), "attack run"),
+    ]
+    source = "" if captured else f" on {shortened(summary.run.info.data.source)}"
+    return "; ".join(what) + source
 
 
 def _named(names: Iterable[str]) -> str:

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +25,7 @@ from leakbound.report.folder import Run
 from leakbound.report.gallery import captured_updates
 from leakbound.report.rerun import command_of, toml_of
 from leakbound.report.settings import DeclaredTraining
-from leakbound.report.tables import Names, Theorem, Theorems, grouped
+from leakbound.report.tables import RunSummary, Theorem, grouped
 
 SHOWN = 100
 """Of how many configurations the pictures are kept."""
@@ -65,22 +64,17 @@ def of_run(
     `audited`: audits of the client's code, which stand beside what is declared and bounded.
     `training`: what a deployment file says of all rounds.
     """
-    names = Names(run.assessments, run.trainings)
-    theorems = Theorems(run.assessments)
-    rows = tables.configurations(run.assessments, names, theorems)
-    limits = {a.criterion.value for a in run.assessments}
-    ends = _ends(run)
-    costs = training_costs(run, names)
-    declared = auxiliary.declared(statements, auxiliary.of_plan(run.info, run.assessments))
-    known = auxiliary.attacker(run.info, run.assessments, names)
-    limited = auxiliary.thresholds(run.info, run.assessments, statements.get("accepted_by"))
-    measured = _measured(run, names, ends, rows)
-    claims = tuple(_private(run, names, costs, statements, accountant))
+    summary = RunSummary(run)
+    own = run.assessments
+    limits = {a.criterion.value for a in own}
+    declared = auxiliary.declared(statements, auxiliary.of_plan(run.info, own))
+    known = auxiliary.attacker(run.info, own, summary.names)
+    limited = auxiliary.thresholds(run.info, own, statements.get("accepted_by"))
+    measured = _measured(summary)
+    claims = _private(summary, statements, accountant)
     checks = _checks(run)
     page = sign_off.of_run(
-        run,
-        names,
-        rows,
+        summary,
         known.auxiliary,
         limited,
         silent=auxiliary.silent(declared),
@@ -94,31 +88,25 @@ def of_run(
             *questions.of_nist(claims, declared, measured),
             *questions.of_edpb(page, measured, claims, known.auxiliary, declared),
         ),
-        notices=tuple(_notices(run, ends)),
+        notices=tuple(_notices(run, measured.experiments)),
         checks=(*checks, *map(_kept, audited)),
-        configurations=tuple(rows),
+        configurations=tuple(summary.configurations),
         measured=measured,
-        bounded=_bounded(run.assessments, names, theorems),
+        bounded=_bounded(summary),
         declared=parts.DeclaredPart(DECLARED, declared),
         attacker=known,
         thresholds=limited,
-        criterion=run.assessments[0].criterion,
+        criterion=own[0].criterion,
         threshold=limits.pop() if len(limits) == 1 else None,
-        strongest=tuple(_strongest(run, names, rows, images=images)),
-        utility=costs,
-        differential_privacy=claims,
+        strongest=tuple(_strongest(summary, images=images)),
+        utility=tuple(summary.costs.values()),
+        differential_privacy=tuple(claims),
         epsilon_audits=tuple(audited),
         training=training,
-        provenance=_provenance(run, names),
+        provenance=_provenance(summary),
         rerun=_rerun(run, plan),
     )
     return parts.cleaned(subject)
-
-
-def _ends(run: Run) -> parts.Ends:
-    count = Counter(a.status for a in run.assessments)
-    ends = (count[status] for status in ("ok", "not_applicable", "failed"))
-    return parts.Ends(run.info.experiments, len(run.assessments), *ends)
 
 
 def _notices(run: Run, ends: parts.Ends) -> list[str]:
@@ -182,44 +170,74 @@ def _follows(own: Assessment) -> bool:
         return False
 
 
-def _measured(
-    run: Run, names: Names, ends: parts.Ends, rows: Sequence[tables.Configuration]
-) -> parts.MeasuredPart:
+def _measured(summary: RunSummary) -> parts.MeasuredPart:
+    run = summary.run
+    names = summary.names
+    count = Counter(a.status for a in run.assessments)
     best = []
-    captured = []
     for table in best_attack_tables(run.assessments, run.trainings, names):
         for row in table.rows:
-            if one := row.found:
-                key = table.model, table.batch_size, row.defense
-                low = one.low if one.n > 1 else None
-                high = one.high if math.isfinite(one.high) else None
-                value = one.rmse, low, high, tables.LEVEL
-                line = (*key, *value, one.attack, one.baseline, one.n, row.left_out)
-                best.append(parts.BestAttackLine(*line))
-    for some in captured_updates(run.assessments, names):
-        for attack, update, own in some:
-            share = attack, update.explained, update.scaled
-            why = (own.problem or own.layer_input) if own.status == "ok" else own.reason
-            end = own.certificate, own.status, why
-            captured.append(parts.CapturedLine(update.label, update.own.kind, *share, *end))
-    attacks = tables.attack_summaries(run.assessments, names)
-    columns = column_tables(run.assessments, names, rows[:SHOWN])
-    lines = tuple(attacks), tuple(best), tuple(captured), tuple(columns)
-    return parts.MeasuredPart(MEASURED, ends, *lines)
-
-
-def _bounded(own: Sequence[Assessment], names: Names, theorems: Theorems) -> parts.BoundedPart:
-    ran = [a for a in own if a.status == "ok"]
-    counts = Counter(map(names.key, ran))
-    found = grouped(((names.key(a), theorems.of(bound)), bound) for a in ran for bound in a.bounds)
-    missing = tables.missing_bounds(own, names).items()
-    lines = [_bound(key, bounds, one, counts[key]) for (key, one), bounds in found.items()]
-    worded = [
-        replace(one, covers=COVERS.get(one.covers, f"{one.covers} attackers only"))
-        for one in dict.fromkeys(theorem for _, theorem in found)
+            error = row.found
+            if error is not None:
+                line = parts.BestAttackLine(
+                    table.model,
+                    table.batch_size,
+                    row.defense,
+                    rmse=error.rmse,
+                    low=error.low if error.n > 1 else None,
+                    high=error.high if math.isfinite(error.high) else None,
+                    level=tables.LEVEL,
+                    attack=error.attack,
+                    baseline_rmse=error.baseline,
+                    rounds=error.n,
+                    left_out=row.left_out,
+                )
+                best.append(line)
+    captured = [
+        parts.CapturedLine(
+            update.label,
+            update.own.kind,
+            attack,
+            explained=update.explained,
+            at_best_length=update.scaled,
+            proof=a.certificate,
+            status=a.status,
+            note=(a.problem or a.layer_input) if a.status == "ok" else a.reason,
+        )
+        for some in captured_updates(run.assessments, names)
+        for attack, update, a in some
     ]
-    why = [parts.MissingBound(reason, tuple(defenses)) for reason, defenses in missing]
-    return parts.BoundedPart(BOUNDED, tuple(lines), tuple(worded), tuple(why))
+    return parts.MeasuredPart(
+        MEASURED,
+        parts.Ends(
+            planned=run.info.experiments,
+            present=len(run.assessments),
+            ok=count["ok"],
+            not_applicable=count["not_applicable"],
+            failed=count["failed"],
+        ),
+        attacks=tuple(summary.attacks),
+        best_attack=tuple(best),
+        captured=tuple(captured),
+        columns=tuple(column_tables(run.assessments, names, summary.configurations[:SHOWN])),
+    )
+
+
+def _bounded(summary: RunSummary) -> parts.BoundedPart:
+    names = summary.names
+    ran = [a for a in summary.assessments if a.status == "ok"]
+    counts = Counter(map(names.key, ran))
+    bounds = grouped(
+        ((names.key(a), summary.theorems.of(bound)), bound) for a in ran for bound in a.bounds
+    )
+    lines = [_bound(key, own, theorem, counts[key]) for (key, theorem), own in bounds.items()]
+    theorems = [
+        replace(theorem, covers=COVERS.get(theorem.covers, f"{theorem.covers} attackers only"))
+        for theorem in dict.fromkeys(theorem for _, theorem in bounds)
+    ]
+    missing = tables.missing_bounds(summary.assessments, names)
+    why = [parts.MissingBound(reason, tuple(defenses)) for reason, defenses in missing.items()]
+    return parts.BoundedPart(BOUNDED, tuple(lines), tuple(theorems), tuple(why))
 
 
 def _bound(
@@ -252,72 +270,68 @@ def _kind(bound: Bound) -> str:
     return f"{ESTIMATE} of a {LOWER_BOUND}" if bound.covers == ESTIMATE else LOWER_BOUND
 
 
-def _strongest(
-    run: Run, names: Names, rows: Sequence[tables.Configuration], *, images: bool
-) -> list[parts.StrongestLine]:
+def _strongest(summary: RunSummary, *, images: bool) -> list[parts.StrongestLine]:
+    names = summary.names
     best: dict[tuple[tables.ConfigurationKey, str], tuple[float, Assessment]] = {}
-    for a in run.assessments:
+    for a in summary.assessments:
         if a.status == "ok":
             key = names.key(a), names.attack(a)
             value = math.inf if a.certificate else max(tables.defined(a.scores), default=-math.inf)
             if key not in best or value > best[key][0]:
                 best[key] = value, a
-    found = []
-    for place, row in enumerate(rows):
+    lines = []
+    for place, row in enumerate(summary.configurations):
         attack = str(row.strongest_attack)
         if (row.key, attack) in best:
-            _, own = best[row.key, attack]
-            shown = (dict(own.pictures) or None) if images and place < SHOWN else None
-            made = own.seed, own.experiment, own.scores, own.baseline, own.matched, own.problem
-            line = (*row.key, row.verdict, attack, *made, own.certificate, shown)
-            found.append(parts.StrongestLine(*line))
-    return found
-
-
-def training_costs(run: Run, names: Names) -> tuple[parts.TrainingCost, ...]:
-    found = grouped(((names.model(t), names.defense(t)), t) for t in run.trainings)
-    known = tables.accuracies(run.trainings, names)
-    return tuple(
-        parts.TrainingCost(
-            *key,
-            rounds=max(t.rounds for t in own),
-            accuracy=tables.mean_of(tables.defined(t.accuracy for t in own if t.status == "ok")),
-            balanced_accuracy=known[key].balanced,
-            auc=known[key].auc,
-            majority=known[key].majority,
-            lost=known[key].lost,
-            unskilled=known[key].unskilled,
-            failed=known[key].failed,
-        )
-        for key, own in found.items()
-    )
+            _, a = best[row.key, attack]
+            line = parts.StrongestLine(
+                *row.key,
+                row.verdict,
+                attack,
+                seed=a.seed,
+                experiment=a.experiment,
+                score=a.scores,
+                baseline_score=a.baseline,
+                matched=a.matched,
+                problem=a.problem,
+                proof=a.certificate,
+                pictures=(dict(a.pictures) or None) if images and place < SHOWN else None,
+            )
+            lines.append(line)
+    return lines
 
 
 def _private(
-    run: Run,
-    names: Names,
-    costs: Sequence[parts.TrainingCost],
-    statements: Mapping[str, str],
-    accountant: Accountant,
+    summary: RunSummary, statements: Mapping[str, str], accountant: Accountant
 ) -> list[parts.PrivacyClaim]:
-    private = (a for a in run.assessments if a.defense.guarantee.lower() == "differential privacy")
-    defenses = grouped((names.defense(a), a.defense) for a in private)
-    statistics = any(a.threat.statistics_known for a in run.assessments)
-    found = []
+    own = summary.assessments
+    private = (a for a in own if a.defense.guarantee.lower() == "differential privacy")
+    statistics = any(a.threat.statistics_known for a in own)
+    defenses = grouped((summary.names.defense(a), a.defense) for a in private)
+    claims = []
     for label, (defense, *_) in defenses.items():
         known = privacy.mechanism(defense.settings)
         epsilons = accountant(known[0]) if known else None
         utility = "; ".join(
             f"test accuracy {row.accuracy.mean:.1%} over {row.accuracy.n} seeds ({row.model})"
-            for row in costs
+            for row in summary.costs.values()
             if row.defense == label and row.accuracy is not None
         )
-        of = partial(privacy.of_defense, utility=utility or None, statistics=statistics)
-        found.append(of(label, defense, epsilons, statements))
-    return found
+        claim = privacy.of_defense(
+            label,
+            defense,
+            epsilons,
+            statements,
+            utility=utility or None,
+            statistics=statistics,
+        )
+        claims.append(claim)
+    return claims
 
 
-def _provenance(run: Run, names: Names) -> parts.Provenance:
+def _provenance(summary: RunSummary) -> parts.Provenance:
+    run = summary.run
+    names = summary.names
     fields = run.info.fields
     kept = ("plan", "data", "versions", "plan_hash", "own_data", "code", "machine")
     return parts.Provenance(
@@ -336,8 +350,8 @@ def _rerun(run: Run, plan: str) -> parts.RunAgain:
     ]
     if run.info.code:
         needs.append("the Python code that the plan names: it runs, so read it first")
-    text = why = None
-    made = digests(run.folder, ["records.jsonl", *["utility.jsonl"] * bool(run.trainings)])
+    text = None
+    why = None
     command = command_of(run.info, plan)
     if any(a.capture for a in run.assessments):
         command = "leakbound attack --update FILE --model MODEL --input-shape SHAPE --out DIR"
@@ -347,14 +361,15 @@ def _rerun(run: Run, plan: str) -> parts.RunAgain:
             text = toml_of(run.info.plan)
         except ValueError as error:
             why = str(error)
+    made = digests(run.folder, ["records.jsonl", *["utility.jsonl"] * bool(run.trainings)])
     return parts.RunAgain(
         command,
         tuple(needs),
-        text,
-        parts.clean(run.info.plan_hash),
-        made.get("records.jsonl"),
-        made.get("utility.jsonl"),
-        why,
+        plan=text,
+        plan_hash=parts.clean(run.info.plan_hash),
+        records_sha256=made.get("records.jsonl"),
+        utility_sha256=made.get("utility.jsonl"),
+        why_not=why,
     )
 
 
