@@ -333,7 +333,7 @@ def test_equal_categories_are_a_problem(german):
     domain, inputs, labels, _public = german
     rows = inputs[:6].clone()
     rows[5] = rows[0]
-    rows[5, domain.places[12][0]] += 0.25  # the age
+    rows[5, domain.placed[12][1]] += 0.25  # the age
     played = seen(Task.of(mlp(61, 100), domain=domain), (rows, labels[:6]))
     answer = attack(played)
     assert "not determined" in answer.problem
@@ -361,7 +361,7 @@ def test_zero_updates_and_wrong_counts_are_problems(german):
 def test_the_order_of_columns_does_not_matter(german):
     domain, inputs, labels, _ = german
     turned = TableDomain(domain.columns[::-1])
-    pieces = [inputs[:8, a:z] for a, z in domain.places]
+    pieces = [inputs[:8, a:z] for _, a, z in domain.placed]
     rows = torch.cat(pieces[::-1], 1)
     answer = attack(seen(Task.of(mlp(61, 100), domain=turned), (rows, labels[:8])))
     assert names(turned, answer.inputs) == names(turned, rows)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -333,8 +334,12 @@ def domain_of(task: Task, kind: type[Kind]) -> Kind:
     return task.domain
 
 
-Answer = tuple[Tensor, float, str | None]
-"""Inputs (count, *S) for one row of an update, the objective, and what is wrong with them."""
+class Answer(NamedTuple):
+    """Inputs (count, *S) for one row of an update, what is wrong with them, and the objective."""
+
+    inputs: Tensor
+    problem: str | None = None
+    objective: float = math.nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -380,14 +385,15 @@ def each_row(
     update = observation.update
     if not update.rows.isfinite().all():
         raise NotApplicable("the update is not finite")
-    inputs, left, said = zip(*map(one, rows_of(observation, task)), strict=True)
-    problem = "; ".join(dict.fromkeys(text for text in said if text))
+    answers = [one(row) for row in rows_of(observation, task)]
+    problems = dict.fromkeys(answer.problem for answer in answers if answer.problem)
     labels = observation.labels
     if observation.examples > 1 or (labels is not None and labels.ndim > 1):
         labels = None
-    examples = torch.cat(inputs).to(update.rows.device)
+    examples = torch.cat([answer.inputs for answer in answers]).to(update.rows.device)
     examples = examples.to(update.rows.dtype) if examples.is_floating_point() else examples
-    return Reconstruction(examples, labels, max(left), (), problem or None)
+    worst = max(answer.objective for answer in answers)
+    return Reconstruction(examples, labels, worst, (), "; ".join(problems) or None)
 
 
 def boxed(inputs: Tensor, task: Task) -> Tensor:

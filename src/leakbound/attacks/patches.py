@@ -360,7 +360,7 @@ class _Fit:
         total = update.norm().clamp_min(1e-300)
         weights = []
         for name, part in task.unflatten(update).items():
-            # Tensors count alike: the head's gradient would hide those of the patches.
+            # All tensors count the same: the head's gradient would hide those of the patches.
             size = part.norm().clamp_min(TINY * total)
             weight = (EARLY if name in space.early else 1.0) / (size * total).sqrt()
             weights.append(weight.expand(part.numel()))

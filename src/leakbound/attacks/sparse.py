@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +11,18 @@ from torch.func import grad, vmap
 
 from leakbound import check
 from leakbound.attacks.analytic import first_layer, layer_part
-from leakbound.attacks.base import Attack, boxed, expected_rows, modules_of, parameter, summed_task
+from leakbound.attacks.base import (
+    Attack,
+    boxed,
+    expected_rows,
+    modules_of,
+    parameter,
+    seen_by,
+    summed_task,
+)
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.span import independent
-from leakbound.client import call, layer_inputs
+from leakbound.client import call
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import Path, unlike
 from leakbound.randomness import normal, uniform
@@ -215,19 +222,22 @@ class _Layer:
         now = task.tensors()
         sent = task.unflatten(observation.update.rows.sum(0))
         parts = [self.joint[:, :0]]
-        for name, layer in modules_of(task, nn.Linear).items():
-            if layer.in_features != len(self.weights):
+        layers = modules_of(task, nn.Linear).items()
+        names = [name for name, layer in layers if layer.in_features == len(self.weights)]
+        with torch.no_grad():
+            inputs = seen_by(task, names, probe)
+        for name, values in inputs.items():
+            if values is None or values.shape != seen.shape:
                 continue
-            with suppress(ValueError), torch.no_grad():
-                values = layer_inputs(task, probe, [name])[name].double()
-                factor = (values * seen).sum(0) / seen.square().sum(0).clamp_min(1e-300)
-                if values.shape == seen.shape and torch.allclose(values, factor * seen, *CLOSE):
-                    key = f"{name}.weight"
-                    behind = now[key].double()
-                    if key in sent:
-                        span = torch.linalg.svd(sent[key].double(), full_matrices=False)[0]
-                        behind = span[:, :count].T @ behind
-                    parts.append(behind.T)
+            values = values.double()
+            factor = (values * seen).sum(0) / seen.square().sum(0).clamp_min(1e-300)
+            if torch.allclose(values, factor * seen, *CLOSE):
+                key = parameter(name, "weight")
+                behind = now[key].double()
+                if key in sent:
+                    span = torch.linalg.svd(sent[key].double(), full_matrices=False)[0]
+                    behind = span[:, :count].T @ behind
+                parts.append(behind.T)
         return torch.cat(parts, 1)
 
     def wrong(self, inputs: Tensor, columns: Tensor) -> tuple[float, str | None]:
@@ -306,7 +316,7 @@ def _bases(
         return
     norms = left.norm(dim=1)
     alive = norms > ZERO * norms.max()
-    # A zero counts alike in every unit, however large its gradient.
+    # A zero counts the same in every unit, however large its gradient.
     rows = left[alive] / norms[alive, None]
     ahead = torch.linalg.qr(ahead[alive]).Q
     ahead = ahead / norms[alive, None]

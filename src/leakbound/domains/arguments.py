@@ -162,20 +162,21 @@ class TakesRows:
     @property
     def coded(self) -> dict[int, tuple[int, int]]:
         """The places of the columns that the model takes as codes, by number."""
-        pairs = zip(self.domain.columns, self.domain.places, strict=True)
-        return {k: place for k, (column, place) in enumerate(pairs) if takes_codes(column)}
+        return {
+            k: (start, stop)
+            for k, (column, start, stop) in enumerate(self.domain.placed)
+            if takes_codes(column)
+        }
 
     def run(self, rows: Tensor, codes: Mapping[int, Tensor]) -> Any:
         """Call the model: numbers and shares come from `rows`, codes (N,) by column."""
         numbers = dict[str, Tensor]()
         apart = dict[str, Tensor]()
-        for k, (column, place) in enumerate(
-            zip(self.domain.columns, self.domain.places, strict=True)
-        ):
+        for k, (column, start, stop) in enumerate(self.domain.placed):
             if column.encoding == "embedding" and k in codes:
                 apart[column.name] = codes[k].long()
             else:
-                value = codes[k].to(rows)[:, None] if k in codes else rows[:, slice(*place)]
+                value = codes[k].to(rows)[:, None] if k in codes else rows[:, start:stop]
                 numbers[column.name] = value
         if self.form != "split":
             parts = {c.name: {**numbers, **apart}[c.name] for c in self.domain.columns}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
+from itertools import accumulate
 from typing import ClassVar
 
 import numpy as np
@@ -220,32 +221,28 @@ class TableDomain(PartsDomain):
             )
 
     @cached_property
-    def places(self) -> tuple[tuple[int, int], ...]:
-        """Where each column starts and ends in a row."""
-        places = []
-        start = 0
-        for column in self.columns:
-            places.append((start, start + column.width))
-            start += column.width
-        return tuple(places)
+    def placed(self) -> tuple[tuple[Column, int, int], ...]:
+        """Each column, and where it starts and ends in a row."""
+        ends = [*accumulate(column.width for column in self.columns)]
+        starts = [0, *ends]
+        return tuple(zip(self.columns, starts, ends, strict=False))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Numbers that store one row."""
-        return (self.places[-1][1],)
+        return (widths(self.columns),)
 
     @cached_property
     def groups(self) -> tuple[tuple[int, int], ...]:
         """Where each categorical column starts and ends in a row."""
-        pairs = zip(self.columns, self.places, strict=True)
-        return tuple(place for column, place in pairs if column.categorical)
+        return tuple((start, stop) for column, start, stop in self.placed if column.categorical)
 
     @cached_property
     def box(self) -> tuple[Tensor, Tensor]:
         """(n,) the lowest and the highest input of each number that stores a row."""
         low = torch.zeros(self.shape)
         high = torch.ones(self.shape)
-        for column, (start, _) in zip(self.columns, self.places, strict=True):
+        for column, start, _ in self.placed:
             if not column.categorical:
                 low[start] = (column.low - column.origin) / column.unit_length
                 high[start] = (column.high - column.origin) / column.unit_length
@@ -257,7 +254,7 @@ class TableDomain(PartsDomain):
         center = torch.zeros(self.shape)
         scale = torch.ones(self.shape)
         low, high = self.box
-        for column, (start, stop) in zip(self.columns, self.places, strict=True):
+        for column, start, stop in self.placed:
             if column.categorical:
                 continue
             center[start] = (low[start] + high[start]) / 2
@@ -281,7 +278,7 @@ class TableDomain(PartsDomain):
             return self
         held = public.detach().cpu().double()
         columns = []
-        for column, (start, _) in zip(self.columns, self.places, strict=True):
+        for column, start, _ in self.placed:
             values = held[:, start]
             if column.missing and not column.categorical:
                 values = values[held[:, start + 1] < 0.5]
@@ -308,7 +305,7 @@ class TableDomain(PartsDomain):
     def hard(self, x: Tensor) -> Tensor:
         """The closest rows that a table can hold: one level per category, whole numbers."""
         rows = self.project(x)
-        for column, (start, stop) in zip(self.columns, self.places, strict=True):
+        for column, start, stop in self.placed:
             if column.categorical:
                 rows[:, start:stop] = _one_hot(rows[:, start:stop])
                 continue
@@ -337,7 +334,7 @@ class TableDomain(PartsDomain):
             return self.hard((low + high)[None] / 2)[0].to(self.dtype)
         held = public.detach()
         row = public.new_empty(self.shape)
-        for column, (start, stop) in zip(self.columns, self.places, strict=True):
+        for column, start, stop in self.placed:
             part = held[:, start:stop]
             if column.categorical:
                 row[start:stop] = _one_hot(part.mean(0)[None])[0]
@@ -354,7 +351,7 @@ class TableDomain(PartsDomain):
         """
         x = x.detach().cpu().double()
         codes = torch.empty(*x.shape[:-1], len(self.columns), dtype=torch.float64)
-        for k, (column, (start, stop)) in enumerate(zip(self.columns, self.places, strict=True)):
+        for k, (column, start, stop) in enumerate(self.placed):
             if column.categorical:
                 codes[..., k] = FAR * x[..., start:stop].argmax(-1)
                 continue
@@ -377,7 +374,7 @@ class TableDomain(PartsDomain):
         shares = public.detach().double().mean(0).tolist() if len(public) else []
         return {
             (column.name, level): share
-            for column, (start, stop) in zip(self.columns, self.places, strict=True)
+            for column, start, stop in self.placed
             if column.categorical
             for level, share in zip(column.names, shares[start:stop], strict=False)
         }
@@ -393,8 +390,7 @@ class TableDomain(PartsDomain):
         return list(zip(*(self._texts(k, held) for k in range(len(self.columns))), strict=True))
 
     def _texts(self, k: int, held: Tensor) -> list[str]:
-        column = self.columns[k]
-        (start, stop) = self.places[k]
+        column, start, stop = self.placed[k]
         if column.categorical:
             return [column.names[at] for at in held[:, start:stop].argmax(-1).tolist()]
         values = column.origin + column.unit_length * held[:, start].double()

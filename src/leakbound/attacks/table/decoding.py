@@ -231,13 +231,13 @@ def decoded(row: SentRow, seen: LayerView, prefixes: int) -> Answer:
     """The answer for one row of the update, from the layer `seen`."""
     blind = prior_rows(row, seen.domain)
     if row.is_zero:
-        return blind, float("nan"), VANISHED
+        return Answer(blind, VANISHED)
     summed_task(row.observation)
     span, bias = layer_span(row, seen.name)
     seen = seen if bias else seen.unbiased()
     if not span.rank:
         reason = f"no singular value of the layer's gradient stands out: {CAUSES}"
-        return blind, float("nan"), reason
+        return Answer(blind, reason)
     if span.rank > seen.coefficients:
         raise NotApplicable(
             f"the gradient has rank {span.rank}, and categories fix at most {seen.coefficients} of "
@@ -246,9 +246,9 @@ def decoded(row: SentRow, seen: LayerView, prefixes: int) -> Answer:
     try:
         chosen = decode(span, seen.levels, prefixes)
     except Crowded:
-        return blind, float("nan"), f"over {prefixes} prefixes lie in the span of {span.rank} rows"
+        return Answer(blind, f"over {prefixes} prefixes lie in the span of {span.rank} rows")
     if not len(chosen):
-        return blind, float("nan"), f"no row of the table lies in the gradient's span: {CAUSES}"
+        return Answer(blind, f"no row of the table lies in the gradient's span: {CAUSES}")
 
     def rows(some: Tensor) -> Survivors:
         return Survivors.of(row, seen, span, some)
@@ -412,14 +412,14 @@ class Survivors:
         if loud or self.row.variance is not None:
             blurred = ", ".join(self._blurred(kept)) or "no column"
             said.append(f"rows are estimates under noise, which exceeds the tolerance of {blurred}")
-        return self.seen.domain.hard(rows), left, "; ".join(said) or None
+        return Answer(self.seen.domain.hard(rows), "; ".join(said) or None, left)
 
     def _blurred(self, kept: Tensor) -> list[str]:
         """The columns whose numbers the noise may move beyond their tolerance, in rows `kept`."""
         most = float(self.weights[kept].norm(dim=1).max())
         domain = self.seen.domain
         spread = 2 * self.span.noise * most
-        column = {start: c for c, (start, _) in zip(domain.columns, domain.places, strict=True)}
+        column = {start: c for c, start, _ in domain.placed}
         return [
             column[b.start].name
             for b in self.seen.numbers
@@ -496,7 +496,7 @@ class Survivors:
         """(K,) whether numbers are inside their ranges, and whole where they must be."""
         domain = self.seen.domain
         valid = torch.ones(len(self.rows), dtype=torch.bool)
-        for column, (start, stop) in zip(domain.columns, domain.places, strict=True):
+        for column, start, stop in domain.placed:
             if column.categorical:
                 continue
             value = self.rows[:, start] * column.unit_length + column.origin

@@ -81,7 +81,7 @@ class TouchedRows(Attack):
             count = row.count
             blind = prior_rows(row, domain)
             if row.is_zero:
-                return blind, float("nan"), VANISHED
+                return Answer(blind, VANISHED)
             touched = _touched(row, tables)
             each.append(touched)
             # More levels than examples: something else changed their weights.
@@ -93,11 +93,11 @@ class TouchedRows(Attack):
                     seen, levels=tuple(_among(block, known) for block in seen.levels)
                 )
                 answer = decoded(row, restricted, self.prefixes)
-                reason = answer[2]
+                reason = answer.problem
             except NotApplicable as error:
-                answer = (blind, float("nan"), None)
+                answer = Answer(blind)
                 reason = error.reason
-            if answer[1] == answer[1]:  # it has an objective: rows were found
+            if answer.objective == answer.objective:  # rows were found
                 return answer
             for start, rows in known.items():
                 levels = rows.nonzero()[:, 0]
@@ -106,7 +106,7 @@ class TouchedRows(Attack):
             said = "numbers, and how the levels combine, are not known"
             if many:
                 said += f"; {len(many)} columns have more touched levels than examples"
-            return blind, float("nan"), f"{said} ({reason})"
+            return Answer(blind, f"{said} ({reason})")
 
         answer = each_row(observation, task, one)
         level = None if observation.noise_variance is None else CHANCE * len(each)
@@ -142,7 +142,7 @@ def _by_column(
 
     A padding level has no gradient, so it does not count as touched.
     """
-    for column, (start, _) in zip(domain.columns, domain.places, strict=True):
+    for column, start, _ in domain.placed:
         if start not in tables:
             continue
         touched = torch.stack([levels[start] for levels in each]).any(0)

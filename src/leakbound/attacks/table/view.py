@@ -125,7 +125,7 @@ def _parts(domain: TableDomain) -> list[Block]:
     """The parts of a row, in its order, as no layer sees them yet."""
     low, high = domain.box
     parts = []
-    for column, (start, stop) in zip(domain.columns, domain.places, strict=True):
+    for column, start, stop in domain.placed:
         if column.categorical:
             parts.append(Block(start, torch.eye(stop - start)))
             continue

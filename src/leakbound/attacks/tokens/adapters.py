@@ -449,7 +449,7 @@ class AdapterPursuit(Attack):
             result = self._of_row(row)
             each.append(result)
             rows, problem = _filled(result, row.count, domain.length)
-            return rows, result.residual, problem
+            return Answer(rows, problem, result.residual)
 
         answer = each_row(observation, summed_task(observation), one)
         if not all(result.certain for result in each) or not handed_on(observation.task):

@@ -89,12 +89,13 @@ def shifted(task: Task) -> bool:
     return named(task.loss).name == "next_token"
 
 
-def filled(observation: Observation, domain: TokenDomain, tokens: Sequence[int], n: int) -> Tensor:
-    """(n, length) sequences of the tokens found, in turn; without any, the prior-only baseline."""
+def filled(row: SentRow, tokens: Sequence[int]) -> Tensor:
+    """(count, n) sequences of these tokens, in turn; without any, the prior-only baseline."""
+    domain = token_domain(row.task)
     if not tokens:
-        return domain.blind(public_images(observation)).cpu().repeat(n, 1)
-    turn = torch.arange(n * domain.length) % len(tokens)
-    return torch.tensor(tokens, dtype=domain.dtype)[turn].reshape(n, domain.length)
+        return domain.blind(public_images(row.observation)).cpu().repeat(row.count, 1)
+    turn = torch.arange(row.count * domain.length) % len(tokens)
+    return torch.tensor(tokens, dtype=domain.dtype)[turn].reshape(row.count, domain.length)
 
 
 def words(

@@ -103,7 +103,7 @@ class TokenRows(Attack):
 
         def one(row: SentRow) -> Answer:
             if row.is_zero:
-                return filled(observation, domain, (), row.count), float("nan"), VANISHED
+                return Answer(filled(row, ()), VANISHED)
             rows = _Rows.of(row, table)
             found_rows.append(rows)
             held = rows.seen.nonzero()[:, 0].tolist()
@@ -115,14 +115,10 @@ class TokenRows(Attack):
                 sequence, left, reason = _ordered(row, table, rows)
                 if sequence is not None:
                     problem = "; ".join([*unsure, *([reason] if reason else [])])
-                    return sequence, left, problem or None
+                    return Answer(sequence, problem or None, left)
                 said = f"{said} ({reason})"
             some = f"{len(held)} tokens are found; {said}" if held else "no token is found"
-            return (
-                filled(observation, domain, held, row.count),
-                float("nan"),
-                "; ".join([*unsure, some]),
-            )
+            return Answer(filled(row, held), "; ".join([*unsure, some]))
 
         answer = each_row(observation, task, one)
         return replace(answer, facts=_facts(domain, found_rows) if handed_on(task) else ())

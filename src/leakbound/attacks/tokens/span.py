@@ -125,10 +125,8 @@ class TokenSpan(Attack):
         scene = _Scene.of(observation)
 
         def one(row: SentRow) -> Answer:
-            domain = scene.domain
-            nan = float("nan")
             if row.is_zero:
-                return filled(observation, domain, (), row.count), nan, VANISHED
+                return Answer(filled(row, ()), VANISHED)
             listed = scene.listed(row)
             held = sorted({token for options in listed.options for token in options.tolist()})
             if not held:
@@ -136,16 +134,16 @@ class TokenSpan(Attack):
                     "no token passes the span test: noise, dropout, more tokens than width, or an "
                     "update that is not that of SGD"
                 )
-                return filled(observation, domain, scene.known(), row.count), nan, said
+                return Answer(filled(row, scene.known()), said)
             search = _Search(scene, row, listed, self.prefixes, self.restarts, generator)
             sequences, left, problem = search.found()
-            rows = filled(observation, domain, held, row.count)
+            rows = filled(row, held)
             if len(sequences):
                 rows = sequences[torch.arange(row.count) % len(sequences)]
             said = "; ".join(dict.fromkeys(filter(None, [scene.problem, problem])))
             if problem and not len(sequences):
                 said = f"{len(held)} tokens are found, but not their order; {said}"
-            return rows, left, said or None
+            return Answer(rows, said or None, left)
 
         return each_row(observation, scene.task, one)
 
