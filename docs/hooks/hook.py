@@ -33,7 +33,6 @@ NAMES = {
     "README.md": HOME,
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "benchmarks/RESULTS.md": "speed_against_peers.md",
     "examples/flower-hospital/README.md": "examples/flower-hospital.md",
     "examples/flower-privacy-check/README.md": "examples/flower-privacy-check.md",
     "examples/quickstart/README.md": "examples/quickstart.md",
@@ -167,15 +166,17 @@ def _generated(written: dict[str, str], results: dict[str, str]) -> dict[str, st
     made = reference.pages()
     for kind in catalogue.KINDS:
         made |= catalogue.pages(kind, {**written, **results})
-    titles = {path: _title(text) for path, text in written.items()}
-    for folder, head in (("decisions", "Decisions"), ("sharp_edges", "Sharp edges")):
+    titles = {path: _title(text) for path, text in {**written, **results}.items()}
+    for folder, head in _HEADS.items():
         rows = [f"- [{t}]({p.partition('/')[2]})" for p, t in titles.items() if _in(p, folder)]
         made.setdefault(f"{folder}/index.md", f"# {head}\n\n{_LEADS[folder]}\n\n" + "\n".join(rows))
     return {path: text for path, text in made.items() if path not in written}
 
 
+_HEADS = {"decisions": "Decisions", "sharp_edges": "Sharp edges", "results": "Results"}
 _LEADS = {
-    "decisions": "One page for each decision: context, decision, consequences.",
+    "decisions": "One page for each decision: decision, reason, consequence.",
+    "results": "What was measured, by the scripts that the pages name.",
     "sharp_edges": "Cases in which a defense, a seed or a number protects less than it seems.",
 }
 

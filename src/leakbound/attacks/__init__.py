@@ -40,8 +40,8 @@ from leakbound.attacks.matching.newton import GaussNewton
 from leakbound.attacks.matching.rows import TabLeak
 from leakbound.attacks.patches import PatchInversion, PatchSpan
 from leakbound.attacks.prior.attack import LearnedPrior
+from leakbound.attacks.prior.denoiser import train_prior
 from leakbound.attacks.prior.files import load_prior, save_prior
-from leakbound.attacks.prior.training import train_prior
 from leakbound.attacks.sparse import SparseRecovery
 from leakbound.attacks.sparse_inversion import (
     sparse_gradient_inversion,
