@@ -69,7 +69,7 @@ def test_the_levels_that_occur_are_facts(optimizer, count):
     named = {(fact.subject, item) for fact in levels for item in fact.items}
     occur = {
         (column.name, column.names[level])
-        for column, (start, stop) in zip(domain.columns, domain.places, strict=True)
+        for column, start, stop in domain.placed
         if column.categorical
         for level in (inputs[:, start:stop].sum(0) > 0).nonzero()[:, 0].tolist()
     }
