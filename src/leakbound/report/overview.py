@@ -78,14 +78,14 @@ class Line:
     @property
     def excluded_if(self) -> float:
         """The same under the condition that the line names, if it names one."""
-        return min((one.probability for one in self.row.told_limits), default=1.0)
+        return min((one.probability for one in self.row.named_limits), default=1.0)
 
     @property
     def limit(self) -> str:
         """What no attacker exceeds, as text."""
         words = [
             f"≤ {upper_bound(one.probability)} {one.condition}".strip()
-            for one in self.row.told_limits
+            for one in self.row.named_limits
         ]
         if words:
             return "; ".join(words)

@@ -140,6 +140,7 @@ class Calibration(Presented):
     @property
     def _most_kappa(self) -> float:
         """The prior-only success at which the upper bound equals the accepted probability."""
+        # On logarithms: kappa spans hundreds of decades.
         low = math.log(1e-300)
         high = math.log(self.target.gamma)
         while high - low > 1e-6:
@@ -495,6 +496,7 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
     if hidden:
         start = _sharper(excess, start, -way, safe)
     value = safe(start)
+    # Only rounded values are tried, the nearest first: the result was evaluated.
     step = way * 10.0 ** (1 - DIGITS)
     while excess(value) > 0:
         value = safe(value * (1 + step))
@@ -546,6 +548,7 @@ def _sharpened(
     if solve in ("noise_multiplier", "clip_norm"):
         low = 0.0
         high = found.noise_multiplier
+        # Each evaluation counts neighbors anew, so the search stops at a relative tolerance.
         while high - low > NEAR * high:
             middle = (low + high) / 2
             tried = rounded(middle, DIGITS, up=True)

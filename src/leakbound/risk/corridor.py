@@ -165,6 +165,7 @@ class Corridor:
         attained = float(self.attained[index])
         bound = float(self.bound[index])
         own = self.setting
+        # A baseline that matched more of the data than kappa says refutes the prior.
         guess = max(float(np.exp(self.log_kappa[index])), matched or 0.0)
         baseline = guess
         if _distance(self.prior).squared:
@@ -245,6 +246,7 @@ def corridor(
         lower = attained_success(setting, levels)
         baseline = np.where(levels * setting.dim >= setting.norm**2, 1.0, 0.0)  # the zero image
         names = ("linear trap",) * len(levels)
+        # Both are exact at some settings, and rounding may put either on top.
         over = (lower > upper) & (lower < upper * (1 + ROUNDING))
         lower = np.where(over, upper, lower) if prior is None else lower
     else:

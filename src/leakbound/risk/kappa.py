@@ -92,6 +92,7 @@ def row_matches(rows: ArrayLike, domain: Domain, level: float) -> BaselineMatche
     public = torch.tensor(flat, dtype=domain.dtype).reshape(-1, *domain.shape)
     blind = domain.blind(public).flatten().double().numpy()
     mean = float((distance.paired(np.broadcast_to(blind, flat.shape), flat) <= level).mean())
+    # Pairs of more rows take too long.
     few = flat[: record_priors.MOST]
     reached = (distance.apart(few, few) <= level).sum(1).max() - 1
     return BaselineMatches(len(flat), 0.0, 0.0, mean, float(reached) / max(1, len(few) - 1))

@@ -43,6 +43,7 @@ def of_attack(found: Assessment) -> str:
         reached = "" if best is None else f"; at best it reaches {criterion.shown(best)}"
         none = f"{name} reconstructed none of {len(found.matched)} to {criterion.goal}{reached}"
         return none + _by_chance(found, best)
+    # The closest baseline: any other would make the attack look stronger.
     guess = max(found.baseline[place] or 0.0 for place in hits)
     return (
         f"{name} reconstructed {len(hits)} of {len(found.matched)} to {criterion.goal} or better; "

@@ -81,6 +81,7 @@ class Target:
         found = _PATTERN.fullmatch(text)
         if found is None:
             raise wrong
+        # Each number may have a percent sign of its own.
         kind, level, percent, decibels, chance, per_cent = found.groups()
         kind = re.split(r"\W", kind.lower())[0]
         is_psnr = kind == "psnr"

@@ -42,6 +42,7 @@ ACCEPTED = "Probability of a reconstructed example that counts as protected up t
 
 def item(name: str, value: str | None, status: Status, source: str, words: str = "") -> Item:
     """One line of what is known: without a value it is not stated, whatever its source."""
+    # Nobody may read a missing value as a good one.
     status = NOT_STATED if value is None else status
     return Item(name, words or name.replace("_", " "), value, status, source)
 
@@ -134,6 +135,7 @@ def thresholds(
     for one in dict.fromkeys(a.criterion for a in assessments):
         source = "the records; the plan names none"
         key = "psnr" if one.of is None else "share"
+        # A plan may name a share of columns, of which the record keeps the number.
         stored = _number(info.plan.get(key))
         if stored is not None and (one.of is not None or stored == one.value):
             source = f"plan: criterion.{key}" + kept * (stored == CRITERION[key])

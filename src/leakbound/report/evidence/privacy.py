@@ -69,6 +69,7 @@ def mechanism(settings: str) -> tuple[float, float] | None:
 
     None for every other chain, of which nothing is computed.
     """
+    # Two mechanisms compose, and what they compose to depends on more than their settings.
     noises = _MECHANISM.findall(settings)
     clips = _CLIP.findall(settings)
     if (len(noises), len(clips)) != (1, 1):

@@ -112,6 +112,7 @@ def of_edpb(
 
 
 def _on_extraction(sign_off: SignOff, known: Sequence[AuxiliaryLine]) -> Iterable[Row]:
+    # The words begin cells of a table elsewhere.
     facts = [line.words[0].lower() + line.words[1:] for line in known if line.answer == "yes"]
     yield (
         "Is the likelihood insignificant that personal data are extracted directly from the "

@@ -173,7 +173,7 @@ def chance(value: float) -> str:
 
 def _height(row: SettingRow) -> float:
     """Lines of a row of the table, with the space between rows."""
-    limited = sum(1 + bool(one.condition) for one in row.told_limits)
+    limited = sum(1 + bool(one.condition) for one in row.named_limits)
     return GAP + max(2, _lines(row.defense, CELL), limited)
 
 
