@@ -306,9 +306,9 @@ def _risk(line: Line) -> tuple[float, ...]:
 
 def _shades(names: Names) -> dict[str, float]:
     """How strong each setting is among those of its defense, 0 the weakest."""
-    found = grouped((setting.name, setting) for setting in names.settings.values())
+    by_defense = grouped((setting.name, setting) for setting in names.settings.values())
     shades = {}
-    for own in found.values():
+    for own in by_defense.values():
         ordered = sorted(own, key=lambda setting: setting.number or 0.0)
         for place, setting in enumerate(ordered):
             shades[setting.label] = place / max(1, len(ordered) - 1)

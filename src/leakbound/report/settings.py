@@ -173,12 +173,12 @@ def limits(own: Sequence[Configuration]) -> tuple[Limit, ...]:
         else {}
         for one in bounds
     ]
-    found = [
+    known_on_all = [
         Limit(max(one[basis] for one in known), words)
         for basis, words in CONDITIONS.items()
         if all(basis in one for one in known)
     ]
-    below = [one for one in found if one.probability < 1]
+    below = [one for one in known_on_all if one.probability < 1]
     # A limit with more conditions says something only where it is lower.
     return tuple(
         one

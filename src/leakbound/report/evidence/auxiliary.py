@@ -131,7 +131,7 @@ def thresholds(
     info: RunInfo, assessments: Iterable[Assessment], who: str | None
 ) -> tuple[parts.ThresholdLine, ...]:
     kept = "; it is the default, and the stored plan does not tell a chosen value from the default"
-    found = []
+    lines = []
     for one in dict.fromkeys(a.criterion for a in assessments):
         source = "the records; the plan names none"
         key = "psnr" if one.of is None else "share"
@@ -141,10 +141,10 @@ def thresholds(
             source = f"plan: criterion.{key}" + kept * (stored == CRITERION[key])
         value = one.value if one.of is None else one.of - round(one.within)
         unit = one.text.removesuffix(" or more").partition(" ")[2]
-        found.append(threshold("reconstructed", value, source, who, unit))
+        lines.append(threshold("reconstructed", value, source, who, unit))
     accepted = _number(_table(info, "risk").get("probability"))
     source = "plan: risk.probability" + kept * (accepted == DEFAULT_RISK)
-    return (*found, threshold("accepted", accepted, source, who))
+    return (*lines, threshold("accepted", accepted, source, who))
 
 
 def threshold(
