@@ -109,6 +109,6 @@ def refuse_matched(matches: BaselineMatches, target: Target) -> None:
     if share > target.gamma:
         raise ValueError(
             f"target is {target}, but {what} matches {share:.2%} of the {matches.examples} "
-            f"examples without any update: no amount of noise helps; {target.harder} or accept a larger "
-            "probability"
+            f"examples without any update: no amount of noise helps; {target.harder} or accept a "
+            "larger probability"
         )

@@ -49,7 +49,8 @@ def of_attack(assessment: Assessment) -> str:
     guess = max(assessment.baseline[place] or 0.0 for place in hits)
     return (
         f"{name} reconstructed {len(hits)} of {len(assessment.matched)} to {criterion.goal} or "
-        f"better; the closest guess without the update has {criterion.shown(guess)} for them at best"
+        f"better; the closest guess without the update has {criterion.shown(guess)} for them at "
+        "best"
     )
 
 
