@@ -60,6 +60,7 @@ check: setup
 	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/prose.py --readability
 	$(BIN)/python tools/size.py
+	$(BIN)/python tools/words.py
 
 # Peers live in an environment of the benchmark's own: theirs would break ours.
 bench: bench-setup

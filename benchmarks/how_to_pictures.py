@@ -342,7 +342,7 @@ def found_at(
 
 def add_a_defense() -> None:
     """What an attack reconstructs behind the page's defense."""
-    quantize = run_code("how_to/add_a_defense.md", "Quantize")["Quantize"]
+    quantize = run_code("how_to/add_a_defense.md", "class Quantize")["Quantize"]
     batch = lb.data.load("mnist5k").batch(torch.tensor([7]))
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -435,7 +435,7 @@ def log() -> None:
 
 def add_an_attack() -> None:
     """What the page's attack answers."""
-    attack = run_code("how_to/add_an_attack.md", "GrayImage")["GrayImage"]()
+    attack = run_code("how_to/add_an_attack.md", "class Descent")["Descent"]()
     batch = lb.data.load("mnist5k").batch(torch.tensor([7, 600, 1200, 1700]))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
@@ -444,12 +444,12 @@ def add_an_attack() -> None:
         (image, f"{psnr(image, truth):.0f} dB")
         for image, truth in zip(found, batch.inputs, strict=True)
     ]
-    grid("add_an_attack", [("true", [(i, "") for i in batch.inputs]), ("GrayImage", answers)])
+    grid("add_an_attack", [("true", [(i, "") for i in batch.inputs]), ("Descent", answers)])
 
 
 def add_a_domain() -> None:
     """A series and what counts as near to it."""
-    domain = run_code("how_to/add_a_domain.md", "SeriesDomain")["SeriesDomain"]((1, 96))
+    domain = run_code("how_to/add_a_domain.md", "class SeriesDomain")["SeriesDomain"]((1, 96))
     steps = torch.arange(96)
     true = 0.5 + 0.3 * torch.sin(steps / 9)
     near = true + 0.06 * torch.cos(steps / 2)

@@ -12,9 +12,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from safetensors.torch import save_file
 
 from leakbound import audit, cli, evaluate, metrics
+from leakbound._util.text import plain
 from leakbound.assess import record
 from leakbound.audit.context import check_plan
-from leakbound.audit.plan import plain
 from leakbound.core import Batch
 from leakbound.lpips import Lpips
 from leakbound.pairing import Paired

@@ -314,3 +314,13 @@ def test_a_how_to_is_short_and_has_a_picture(
     page.write_text("No picture.\n")
     assert prose.check_readability(tmp_path, []) == 1
     assert "docs/how_to/a.md: a how-to without a picture" in capsys.readouterr().out
+
+
+def test_a_decision_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "docs/decisions/0001-a.md"
+    page.parent.mkdir(parents=True)
+    page.write_text("One two.\n" * 75)
+    assert prose.check_readability(tmp_path, []) == 0
+    page.write_text("One two.\n" * 76)
+    assert prose.check_readability(tmp_path, []) == 1
+    assert "152 words, at most 150 in a decision" in capsys.readouterr().out

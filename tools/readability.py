@@ -12,6 +12,7 @@ from dataclasses import dataclass
 LONGEST = 40  # words of a sentence
 EASE = 50  # the median page: "fairly difficult" begins below 60, "difficult" below 50
 HOW_TO = 800  # words of a how-to, code left out
+DECISION = 150
 UNCOUNTED = ("docs/decisions/", "docs/reproductions/")  # kept as decided; generated
 
 
@@ -62,10 +63,12 @@ def counts(name: str) -> bool:
 
 
 def how_to(name: str, markdown: str, prose: str) -> list[str]:
-    """Return what a how-to lacks: it is short, and it shows what its reader will see."""
+    """Return what a how-to or a decision lacks: both are short, and a how-to shows a picture."""
+    words = len(re.findall(r"\S*\w\S*", prose))
+    if name.startswith("docs/decisions/") and words > DECISION:
+        return [f"{name}: {words} words, at most {DECISION} in a decision"]
     if not name.startswith("docs/how_to/"):
         return []
-    words = len(re.findall(r"\S*\w\S*", prose))
     long = [f"{name}: {words} words, at most {HOW_TO} in a how-to"] if words > HOW_TO else []
     picture = re.search(r"!\[[^\]]+\]\(", markdown)
     return long + ([] if picture else [f"{name}: a how-to without a picture"])

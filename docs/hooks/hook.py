@@ -20,7 +20,7 @@ import reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from repository_text import lists, relative, relinked, resolved, targets
+from repository_text import lists, relative, relinked, resolved, targets, with_lines
 
 from leakbound_reproductions import overview
 
@@ -110,7 +110,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def place(target: str) -> str:
         return relative(path, _place(resolved(source, target), places))
 
-    return lists(relinked(_with_tables(markdown, source), place))
+    def read(target: str) -> str:
+        return (ROOT / resolved(source, target)).read_text("utf-8")
+
+    return lists(relinked(with_lines(_with_tables(markdown, source), read), place))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
@@ -164,15 +167,17 @@ def _generated(written: dict[str, str], results: dict[str, str]) -> dict[str, st
     made = reference.pages()
     for kind in catalogue.KINDS:
         made |= catalogue.pages(kind, {**written, **results})
-    titles = {path: _title(text) for path, text in written.items()}
-    for folder, head in (("decisions", "Decisions"), ("sharp_edges", "Sharp edges")):
+    titles = {path: _title(text) for path, text in {**written, **results}.items()}
+    for folder, head in _HEADS.items():
         rows = [f"- [{t}]({p.partition('/')[2]})" for p, t in titles.items() if _in(p, folder)]
         made.setdefault(f"{folder}/index.md", f"# {head}\n\n{_LEADS[folder]}\n\n" + "\n".join(rows))
     return {path: text for path, text in made.items() if path not in written}
 
 
+_HEADS = {"decisions": "Decisions", "sharp_edges": "Sharp edges", "results": "Results"}
 _LEADS = {
-    "decisions": "One page for each decision: context, decision, consequences.",
+    "decisions": "One page for each decision: decision, reason, consequence.",
+    "results": "What was measured, by the scripts that the pages name.",
     "sharp_edges": "Cases in which a defense, a seed or a number protects less than it seems.",
 }
 

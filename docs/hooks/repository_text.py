@@ -6,6 +6,7 @@ need less of an indent and no blank line before them.
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
 from collections.abc import Callable
@@ -14,6 +15,7 @@ _FENCE = re.compile(r"^ *(`{3,}|~{3,})")
 _ITEM = re.compile(r"^( *)([-*+]|\d+[.)])( +)(?=\S)")
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)((?:\s+\"[^\"]*\")?\))")
 _CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")
+_CODE_LINK = re.compile(r"(\]\([^)\s#]+\.py)#([\w.]+)\)")
 TAB = 4
 
 
@@ -70,6 +72,42 @@ def resolved(source: str, target: str) -> str:
 def relative(page: str, target: str) -> str:
     """A link to `target` in `page`, both paths within the site."""
     return posixpath.relpath(target, posixpath.dirname(page) or ".")
+
+
+def with_lines(text: str, read: Callable[[str], str]) -> str:
+    r"""The page with the line of every function that a link names, as `x.py#Class.method` does.
+
+    Args:
+        text: the page.
+        read: the source behind a link's target.
+
+    Example:
+        >>> with_lines("[`g`](x.py#A.g)", lambda target: "class A:\n    def g(self): ...")
+        '[`g`](x.py), line 2'
+    """
+
+    def line(match: re.Match[str]) -> str:
+        target = match[1].removeprefix("](")
+        return f"{match[1]}), line {line_of(read(target), match[2])}"
+
+    return _CODE_LINK.sub(line, text)
+
+
+def line_of(source: str, name: str) -> int:
+    """The line on which a function or class, or one of its methods, begins.
+
+    Raises:
+        ValueError: the source has no such name.
+    """
+    body = ast.parse(source).body
+    found = None
+    for part in name.split("."):
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        found = next((n for n in body if isinstance(n, kinds) and n.name == part), None)
+        if found is None:
+            raise ValueError(f"name is {name!r}, which the source does not define")
+        body = found.body
+    return found.lineno if found else 1
 
 
 def lists(text: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import least_squares
 
-from leakbound.attacks.features.errors import feature_errors
+from leakbound.attacks.features.base import feature_errors
 from leakbound.randomness import normal, stream
 from leakbound_reproductions.attacks.diagonalize import (
     coefficients,

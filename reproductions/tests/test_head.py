@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from leakbound import data, models
-from leakbound.attacks.features.errors import feature_errors, subspace_error
+from leakbound.attacks.features.base import feature_errors, subspace_error
 from leakbound.client import forward, gradient
 from leakbound.core import NotApplicable, Task, Unit, Update
 from leakbound.defenses import HiddenDropout

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.attacks.features.errors import feature_errors, subspace_error
+from leakbound.attacks.features.base import feature_errors, subspace_error
 from leakbound.randomness import bernoulli, normal, stream
 from leakbound_reproductions.attacks.diagonalize import decompose
 from leakbound_reproductions.attacks.hermite import hermite_means, usable_orders

@@ -9,7 +9,8 @@ from scipy import stats
 
 from leakbound import audit
 from leakbound.assess import Assessment, read
-from leakbound.audit.plan import DataSpec, ModelSpec, Spec, defense_name
+from leakbound.assess.header import defense_name
+from leakbound.audit.plan import DataSpec, ModelSpec, Spec
 from leakbound.defenses import GaussianNoise, LocalOptimalNoise
 from leakbound_reproductions import paired
 from leakbound_reproductions.claim import Verdict, student

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from leakbound._util.text import plain
+from leakbound.assess.header import defense_name, defense_parameters
 from leakbound.assess.record import (
     Assessment,
     Bound,
@@ -23,9 +25,6 @@ from leakbound.assess.record import (
 from leakbound.audit.plan import (
     TrainingUnit,
     attack_info,
-    defense_name,
-    defense_parameters,
-    plain,
 )
 from leakbound.core import Server
 from leakbound_reproductions.claim import Claim, Verdict

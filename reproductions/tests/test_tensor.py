@@ -10,7 +10,7 @@ from torch import nn
 
 from leakbound import data
 from leakbound.attacks.base import Attack, seen_task
-from leakbound.attacks.features.errors import feature_errors, subspace_error
+from leakbound.attacks.features.base import feature_errors, subspace_error
 from leakbound.client import layer_inputs
 from leakbound.core import Batch, NotApplicable, Observation, Server, Task, ThreatModel
 from leakbound.defenses import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from leakbound.attacks import ByNoise, ConstantImage, GradientMatching, strong_matching
-from leakbound.attacks.features.errors import feature_errors, subspace_error
+from leakbound.attacks.features.base import feature_errors, subspace_error
 from leakbound.audit import parse, run
 from leakbound.client import layer_inputs
 from leakbound.core import NotApplicable

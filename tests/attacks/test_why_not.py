@@ -49,7 +49,7 @@ def _plan(**changes):
 
 def test_a_plan_leaves_out_what_cannot_apply():
     kept = {
-        (one.batch_size, audit.plan.defense_name(one.defense), one.attack.name)
+        (one.batch_size, audit.defense_name(one.defense), one.attack.name)
         for one in _plan().experiments()
     }
     readout = {one for one in kept if one[2] == "variance_readout"}

@@ -8,6 +8,7 @@ import torch
 
 import leakbound as lb
 from leakbound import audit, report
+from leakbound._util import text
 from leakbound.audit.attacked_round import attacked_round
 from leakbound.audit.context import PlanContext
 from leakbound.audit.experiment import play_round
@@ -82,7 +83,7 @@ def test_a_plan_with_a_round_is_read_back_the_same():
     import tomllib
 
     plan = audit.parse(_table(round=2))
-    kept = audit.plan.plain(plan)
+    kept = text.plain(plan)
     assert audit.parse(tomllib.loads(toml_of(kept)), name=plan.name).hash == plan.hash
     found = [result.record for result in audit.run(plan)]
     again = reruns(kept, found)

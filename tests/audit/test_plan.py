@@ -5,7 +5,8 @@ import pytest
 
 from leakbound import audit, registry
 from leakbound._util.files import MOST_TOML
-from leakbound.audit.plan import DataSpec, Plan, Spec, defense_parameters, refuse_large
+from leakbound.assess.header import defense_parameters
+from leakbound.audit.plan import DataSpec, Plan, Spec, refuse_large
 from leakbound.defenses import DpSgd
 from leakbound.registry import row_of
 

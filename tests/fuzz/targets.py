@@ -27,8 +27,8 @@ from safetensors.torch import save
 import leakbound as lb
 from leakbound import data, tensors
 from leakbound.assess.record import encode
+from leakbound.attacks.prior.denoiser import train_prior
 from leakbound.attacks.prior.files import load_prior, save_prior
-from leakbound.attacks.prior.training import train_prior
 from leakbound.audit import plan_file
 from leakbound.audit.engine import run
 from leakbound.audit_epsilon import finding

@@ -114,15 +114,19 @@ def test_a_norm():
         signal[:4] = norm / 2
         return signal + variance**0.5 * draws.standard_normal(200)
 
-    broken = [noise.norm_of(mean(0.5), variance, bound, 0.01)[1] for _ in range(300)]
+    broken = [noise.norm_of(mean(0.5), variance, bound, 0.01).broken for _ in range(300)]
     assert stats.binomtest(sum(broken), 300, 0.01, alternative="greater").pvalue > 0.01
-    words, found, numbers = noise.norm_of(mean(2.0), variance, bound, 1e-7)
-    assert found
+    large = noise.norm_of(mean(2.0), variance, bound, 1e-7)
+    words = large.words
+    assert large.broken
     assert 1.5 < float(words.split()[1]) < 2.5
     limit = float(words.split("over ")[1].split()[0])
-    assert numbers == pytest.approx((float(words.split()[1]), limit), rel=0.01)
-    half = [noise.norm_of(mean(limit), variance, bound, 1e-7)[1] for _ in range(200)]
+    stated = (float(words.split()[1]), limit)
+    assert (large.estimate, large.critical) == pytest.approx(stated, rel=0.01)
+    half = [noise.norm_of(mean(limit), variance, bound, 1e-7).broken for _ in range(200)]
     assert 0.35 < np.mean(half) < 0.65  # what the words promise
-    assert noise.norm_of(np.array([0.3, 0.4]), 0.0, 0.5, 1e-7) == ("0.5", False, (0.5, 0.5))
-    assert noise.norm_of(np.array([0.3, 0.41]), 0.0, 0.5, 1e-7)[1]
-    assert noise.norm_of(np.array([np.nan, 0.4]), 0.0, 0.5, 1e-7)[1]
+    assert noise.norm_of(np.array([0.3, 0.4]), 0.0, 0.5, 1e-7) == noise.NormTest(
+        "0.5", False, 0.5, 0.5
+    )
+    assert noise.norm_of(np.array([0.3, 0.41]), 0.0, 0.5, 1e-7).broken
+    assert noise.norm_of(np.array([np.nan, 0.4]), 0.0, 0.5, 1e-7).broken

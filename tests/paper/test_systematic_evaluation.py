@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from leakbound.attacks.features.errors import feature_errors
+from leakbound.attacks.features.base import feature_errors
 from leakbound.core import Batch, Task
 from leakbound.defenses import GaussianNoise
 from leakbound.models import two_layer

@@ -14,7 +14,9 @@ import pytest
 
 from leakbound.report.figures import COLORS
 
-CSS = resources.files("leakbound.report").joinpath("templates/report.css").read_text("utf-8")
+TEMPLATES = resources.files("leakbound.report") / "templates"
+SHARED = "".join((TEMPLATES / name).read_text("utf-8") for name in ("page.css", "screen.css"))
+CSS = (TEMPLATES / "report.css").read_text("utf-8")
 VARIABLES = {
     name: {"light": light, "dark": dark}
     for name, light, dark in re.findall(
@@ -111,5 +113,5 @@ def test_a_palette_of_red_and_green_would_fail():
 
 def test_every_color_of_the_page_is_one_of_these():
     """No rule sets a color of its own, but for print and the shade behind a dialog."""
-    rules = CSS[CSS.index("* { box-sizing") : CSS.index("@media print")]
+    rules = SHARED + CSS[CSS.index("[hidden]") : CSS.index("@media print")]
     assert set(re.findall(r"#[0-9a-f]{3,6}\b", rules)) <= {"#808080"}

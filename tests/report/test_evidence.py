@@ -229,16 +229,13 @@ def test_a_strip_is_as_long_as_its_number(make_assessment, make_bound):
 
     known = make_assessment(baseline=[None, None], psnr=[10.0, 10.0], bounds=[make_bound(30.0)])
     (row,) = tables.configurations([known], tables.Names([known]))
-    ((_, strip),) = mean_errors([row], None).rows
-    reached = float(re.search(r'class="reached" x="0" y="4" width="([\d.]+)"', strip).group(1))
-    excluded = float(re.search(r'class="excluded" x="([\d.]+)"', strip).group(1))
-    assert reached == pytest.approx(WIDTH * 5 / 30, abs=0.1)  # the axis runs from 5 to 35
-    assert excluded == pytest.approx(WIDTH * 25 / 30, abs=0.1)
+    (strip,) = mean_errors([row], None).rows
+    assert strip.reached == pytest.approx(WIDTH * 5 / 30, abs=0.1)  # the axis runs from 5 to 35
+    assert strip.excluded == pytest.approx(WIDTH * 25 / 30, abs=0.1)
     bound = tables.SuccessBoundRow(0.5, "sample", (), None, None, None, "p", 0.001, 1, 1, 1)
     row = replace(row, reconstructed=tables.share(1, 10), success_bound=bound)
-    ((_, strip),) = probabilities([row]).rows
-    reached = float(re.search(r'class="reached" x="0" y="4" width="([\d.]+)"', strip).group(1))
-    assert reached == pytest.approx(WIDTH * 3 / 4, abs=0.1)  # from 1e-4 to 1, in decades
+    (strip,) = probabilities([row]).rows
+    assert strip.reached == pytest.approx(WIDTH * 3 / 4, abs=0.1)  # from 1e-4 to 1, in decades
 
 
 def test_the_strongest_attack_stands_with_its_pictures(tmp_path, make_bounded):
@@ -334,7 +331,7 @@ def test_unfinished_and_failed_runs_say_so(tmp_path, make_assessment, make_run):
 def test_no_word_of_a_stamp(tmp_path, make_bounded):
     own = Path(evidence.__file__).parent
     root = own.parent
-    files = [*own.glob("*.py"), *root.glob("templates/evidence*")]
+    files = [*own.glob("*.py"), *root.glob("templates/evidence*"), *root.glob("templates/model*")]
     files += [root.parent / "cli" / "evidence.py"]
     docs = root.parents[2] / "docs" / "evidence.md"
     files += [docs] if docs.exists() else []

@@ -139,7 +139,10 @@ def format_explained(share: float | None) -> str:
         return UNKNOWN
     share = min(max(share, 0.0), 1.0)
     left = 1 - share
-    return format_percent(share, 1 if left >= 1e-3 else 3 if left >= 1e-6 else 5, up=False)
+    # The smaller the rest, the more digits show that there is one.
+    scales = ((1, 1e-3), (3, 1e-6), (5, 0.0))
+    digits = next(digits for digits, least in scales if left >= least)
+    return format_percent(share, digits, up=False)
 
 
 def _hundredfold(share: float) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from importlib import metadata
 from typing import Any
 
@@ -20,6 +22,19 @@ def digest(value: Any) -> str:
     """Sixteen hex digits that name a JSON value."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def plain(thing: Any) -> Any:
+    """A dataclass or a container as JSON values; enums by value."""
+    if is_dataclass(thing):
+        return {f.name: plain(getattr(thing, f.name)) for f in fields(thing)}
+    if isinstance(thing, Enum):
+        return thing.value
+    if isinstance(thing, tuple | list):
+        return [plain(value) for value in thing]
+    if isinstance(thing, dict):
+        return {key: plain(value) for key, value in thing.items()}
+    return thing
 
 
 def version(name: str) -> str:

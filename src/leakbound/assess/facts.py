@@ -65,15 +65,15 @@ def zero_values(observation: Observation) -> Fact | None:
 
 def facts_of(
     observation: Observation,
-    answer: Reconstruction,
+    reconstruction: Reconstruction | None,
     domain: Domain,
     public: Batch | None,
     more: Iterable[Fact] = (),
 ) -> tuple[Fact, ...]:
     """What an attack found, what the update shows without an attack, and `more`, in order."""
     zeros = zero_values(observation)
-    found = (*answer.facts, *more, *([] if zeros is None else [zeros]))
-    return together(found, domain, public)
+    attacked = () if reconstruction is None else reconstruction.facts
+    return together((*attacked, *more, *([] if zeros is None else [zeros])), domain, public)
 
 
 def together(

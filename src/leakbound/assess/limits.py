@@ -58,8 +58,9 @@ class ErrorBoundSpec:
     """A lower bound on every attacker's mean error, or an estimate of one.
 
     Attributes:
-        kind: "trace" or "full" (tighter, slower, with a leak map), both estimates;
-            "weiss_weinstein" (proven, also for non-smooth activations, slowest); or "none".
+        kind: "sample" (what public examples show of a private release); in addition "trace" or
+            "full" (tighter, slower, with a leak map), both estimates, or "weiss_weinstein" (proven,
+            also for non-smooth activations, slowest); or "none".
         prior: what attackers know of examples: "gaussian" (mean and covariance of public ones, in
             their `components` leading directions), "isotropic" (their mean variance) or "flat".
         images: number of draws of the prior over which the information is averaged.
@@ -73,7 +74,7 @@ class ErrorBoundSpec:
     directions: int = 4
 
     def __post_init__(self) -> None:
-        check.one_of(["none", "trace", "full", "weiss_weinstein"], kind=self.kind)
+        check.one_of(["none", "sample", "trace", "full", "weiss_weinstein"], kind=self.kind)
         if (self.kind, self.prior) == ("weiss_weinstein", "flat"):
             raise ValueError(
                 "kind is 'weiss_weinstein' with prior 'flat'; it needs a Gaussian prior"
@@ -132,7 +133,7 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
     Raises:
         NotApplicable: no such bound is available here, with the reason.
     """
-    if spec.kind == "none":
+    if spec.kind in ("none", "sample"):
         return None
     refuse_other_distances(released)
     refuse_side_information(released)

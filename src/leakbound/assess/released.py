@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -35,7 +35,7 @@ class Released:
             no test.
         private: all private examples, including the batch, for a statement about these.
         fresh: the model was chosen neither from the public examples nor from private ones.
-        key: name of the release, so that a bound is computed once; None computes it each time.
+        key: name of the release, if several objects describe it: its bounds are computed once.
         once: cache by key; None caches with the public examples.
     """
 
@@ -54,10 +54,15 @@ class Released:
     fresh: bool = False
     key: Any = None
     once: Once[Any] | None = None
+    _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def cached(self, name: str, key: Any, make: Callable[[], T]) -> T:
-        """A value that belongs to this release, computed once if the release has a key."""
-        return make() if self.key is None else self.of_public((name, self.key, key), make)
+        """A value that belongs to this release, computed once."""
+        if self.key is not None:
+            return self.of_public((name, self.key, key), make)
+        if (name, key) not in self._made:
+            self._made[name, key] = make()
+        return cast(T, self._made[name, key])
 
     def of_public(self, key: Any, make: Callable[[], T]) -> T:
         """A value computed from the public examples and the key, once as long as they live.

@@ -41,8 +41,8 @@ from leakbound.attacks.matching.rows import TabLeak
 from leakbound.attacks.patch_span import PatchSpan
 from leakbound.attacks.patches import PatchInversion
 from leakbound.attacks.prior.attack import LearnedPrior
+from leakbound.attacks.prior.denoiser import train_prior
 from leakbound.attacks.prior.files import load_prior, save_prior
-from leakbound.attacks.prior.training import train_prior
 from leakbound.attacks.sparse import SparseRecovery
 from leakbound.attacks.sparse_inversion import (
     sparse_gradient_inversion,

@@ -9,14 +9,32 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.base import Attack, boxed
-from leakbound.core import NotApplicable, Observation, Reconstruction
+from leakbound.core import Batch, NotApplicable, Observation, Reconstruction
 
+MISSING = "there are no public images to average; give public images"
 VANISHED = "gradient vanished: the update is zero everywhere"
 
 
-def public_images(observation: Observation) -> Tensor | None:
-    """Public images (n, *S): the attacker's own, otherwise those that came with the task."""
+def gray(observation: Observation, problem: str = VANISHED) -> Reconstruction:
+    """The middle of the input range, where the update shows nothing."""
+    nothing = torch.full(observation.batch_shape, math.nan).to(observation.update.rows)
+    return Reconstruction(boxed(nothing, observation.task), problem=problem)
+
+
+def public_examples(observation: Observation, *, fitting: bool = True) -> Batch | None:
+    """Public examples: the attacker's own, otherwise those that came with the task.
+
+    If `fitting`, only of the shape of the client's own.
+    """
     public = observation.auxiliary or observation.task.public
+    if public is None or (fitting and tuple(public.inputs.shape[1:]) != observation.input_shape):
+        return None
+    return public
+
+
+def public_images(observation: Observation) -> Tensor | None:
+    """Public images (n, *S) of any shape, as `public_examples` finds them."""
+    public = public_examples(observation, fitting=False)
     return None if public is None else public.inputs
 
 
@@ -51,7 +69,10 @@ class ConstantImage(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         value = self.value
         if value is None:
-            value = float(_some_public(observation).double().mean())
+            public = public_images(observation)
+            if public is None:
+                raise NotApplicable(MISSING)
+            value = float(public.double().mean())
         shape = observation.input_shape
         return _blind(observation, torch.full(shape, value, dtype=torch.float64))
 
@@ -78,20 +99,15 @@ class MeanImage(Attack):
     """
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        public = _some_public(observation)
+        public = public_images(observation)
+        if public is None:
+            raise NotApplicable(MISSING)
         if tuple(public.shape[1:]) != observation.input_shape:
             raise NotApplicable("the public images and the input differ in shape")
         domain = observation.task.domain
         if domain is not None and not domain.distance_is_rmse:
             return _blind(observation, domain.blind(public))
         return _blind(observation, public.double().mean(0))
-
-
-def _some_public(observation: Observation) -> Tensor:
-    public = public_images(observation)
-    if public is None:
-        raise NotApplicable("there are no public images to average; give public images")
-    return public
 
 
 def _blind(observation: Observation, image: Tensor) -> Reconstruction:

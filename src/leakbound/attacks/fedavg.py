@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import boxed, seen_task
-from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.blind import gray
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching.distances import euclidean
 from leakbound.attacks.matching.loop import answer, begin, run
@@ -96,8 +96,7 @@ class FedAvgMatching(MatchingSettings):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         if not bool((observation.update.rows != 0).any()):
-            middle = torch.full(observation.batch_shape, float("nan")).to(observation.update.rows)
-            return Reconstruction(boxed(middle, observation.task), problem=VANISHED)
+            return gray(observation)
         plan = self.find_plan(observation, generator)
         guess = self._deal(observation, generator, plan)
         search = LocalSearch(self, observation, generator, guess)

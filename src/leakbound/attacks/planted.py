@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound.attacks.base import boxed, summed_task
-from leakbound.attacks.blind import VANISHED, public_images
+from leakbound.attacks.blind import VANISHED, public_examples
 from leakbound.core import (
     Exact,
     Gaussian,
@@ -220,13 +220,13 @@ class PixelPrior:
     def of(observation: Observation) -> PixelPrior:
         """From the public images; uniform in the input range if none of them fit."""
         low, high = observation.task.input_range
-        public = public_images(observation)
+        public = public_examples(observation)
         shape = observation.input_shape
         like = observation.update.rows.double()
-        if public is None or tuple(public.shape[1:]) != shape or len(public) < 2:
+        if public is None or public.size < 2:
             one = like.new_ones(shape).flatten()
             return PixelPrior(one * (low + high) / 2, one * (high - low) ** 2 / 12)
-        pixels = public.flatten(1).to(like)
+        pixels = public.inputs.flatten(1).to(like)
         return PixelPrior(pixels.mean(0), pixels.var(0) + 1e-3 * (high - low) ** 2)
 
     def fused(self, value: Tensor, variance: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The audit: a plan of experiments that is run, recorded, resumed and judged."""
 
+from leakbound.assess.header import defense_name
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.diagnosis import diagnose, diagnose_undecided
 from leakbound.audit.engine import run
@@ -14,7 +15,6 @@ from leakbound.audit.plan import (
     UtilitySpec,
     attack_info,
     build_defense,
-    defense_name,
 )
 from leakbound.audit.plan_file import load, parse
 from leakbound.audit.simulate import Simulation, error_bound, simulate

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,21 +13,17 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from leakbound import registry
 from leakbound._util import pictures as html
 from leakbound._util import stops
 from leakbound._util.formats import format_number
+from leakbound._util.text import plain
 from leakbound.assess import record as records
-from leakbound.assess.certificate import Proof, certificate
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.facts import facts_of
-from leakbound.assess.limits import ErrorBoundSpec, Limits, leak_map, of_release
-from leakbound.assess.measure import measure, objective_of, release_of, shown, utility_of
+from leakbound.assess.header import defense_info, defense_name, threat_info
+from leakbound.assess.judge import OWN_TRAINING, Evidence, RiskSettings, judge
+from leakbound.assess.measure import release_of, utility_of
 from leakbound.assess.released import Released
-from leakbound.assess.success import RiskSpec
-from leakbound.assess.verdict import verdict
-from leakbound.attacks import Attack
-from leakbound.attacks.features.errors import feature_errors, subspace_error
+from leakbound.attacks.features.base import feature_errors, subspace_error
 from leakbound.attacks.pace import noted
 from leakbound.audit import plan as plans
 from leakbound.audit.attacked_round import OTHERS, attacked_round
@@ -39,10 +36,8 @@ from leakbound.audit.context import (
 )
 from leakbound.audit.utility import train
 from leakbound.client import clients_layer_inputs
-from leakbound.core import Batch, NotApplicable, Reconstruction, Refused, Task, ThreatModel
+from leakbound.core import Batch, NotApplicable, Reconstruction, Refused, ThreatModel
 from leakbound.defenses import Chain
-from leakbound.losses import named
-from leakbound.metrics import Metric
 from leakbound.protocol import Round
 from leakbound.randomness import stream
 from leakbound.registry import Spec
@@ -50,8 +45,6 @@ from leakbound.risk.statement import of_bound
 
 DIED = "its process died (out of memory, or a crash)"
 _PICTURES = {"truth": "true", "reconstruction": "reconstructed", "leak_map": "leak map"}
-_TOLD = frozenset({"batch size", "local steps"})
-"""What attackers in an audit know for certain about a client."""
 TRIAL = 5.0
 """Seconds for what is tried before the first experiment."""
 LATER = "bounds are for a client's first update, and this client sent others before"
@@ -189,7 +182,7 @@ def refused(units: Iterable[plans.Unit], context: PlanContext) -> list[str]:
                 play_round(own[0], context, planted=False)
         except (NotApplicable, Refused) as error:
             reason = " ".join(str(error).split())
-            name = plans.defense_name(defense)
+            name = defense_name(defense)
             found.append(f"{name} on {model.name} is not run ({len(own)} experiments): {reason}")
         except Exception as error:  # its record reports the reason
             stops.reraise(error)
@@ -245,41 +238,10 @@ def reason_of(error: Exception) -> str:
     return one_line(error)
 
 
-def defense_info(links: tuple[Spec, ...], built: Chain) -> records.DefenseInfo:
-    return records.DefenseInfo(
-        name=plans.defense_name(links),
-        parameters=plans.plain(plans.defense_parameters(links)),
-        settings=repr(built),
-        guarantee=built.guarantee.value,
-        data_dependent_law=built.data_dependent_law,
-    )
-
-
-def links_of(defense: Chain) -> tuple[Spec, ...]:
-    return tuple(
-        Spec(
-            registry.snake(type(link).__name__),
-            tuple((f.name, plans.plain(getattr(link, f.name))) for f in fields(link) if f.init),
-        )
-        for link in defense.links
-    )
-
-
-def model_info(name: str, task: Task) -> records.ModelInfo:
-    """A model in memory."""
-    size = len(task.parameters)
-    loss = named(task.loss).name
-    return records.ModelInfo(name=name, parameters={}, size=size, loss=loss)
-
-
-def threat_info(threat: ThreatModel) -> records.Threat:
-    return records.Threat(**plans.plain(threat))
-
-
 def _model(spec: plans.ModelSpec, context: PlanContext) -> records.ModelInfo:
     return records.ModelInfo(
         name=spec.name,
-        parameters=plans.plain(dict(spec.settings)),
+        parameters=plain(dict(spec.settings)),
         size=context.size(spec),
         train_steps=spec.train_steps,
         weights=spec.weights,
@@ -293,7 +255,7 @@ def _header(unit: plans.Experiment, context: PlanContext) -> records.Assessment:
     return records.Assessment(
         experiment=unit.id,
         attack=plans.attack_info(unit.attack),
-        defense=defense_info(unit.defense, built),
+        defense=defense_info(built, unit.defense),
         model=_model(unit.model, context),
         data=records.DataInfo(
             source=unit.data.source,
@@ -312,7 +274,7 @@ def _header(unit: plans.Experiment, context: PlanContext) -> records.Assessment:
 def _training(unit: plans.TrainingUnit, context: PlanContext, **found: Any) -> records.Training:
     return records.Training(
         training=unit.id,
-        defense=defense_info(unit.defense, plans.build_defense(unit.defense)),
+        defense=defense_info(plans.build_defense(unit.defense), unit.defense),
         model=_model(unit.model, context),
         seed=unit.seed,
         rounds=unit.utility.rounds,
@@ -331,32 +293,25 @@ def _judge(
 ) -> tuple[records.Assessment, dict[str, bytes]]:
     path = unit.lpips_weights
     low, _ = context.domain.input_range
-    criterion = criterion_of(unit, context)
-    key = (unit.model, unit.seed, unit.defense)  # bounds do not depend on the attack
-    return judged(
-        record,
-        played,
-        plans.build_attack(unit.attack),
-        answer,
-        released(
-            played,
-            criterion,
-            context.threat(unit.threat),
-            context.counted,
-            origins=context.origins,
-            same_law=context.same_law,
-            private=context.private if unit.risk.these else None,
-            fresh=_fresh(unit.model),
-            key=key,
-            once=context.once,
-        ),
-        (unit.error_bound, unit.risk),
-        stream(unit.seed, "bounds", unit.error_bound.kind, unit.batch_size),
-        distractors=context.distractors,
-        more=[] if path is None else [context.lpips(path).metric(low)],
-        images=images,
-        decoys=context.others(unit.batch_size, len(played.observation.cohort), unit.seed),
+    release = released(
+        *(played, criterion_of(unit, context), context.threat(unit.threat), context.counted),
+        origins=context.origins,
+        same_law=context.same_law,
+        private=context.private if unit.risk.these else None,
+        fresh=_fresh(unit.model),
+        key=(unit.model, unit.seed, unit.defense),  # bounds do not depend on the attack
+        once=context.once,
     )
+    evidence = Evidence(
+        *(record, played.observation, release, plans.build_attack(unit.attack), answer),
+        truth=played.truth,
+        public=context.counted,
+        decoys=context.others(unit.batch_size, len(played.observation.cohort), unit.seed),
+        distractors=context.distractors,
+    )
+    metrics = () if path is None else (context.lpips(path).metric(low),)
+    settings = RiskSettings(unit.error_bound, unit.risk, metrics, pictures=images)
+    return judged(played, evidence, settings)
 
 
 def criterion_of(unit: plans.Experiment, context: PlanContext) -> Criterion:
@@ -369,77 +324,26 @@ def _fresh(model: plans.ModelSpec) -> bool:
 
 
 def judged(
-    record: records.Assessment,
-    played: Round,
-    attack: Attack,
-    answer: Reconstruction,
-    released: Released,
-    wanted: tuple[ErrorBoundSpec, RiskSpec],
-    source: torch.Generator,
-    *,
-    distractors: Tensor | None = None,
-    more: Sequence[Metric] = (),
-    images: bool = True,
-    decoys: Batch | None = None,
+    played: Round, evidence: Evidence, settings: RiskSettings
 ) -> tuple[records.Assessment, dict[str, bytes]]:
-    """A record filled in from truth and reconstruction, and the pictures that it names.
+    """The assessment of an attack on a round that was played here, and the pictures it names.
 
-    `source` draws for the bounds in `wanted`; the others are as in `measure`.
+    The judge sees what it would see of a captured update, and the true batch. What only the audit
+    knows of the round is added: its number, the defense's effect and cost, errors of features.
     """
-    criterion = released.criterion
-    public = released.public
-    domain = criterion.domain
-    proof = Proof()
-    assert isinstance(played.defense, Chain)
-    if not played.defense.links:
-        proof = certificate(played.observation, attack, answer, None, _TOLD)
-    measured = measure(
-        *(played.truth, answer, criterion, public),
-        proved=proof.certificate is not None,
-        distractors=distractors,
-        more=more,
-        decoys=decoys,
+    evidence = dataclasses.replace(
+        evidence, certain=OWN_TRAINING, unbounded=LATER if played.number > 1 else None
     )
-    proof = proof if any(measured.matched) else Proof()  # a tolerance may be finer than rounding
-    limits = Limits(note=LATER) if played.number > 1 else of_release(released, *wanted, source)
-    leaks = None
-    if images and any(bound.on_error for bound in limits.bounds):
-        leaks = leak_map(released, wanted[0])
-    facts = facts_of(played.observation, answer, criterion.domain, public)
-    found = measured.paired
-    truth = found.truth.inputs
-    guess = found.inputs
-    more_shown = {"baseline": measured.guess, "agreement": measured.agreement}
-    parts = shown(domain, truth, guess, images=images, leaks=leaks, **more_shown)
-    parts.fields.pop("values", None)
+    record, files = judge(evidence, settings)
+    answer = evidence.reconstruction
     features = None
-    if answer.features is not None and answer.layer is not None:
+    if answer is not None and answer.features is not None and answer.layer is not None:
         features = _features(played, answer.features, answer.layer)
     utility = utility_of(played.update, played.truth, played.observation)
-    return replace(
-        record,
-        problem=answer.problem,
-        objective=objective_of(answer),
-        release=replace(
-            release_of(played.update, utility), round=played.number, effective=played.acts
-        ),
-        features=features,
-        bounds=limits.bounds,
-        attained=limits.attained,
-        bounds_note=limits.note,
-        verdict=verdict(
-            measured.matched,
-            limits.bounds,
-            certified=proof.certificate is not None,
-            attained=limits.attained,
-            facts=facts,
-        ),
-        facts=facts,
-        certificate=proof.certificate,
-        layer_input=proof.layer_input,
-        **measured.fields,
-        **parts.fields,
-    ), parts.files
+    release = replace(
+        release_of(played.update, utility), round=played.number, effective=played.acts
+    )
+    return replace(record, release=release, features=features), files
 
 
 def released(

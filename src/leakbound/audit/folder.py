@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from leakbound import registry, report
 from leakbound._util import files, pictures
+from leakbound._util.text import plain
 from leakbound.assess.record import Assessment, Damage, Record, Training, Verdict, is_picture
 from leakbound.assess.verdict import of_run
 from leakbound.attacks import Attack
@@ -24,7 +25,7 @@ from leakbound.audit.context import PlanContext, check_plan
 from leakbound.audit.estimate import Clock, estimate
 from leakbound.audit.experiment import DIED, NO_MEMORY, Result, refused
 from leakbound.audit.journal import Journal
-from leakbound.audit.plan import Plan, Unit, plain, units_left
+from leakbound.audit.plan import Plan, Unit, units_left
 from leakbound.audit.plan_file import load, parse
 from leakbound.audit.run_file import claim, header
 from leakbound.core import ThreatModel

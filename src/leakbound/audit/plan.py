@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 from leakbound import registry
-from leakbound._util.text import digest as digest
+from leakbound._util.text import digest, plain
+from leakbound.assess import header
+from leakbound.assess.header import defense_name
 from leakbound.assess.record import AttackInfo
-from leakbound.attacks import Attack, settings_hash
-from leakbound.core import Server, ThreatModel
+from leakbound.attacks import Attack
+from leakbound.core import ThreatModel
 from leakbound.defenses import Chain, chain
 from leakbound.losses import named
 from leakbound.registry import Spec
@@ -218,19 +220,6 @@ def refuse_large(sizes: Mapping[str, int]) -> None:
             )
 
 
-def plain(thing: Any) -> Any:
-    """A dataclass or a container as JSON values; enums by value."""
-    if hasattr(thing, "__dataclass_fields__"):
-        return {f.name: plain(getattr(thing, f.name)) for f in fields(thing)}
-    if isinstance(thing, Server):
-        return thing.value
-    if isinstance(thing, tuple | list):
-        return [plain(value) for value in thing]
-    if isinstance(thing, dict):
-        return {key: plain(value) for key, value in thing.items()}
-    return thing
-
-
 def build_defense(links: tuple[Spec, ...]) -> Chain:
     """The chain for a plan's defense."""
     return chain(*(registry.build("defense", link.name, link.parameters) for link in links))
@@ -244,22 +233,4 @@ def build_attack(spec: Spec) -> Attack:
 
 def attack_info(spec: Spec) -> AttackInfo:
     """An attack as named in records: its name, full settings and their hash."""
-    attack = build_attack(spec)
-    return AttackInfo(name=spec.name, settings=repr(attack), hash=settings_hash(attack))
-
-
-def defense_name(links: tuple[Spec, ...]) -> str:
-    """`none`, a link's name, or several joined by `+`."""
-    return "+".join(link.name for link in links) or "none"
-
-
-def defense_parameters(links: tuple[Spec, ...]) -> dict[str, Any]:
-    """All settings of a chain, with their link's name if there are several links."""
-    if len(links) == 1:
-        return links[0].parameters
-    names = [link.name for link in links]
-    found: dict[str, Any] = {}
-    for i, link in enumerate(links):
-        name = link.name if names.count(link.name) == 1 else f"{link.name}[{i}]"
-        found |= {f"{name}.{key}": value for key, value in link.settings}
-    return found
+    return header.attack_info(build_attack(spec), spec.name)

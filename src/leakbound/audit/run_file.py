@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from leakbound._util import files
-from leakbound._util.text import version
+from leakbound._util.text import plain, version
 from leakbound.assess.record import SCHEMA
 from leakbound.audit.context import PlanContext, code, fingerprint
-from leakbound.audit.plan import Plan, plain
+from leakbound.audit.plan import Plan
 from leakbound.data.packaged import TABLES
 from leakbound.engines.base import kernels
 

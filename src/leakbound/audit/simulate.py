@@ -12,18 +12,20 @@ from torch import Tensor, nn
 from leakbound import check, client, registry
 from leakbound._util import copies
 from leakbound._util.formats import format_number
-from leakbound._util.text import digest
+from leakbound._util.text import digest, plain
+from leakbound.assess import header as headers
 from leakbound.assess import record as records
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
+from leakbound.assess.judge import Evidence, RiskSettings
 from leakbound.assess.limits import ErrorBoundSpec, leak_map, of_release
 from leakbound.assess.success import RiskSpec
-from leakbound.attacks import Attack, settings_hash
+from leakbound.attacks import Attack
 from leakbound.attacks.pace import noted
 from leakbound.audit import experiment
 from leakbound.audit.attacked_round import attacked_round
-from leakbound.audit.context import one_thread
-from leakbound.audit.plan import attack_info, build_attack, build_defense, plain
+from leakbound.audit.context import DISTRACTORS, one_thread
+from leakbound.audit.plan import build_attack, build_defense
 from leakbound.core import Batch, LocalPlan, Loss, NotApplicable, Reconstruction, Task, ThreatModel
 from leakbound.defenses import Chain, Defense, chain
 from leakbound.domains import Domain, of_shape
@@ -157,7 +159,7 @@ def simulate(
     copies.refuse(model)
     clients, public = typed(model, clients_of(batch), public)
     built, defense_info = defense_of(defense)
-    built_attack, about = _attack(attack)
+    built_attack, attack_info = _attack(attack)
     shape = tuple(clients[0].inputs.shape[1:])
     threat = threat or ThreatModel(labels_known=not named(loss).of_inputs)
     domain = domain or of_shape(shape, input_range)
@@ -174,29 +176,29 @@ def simulate(
             attack=built_attack,
             auxiliary=public,
         )
-        answer = noted(built_attack(played.observation, stream(seed, "attack", about.name)))
+        answer = noted(built_attack(played.observation, stream(seed, "attack", attack_info.name)))
     criterion = Criterion.of(domain, psnr=psnr, share=share)
-    header = records.Assessment(
-        experiment=digest([about.hash, repr(built), seed, plain(threat), named(loss).name, round]),
-        attack=about,
-        defense=defense_info,
-        model=experiment.model_info(type(model).__name__, task),
-        data=records.DataInfo(source=GIVEN, domain=domain.name, shape=shape, classes=classes),
-        batch_size=clients[0].size,
-        clients=built.cohort_size,
+    about = headers.header(
+        digest(
+            [attack_info.hash, repr(built), seed, plain(threat), named(loss).name, round],
+        ),
+        *(attack_info, defense_info, headers.model_info(type(model).__name__, task)),
+        *(played.observation, criterion),
+        source=GIVEN,
         seed=seed,
-        threat=experiment.threat_info(threat),
-        criterion=criterion.info,
     )
     with one_thread():
-        record, files = experiment.judged(
-            *(header, played, built_attack, answer),
+        evidence = Evidence(
+            *(about, played.observation),
             experiment.released(played, criterion, threat, every, fresh=fresh),
-            (ErrorBoundSpec(error_bound), RiskSpec(probability, people=people)),
-            stream(seed, "bounds", error_bound),
-            distractors=None if public is None else public.inputs[:100],
+            *(built_attack, answer),
+            truth=played.truth,
+            public=public,
             decoys=decoys,
+            distractors=None if public is None else public.inputs[:DISTRACTORS],
         )
+        settings = RiskSettings(ErrorBoundSpec(error_bound), RiskSpec(probability, people=people))
+        record, files = experiment.judged(played, evidence, settings)
     found = pair(played.truth, answer, domain.costs)
     return Simulation(record, found.truth.inputs, found.inputs, played, answer, files)
 
@@ -321,15 +323,15 @@ def check_outputs(task: Task, batch: Batch) -> None:
 def defense_of(given: Defense | str | None) -> tuple[Chain, records.DefenseInfo]:
     if isinstance(given, Defense):
         built = given if isinstance(given, Chain) else chain(given)
-        return built, experiment.defense_info(experiment.links_of(built), built)
+        return built, headers.defense_info(built)
     links = registry.specs_of("defense", registry.NO_DEFENSE if given is None else given)
     built = build_defense(links)
-    return built, experiment.defense_info(links, built)
+    return built, headers.defense_info(built, links)
 
 
 def _attack(given: Attack | str) -> tuple[Attack, records.AttackInfo]:
     if isinstance(given, Attack):
-        name = type(given).__name__
-        return given, records.AttackInfo(name=name, settings=repr(given), hash=settings_hash(given))
+        return given, headers.attack_info(given)
     (spec,) = registry.specs_of("attack", given)
-    return build_attack(spec), attack_info(spec)
+    built = build_attack(spec)
+    return built, headers.attack_info(built, spec.name)

@@ -232,8 +232,11 @@ def _loss_range(shift: float, q: float, steps: int, pair: Pair) -> tuple[float, 
             np.logaddexp(np.log1p(-q), np.log(q) + side * shift * ends - shift**2 / 2)
             for side in (1, -1)
         )
-    low, high = losses - other if pair == "replace" else losses if held else -losses[::-1]
-    return float(low), float(high)
+    if pair == "replace":
+        losses = losses - other
+    elif pair == "add":
+        losses = -losses[::-1]
+    return float(losses[0]), float(losses[1])
 
 
 def _tails(losses: Array, shift: float, q: float, pair: Pair) -> tuple[Array, Array]:

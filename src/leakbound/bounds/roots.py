@@ -165,8 +165,9 @@ def edge(
         root = place - value / slope if slope > 0 else 2 * place + near
         aim = root - near / 4 if not known or good < root - near / 2 else root + near / 4
         inside = good + near / 8 < aim < bad - near / 8 if closed else aim > good
-        place = aim if inside else (good + bad) / 2 if closed else 2 * good + near
-        place = min(place, most)
+        if not inside:
+            aim = (good + bad) / 2 if closed else 2 * good + near
+        place = min(aim, most)
     if not closed:
         return fine + way * good
     return crossing(excess, fine + way * good, fine + way * bad)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from leakbound import tensors
 from leakbound._util import copies, files
-from leakbound.models.adapters import AdapterLayer
+from leakbound.models.transformers import AdapterLayer
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"

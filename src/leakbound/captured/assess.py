@@ -5,27 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec.structs import replace
 
 from leakbound import tensors
+from leakbound._util.text import digest
+from leakbound.assess import header as headers
 from leakbound.assess import record as records
-from leakbound.assess.certificate import Proof, certificate
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.facts import facts_of
-from leakbound.assess.limits import ErrorBoundSpec, Limits, of_release
-from leakbound.assess.measure import Measured, measure, objective_of, release_of, shown
+from leakbound.assess.header import attack_info, defense_info, model_info
+from leakbound.assess.judge import Evidence, RiskSettings, judge
+from leakbound.assess.measure import release_of
 from leakbound.assess.released import Released
 from leakbound.assess.success import RiskSpec
-from leakbound.assess.verdict import verdict
-from leakbound.attacks import settings_hash
 from leakbound.attacks.base import Attack, expected_rows, seen_task
-from leakbound.audit import plan as plans
 from leakbound.audit.context import DISTRACTORS
-from leakbound.audit.experiment import defense_info, links_of, model_info, threat_info
 from leakbound.captured import declared
 from leakbound.captured.capture import Capture
 from leakbound.captured.observe import InferredContext, fitting
@@ -36,7 +32,6 @@ from leakbound.data.table import SUFFIXES
 from leakbound.defenses import Chain, chain
 from leakbound.domains import Domain, has_neighbors
 from leakbound.losses import named, next_labels
-from leakbound.randomness import stream
 
 PART = 1 << 22
 """Entries of an update that are compared in double precision at a time."""
@@ -57,7 +52,7 @@ class Case:
     inferred: InferredContext
     notes: tuple[str, ...]
     at: int
-    spec: plans.ModelSpec
+    title: str
     criterion: Criterion
     declared: Chain = field(default_factory=chain)
     public: PublicExamples | None = None
@@ -182,140 +177,72 @@ def explained(inferred: InferredContext, answer: Reconstruction) -> records.Expl
     return records.Explained(share=1 - off / energy, direction=direction, scale=both / own)
 
 
-def header(case: Case, name: str, attack: Attack | None, settings: str = "") -> records.Assessment:
-    seen = case.inferred.observation
-    built = case.declared
-    shown_ = settings or repr(attack)
-    key = [case.at, case.capture.digest, name, shown_, repr(built), case.spec.name, seen.cohort[0]]
-    key += [repr(seen.task.plan), list(seen.input_shape), seen.threat.labels_known]
-    key += [named(seen.task.loss).name]
-    own = case.capture
-    found = case.inferred
-    return records.Assessment(
-        experiment=plans.digest(key)[:16],
-        attack=records.AttackInfo(
-            name=name, settings=shown_, hash=settings_hash(attack) if attack else "none"
-        ),
-        defense=defense_info(links_of(built), built),
-        model=model_info(case.spec.name, seen.task),
-        data=records.DataInfo(
-            source="captured",
-            domain=case.criterion.domain.name,
-            shape=tuple(seen.input_shape),
-            classes=seen.task.label_range,
-        ),
-        batch_size=seen.examples,
-        clients=1,
+def header(case: Case, name: str, attack: Attack | None) -> records.Assessment:
+    """What is attacked and how; `attack` is None if it could not be built."""
+    inferred = case.inferred
+    seen = inferred.observation
+    capture = case.capture
+    none = records.AttackInfo(name=name, settings=name, hash="none")
+    about = none if attack is None else attack_info(attack, name)
+    key = [case.at, capture.digest, name, about.settings, repr(case.declared), case.title]
+    key += [seen.cohort[0], repr(seen.task.plan), list(seen.input_shape)]
+    key += [seen.threat.labels_known, named(seen.task.loss).name]
+    empty = headers.header(
+        *(digest(key), about, defense_info(case.declared), model_info(case.title, seen.task)),
+        *(seen, case.criterion),
+        source="captured",
         seed=case.at,
-        threat=threat_info(seen.threat),
-        criterion=case.criterion.info,
-        capture=records.CaptureInfo(
-            name=own.name,
-            kind=own.kind,
-            digest=own.digest,
-            round=own.about.get("round"),
-            client=own.about.get("client"),
-            truth=case.truth is not None,
-            findings=tuple(records.FindingInfo(**vars(finding)) for finding in found.findings),
-            notes=(*own.notes, *case.notes, *found.notes),
-            undeclared=own.about.get(declared.NOTE),
-        ),
     )
+    info = records.CaptureInfo(
+        name=capture.name,
+        kind=capture.kind,
+        digest=capture.digest,
+        round=capture.about.get("round"),
+        client=capture.about.get("client"),
+        truth=case.truth is not None,
+        findings=tuple(records.FindingInfo(**vars(finding)) for finding in inferred.findings),
+        notes=(*capture.notes, *case.notes, *inferred.notes),
+        undeclared=capture.about.get(declared.NOTE),
+    )
+    return replace(empty, capture=info)
 
 
 def judged(
-    case: Case,
-    before: records.Assessment,
-    attack: Attack,
-    answer: Reconstruction,
-    *,
-    pictures: bool,
+    case: Case, attack: Attack, reconstruction: Reconstruction, *, name: str, pictures: bool
 ) -> tuple[records.Assessment, dict[str, bytes]]:
+    """The assessment of an attack on a captured update, and the pictures that it names."""
     inferred = case.inferred
-    capture = before.capture
     seen = inferred.observation
-    assert capture is not None  # set by `header`
-    share = explained(inferred, answer)
-    proof = Proof()
-    if not inferred.defense.links:
-        direction = None if share is None else share.direction
-        sure = {finding.name for finding in inferred.findings if finding.sure}
-        proof = certificate(seen, attack, answer, direction, sure, inferred.decay)
-    limits = limits_of(case)
-    own = _measured(case, answer, proof.certificate is not None)
-    public = None if case.public is None else case.public.halves[0]
-    facts = facts_of(seen, answer, case.criterion.domain, public, inferred.facts)
-    if inferred.decay is not None:  # a small gradient beside it may have been lost by rounding
-        facts = tuple(fact for fact in facts if fact.kind != "zero values")
-    measured = dict[str, Any]()
-    matched = tuple[bool, ...]()
-    truth = None
-    inputs = answer.inputs
-    baseline = None
-    agreement = answer.agreement
-    if own is not None:
-        measured = own.fields
-        matched = own.matched
-        baseline = own.guess
-        agreement = own.agreement
-        truth = own.paired.truth.inputs
-        inputs = own.paired.inputs
-    parts = shown(
-        *(case.criterion.domain, truth, inputs),
-        images=pictures,
-        baseline=baseline,
-        agreement=agreement,
+    share = explained(inferred, reconstruction)
+    public, decoys = (None, None) if case.public is None else case.public.halves
+    evidence = Evidence(
+        *(header(case, name, attack), seen, _release(case), attack, reconstruction),
+        truth=case.truth,
+        public=public,
+        decoys=decoys,
+        distractors=None if case.public is None else case.public.distractors,
+        certain={finding.name for finding in inferred.findings if finding.sure},
+        agreement=None if share is None else share.direction,
+        decay=inferred.decay,
+        facts=inferred.facts,
+        unbounded=_unbounded(case),
     )
-    values = parts.fields.pop("values", None)
-    known = inferred.rate_known
+    settings = RiskSettings(risk=RiskSpec(people=case.people), pictures=pictures)
+    record, files = judge(evidence, settings)
+    rate_known = inferred.rate_known
     if share is not None:
         share = records.Explained(
-            share=records.short(share.share) if known else None,
+            share=records.short(share.share) if rate_known else None,
             direction=records.short(share.direction),
             scale=records.short(share.scale),
         )
-    capture = replace(capture, explained=share, values=values)
-    noise = records.short(seen.noise_share) if known and not inferred.refuted else None
+    noise = records.short(seen.noise_share) if rate_known and not inferred.refuted else None
+    assert record.capture is not None  # set by `header`
     return replace(
-        before,
-        problem=answer.problem,
-        objective=objective_of(answer),
+        record,
         release=release_of(seen.update, {}, noise_share=noise),
-        bounds=limits.bounds,
-        attained=limits.attained,
-        bounds_note=limits.note,
-        verdict=verdict(
-            matched,
-            limits.bounds,
-            certified=proof.certificate is not None,
-            attained=limits.attained,
-            facts=facts,
-        ),
-        facts=facts,
-        certificate=proof.certificate,
-        layer_input=proof.layer_input,
-        capture=capture,
-        **measured,
-        **parts.fields,
-    ), parts.files
-
-
-def _measured(case: Case, answer: Reconstruction, proved: bool) -> Measured | None:
-    """The answer compared with the truth; None if that is not known."""
-    if case.truth is None:
-        return None
-    public = None
-    others = None
-    decoys = None
-    if case.public is not None:
-        (public, decoys) = case.public.halves
-        others = case.public.distractors
-    return measure(
-        *(case.truth, answer, case.criterion, public),
-        distractors=others,
-        decoys=decoys,
-        proved=proved,
-    )
+        capture=replace(record.capture, explained=share),
+    ), files
 
 
 class PublicExamples:
@@ -365,20 +292,24 @@ def public_examples(source: str, form: Domain, schema: str | None = None) -> Pub
     return PublicExamples(dataset, span)
 
 
-def limits_of(case: Case) -> Limits:
+def _unbounded(case: Case) -> str | None:
+    """Why no bound on the noise of this update holds; None if there may be one."""
+    if not case.inferred.defense.links:
+        return NO_LAW
+    if case.inferred.refuted:
+        return NO_NOISE
+    return NO_PUBLIC if case.public is None else None
+
+
+def _release(case: Case) -> Released:
     inferred = case.inferred
-    if not inferred.defense.links:
-        return Limits(note=NO_LAW)
-    if inferred.refuted:
-        return Limits(note=NO_NOISE)
-    if case.public is None:
-        return Limits(note=NO_PUBLIC)
     seen = inferred.observation
-    public = case.public.every
+    public = None if case.public is None else case.public.every
     batch = case.truth
-    if batch is None and inferred.labels is not None:  # only labels count of a stand-in
+    # Only the labels count of a stand-in for an unknown batch.
+    if batch is None and public is not None and inferred.labels is not None:
         batch = Batch(public.inputs[:1].expand(seen.batch_shape), inferred.labels)
-    released = Released(
+    return Released(
         task=seen.task,
         update=seen.update,
         defense=inferred.defense,
@@ -387,10 +318,7 @@ def limits_of(case: Case) -> Limits:
         cohort=seen.cohort,
         batch=batch,
         public=public,
-        origins=case.public.origins,
+        origins=None if case.public is None else case.public.origins,
         truth_known=case.truth is not None,
-        key=(case.at, case.spec),
+        key=(case.at, case.title),
     )
-    spec = ErrorBoundSpec()
-    source = stream(case.at, "bounds", spec.kind, seen.examples)
-    return of_release(released, spec, RiskSpec(people=case.people), source)

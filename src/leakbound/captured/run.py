@@ -20,6 +20,7 @@ from leakbound import check, registry
 from leakbound._util import files, stops
 from leakbound._util import pictures as html
 from leakbound._util.formats import format_number
+from leakbound._util.text import digest, plain
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.record import KEYS, SCHEMA, UNDECIDED, Assessment, Verdict, encode
 from leakbound.assess.verdict import of_run
@@ -537,7 +538,7 @@ def _case(
         inferred,
         notes,
         at,
-        plans.ModelSpec(title),
+        title,
         Criterion.of(form, psnr=settings.psnr, share=settings.share),
         inferred.declared,
         context,
@@ -582,15 +583,14 @@ def _run(case: Case, spec: Spec, seed: int, pictures: bool) -> Made:
     built: Attack | None = None
 
     def ended(**fields: Any) -> Made:
-        before = header(case, spec.name, built, settings="" if built else spec.name)
+        before = header(case, spec.name, built)
         return msgspec.structs.replace(before, **fields), {}, None
 
     try:
         built = _build(spec, case.inferred)
         source = stream(seed, "attack", spec.name, case.inferred.observation.examples)
         answer = noted(built(case.inferred.observation, source))
-        before = header(case, spec.name, built)
-        return *judged(case, before, built, answer, pictures=pictures), answer
+        return *judged(case, built, answer, name=spec.name, pictures=pictures), answer
     except NotApplicable as error:
         stops.check()
         return ended(status="not_applicable", reason=" ".join(error.reason.split()))
@@ -667,8 +667,8 @@ def check_place(folder: Path) -> None:
 
 
 def _header(work: Work) -> dict[str, Any]:
-    plain = replace(work.settings, defense=None, domain=None, loss="cross_entropy")
-    plan = {"name": OWN_DATA, **plans.plain(plain), "loss": named(work.settings.loss).name}
+    settings = replace(work.settings, defense=None, domain=None, loss="cross_entropy")
+    plan = {"name": OWN_DATA, **plain(settings), "loss": named(work.settings.loss).name}
     plan["domain"] = None if work.settings.domain is None else repr(work.settings.domain)
     cases = work.cases
     first = work.cases[0].inferred.observation
@@ -676,10 +676,10 @@ def _header(work: Work) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "plan": plan,
-        "plan_hash": plans.digest(plan)[:16],
+        "plan_hash": digest(plan),
         "data": {
             "source": OWN_DATA,
-            "fingerprint": plans.digest([case.capture.digest for case in cases])[:16],
+            "fingerprint": digest([case.capture.digest for case in cases]),
             "examples": sum(case.inferred.observation.examples for case in cases),
             "shape": list(first.input_shape),
             "classes": first.task.label_range,

@@ -17,6 +17,7 @@ from leakbound.cli.terminal import as_json, console, errors, safe, table
 from leakbound.risk.deployment import file, flower_app, nvflare
 from leakbound.risk.deployment.calibrate import least_noise
 from leakbound.risk.deployment.laws import SEES_ALL
+from leakbound.risk.deployment.mistakes import CLEAR
 from leakbound.risk.deployment.statement import OF, WHO, RiskCriteria, Row, state
 from leakbound.risk.examples import SPHERE, width_of
 from leakbound.risk.statement import UNINFORMED
@@ -72,7 +73,7 @@ def _deployment(command: options.BoundOptions) -> int:
         contents = dict(zip(FILES, (text.encode(), toml.encode()), strict=True))
         write_results(command.out, contents, json=command.json)
     # what leaves without noise is covered by no row
-    in_clear = nvflare.CLEAR in {one.name for one in mistakes}
+    in_clear = CLEAR in {one.name for one in mistakes}
     if rows and all(row.protected for row in rows) and not in_clear:
         return PROTECTED
     return NOT_STATED if any(row.missing for row in rows if not row.protected) else OPEN

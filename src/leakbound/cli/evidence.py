@@ -39,7 +39,7 @@ MOST_AUDITED = 2
 """Audits of clients that the page has room for."""
 
 
-def evidence(command: options.Evidence) -> int:
+def evidence(command: options.EvidenceCommand) -> int:
     from leakbound.report import check_installed, folder
     from leakbound.report import evidence as pages
     from leakbound.report.evidence.privacy import accountant_of
@@ -227,7 +227,7 @@ def _pairs(option: str, given: Sequence[str], known: Sequence[str]) -> list[tupl
     return list(found.items())
 
 
-def _place(command: options.Evidence) -> Path:
+def _place(command: options.EvidenceCommand) -> Path:
     if not command.runs:
         raise ValueError("runs are not given; name the folder of a run (see docs/evidence.md)")
     if len({os.path.realpath(run) for run in command.runs}) < len(command.runs):

@@ -13,7 +13,7 @@ from rich.markup import escape
 from leakbound import data, metrics, registry
 from leakbound._util.docstrings import parts
 from leakbound._util.text import printable
-from leakbound.audit.experiment import defense_info
+from leakbound.assess.header import defense_info
 from leakbound.check import closest
 from leakbound.cli import describe, options
 from leakbound.cli.terminal import console
@@ -63,7 +63,7 @@ def catalog() -> dict[str, list[Row]]:
         ]
     for row in tables["defenses"]:
         built = registry.build("defense", row["name"], {})
-        about = defense_info((Spec(row["name"]),), built)
+        about = defense_info(built, (Spec(row["name"]),))
         row |= {"guarantee": about.guarantee, "data_dependent_law": about.data_dependent_law}
         row["summary"] += f" [guarantee: {of_guarantee(about)}]"
     if all(row["name"] != "none" for row in tables["defenses"]):

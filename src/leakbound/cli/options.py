@@ -335,7 +335,7 @@ class CheckOptions:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class EvidenceCommand:
     """Write a sign-off page for approvers: measured, bounded and declared risk, kept apart.
 
     Also writes model-card.md, a section for the model's card.
@@ -625,7 +625,7 @@ VERBS: dict[str, tuple[type, str]] = {
     "report": (Report, "leakbound.cli.report:report"),
     "compare": (Compare, "leakbound.cli.compare:compare"),
     "check": (CheckOptions, "leakbound.cli.check:check"),
-    "evidence": (Evidence, "leakbound.cli.evidence:evidence"),
+    "evidence": (EvidenceCommand, "leakbound.cli.evidence:evidence"),
     "list": (List, "leakbound.cli.listing:listing"),
 }
 """Our own verbs: their options, and the function that takes them and returns the exit code."""

@@ -7,8 +7,8 @@ from contextlib import suppress
 from leakbound._util import files
 from leakbound.attacks import save_prior, train_prior
 from leakbound.attacks.pace import Pace, ended_by_interrupt
+from leakbound.attacks.prior.denoiser import Denoiser
 from leakbound.attacks.prior.files import digest
-from leakbound.attacks.prior.networks import Denoiser
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.plan import DataSpec
 from leakbound.cli import options

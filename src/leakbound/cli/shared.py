@@ -21,9 +21,10 @@ from rich.text import Text
 from leakbound import audit as audits
 from leakbound._util import files
 from leakbound._util.text import printable
+from leakbound.assess.header import defense_name
 from leakbound.assess.record import VERDICTS, Assessment, Training
 from leakbound.audit.context import named_code_of
-from leakbound.audit.plan import Experiment, Plan, defense_name
+from leakbound.audit.plan import Experiment, Plan
 from leakbound.cli.terminal import brief, console, errors, safe
 
 EVERY = 10.0

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from leakbound import captured, check
 from leakbound._util import files
+from leakbound.captured import declared
 from leakbound.captured.capture import Capture
+from leakbound.defenses import Defense
 
 
 def checked_rounds(rounds: Sequence[int]) -> tuple[int, ...]:
@@ -26,6 +28,16 @@ def ready_folder(folder: Path | str) -> Path:
     """The folder, made if it is missing: a long run must not fail when it wants to write."""
     with files.writing(Path(folder)):
         return files.folder(Path(folder))
+
+
+def declares(links: Sequence[Defense], how: str) -> dict[str, str]:
+    """Metadata that declare a defense in units of the weights; `how` says how it is known."""
+    return {declared.KEY: declared.text_of(links), declared.FROM: how}
+
+
+def undeclared(words: str) -> dict[str, str]:
+    """Metadata that say why no defense is declared, though one may have run."""
+    return {declared.NOTE: f"{words}: nothing is declared"}
 
 
 def view(

@@ -15,6 +15,7 @@ from flwr.clientapp.mod import centraldp_mods, localdp_mod
 from flwr.serverapp.strategy import Strategy
 
 from leakbound.captured import declared
+from leakbound.client_side.captures import declares, undeclared
 from leakbound.client_side.round import computes_anew
 from leakbound.defenses import Clip, Defense, GaussianNoise, chain
 from leakbound.flower.facts import describe
@@ -92,9 +93,10 @@ class Applied:
 
     def about(self, reply: Message) -> dict[str, str]:
         """The metadata of the last reply's update: what it declares, and what it does not."""
-        found = {declared.NOTE: text} if (text := self._note_of_server()) else {}
+        note = self._note_of_server()
+        about = {declared.NOTE: note} if note else {}
         if not self._steps:
-            return found
+            return about
         want = digest(only_arrays(reply.content, "the reply")[1])
         kept = list[AppliedStep]()
         for step in reversed(self._steps):
@@ -106,17 +108,16 @@ class Applied:
         who = " and ".join(dict.fromkeys(step.who for step in kept or self._steps))
         links = [link for step in kept for link in step.links]
         if not kept:
-            words = f"{who} ran, but something changed the weights afterwards: nothing is declared"
+            words = f"{who} ran, but something changed the weights afterwards"
         elif not links or not all(step.links for step in kept):
-            words = f"{who} ran, but not as a clip or noise of all weights: nothing is declared"
+            words = f"{who} ran, but not as a clip or noise of all weights"
         else:
             try:
                 chain(*links)
             except ValueError as error:
-                return {**found, declared.NOTE: f"{who} ran: {error}"}
-            how = f"{who}, seen in the app while it ran"
-            return {**found, declared.KEY: declared.text_of(links), declared.FROM: how}
-        return {declared.NOTE: ". ".join([*found.values(), words])}
+                return {**about, declared.NOTE: f"{who} ran: {error}"}
+            return {**about, **declares(links, f"{who}, seen in the app while it ran")}
+        return undeclared(". ".join([*about.values(), words]))
 
     def described(self, mods: Sequence[Any]) -> tuple[Deployment, tuple[Mistake, ...]] | None:
         """The facts of the strategy that started and these mods; None if none started."""

@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,8 @@ import torch
 from leakbound import registry
 from leakbound._util import user_code
 from leakbound.gate import noise
-from leakbound.gate.noise import Array, Spans
-from leakbound.gate.policy import BROKEN, HOLDS, UNSURE, ClientPolicy, NamedModel, Requirement
+from leakbound.gate.noise import Array, NormTest, Spans
+from leakbound.gate.policy import ClientPolicy, NamedModel, Requirement, answer_of
 from leakbound.randomness import stream, uniform
 from leakbound.risk.deployment import Deployment, parse
 from leakbound.risk.deployment.file import read
@@ -119,18 +120,21 @@ def judged(one: Sent, two: Sent, declared: Declared, *, same: bool) -> Iterator[
     variance = std**2 / len(rows["plain"])
     for name in ("plain", "large"):
         stated = f"the norm of the {name} batch's update without noise is at most {bound:.4g}"
-        yield _tested("clip", stated, *noise.norm_of(means[name], variance, bound, level))
+        yield _of_norm("clip", stated, noise.norm_of(means[name], variance, bound, level))
     if change is not None:
         stated = f"replacing one example changes it by at most {change:.4g}"
         moved = means["plain"] - means["replaced"]
-        yield _tested("sensitivity", stated, *noise.norm_of(moved, 2 * variance, change, level))
+        yield _of_norm("sensitivity", stated, noise.norm_of(moved, 2 * variance, change, level))
 
 
-def _tested(
-    key: str, stated: str, found: str, broken: bool, numbers: tuple[float, float] | None = None
-) -> Requirement:
+def _of_norm(key: str, stated: str, test: NormTest) -> Requirement:
+    tested = _tested(key, stated, test.words, test.broken)
+    return replace(tested, numbers=(test.estimate, test.critical))
+
+
+def _tested(key: str, stated: str, result: str, broken: bool) -> Requirement:
     stated = f"{stated} (false alarm at most {LEVEL:g})"
-    return Requirement(key, stated, found, BROKEN if broken else HOLDS, numbers=numbers)
+    return Requirement(key, stated, result, answer_of(broken=broken))
 
 
 def _sent(seen: Sent) -> Requirement:
@@ -139,7 +143,7 @@ def _sent(seen: Sent) -> Requirement:
     words = [f"{name} {seen.shapes.get(name, 'is missing')}" for name in wrong[:3]]
     stated = f"only the model's {len(seen.expected)} trained tensors leave"
     found = "; ".join(words) or "these leave"
-    return Requirement("sent", stated, found, BROKEN if wrong else HOLDS)
+    return Requirement("sent", stated, found, answer_of(broken=bool(wrong)))
 
 
 def _reported(own: ClientPolicy, given: Deployment, facts: dict[str, Any]) -> Requirement:
@@ -155,7 +159,8 @@ def _reported(own: ClientPolicy, given: Deployment, facts: dict[str, Any]) -> Re
     gaps += [f"{key} is not reported" for key in own.reports if key not in said]
     words = "; ".join([*wrong, *gaps]) or f"{len(said)} settings agree"
     what = f"the client's settings are those of {own.deployment}"
-    return Requirement("facts", what, words, BROKEN if wrong else UNSURE if gaps else HOLDS)
+    answer = answer_of(broken=bool(wrong), unsure=bool(gaps))
+    return Requirement("facts", what, words, answer)
 
 
 def _leaves(value: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -77,21 +78,29 @@ def faults_of(rows: Array, spans: Spans, *, ratio: float, level: float) -> Itera
             yield f"{name} and {other} have the same noise"
 
 
-def norm_of(
-    mean: Array, variance: float, bound: float, level: float
-) -> tuple[str, bool, tuple[float, float]]:
-    """The norm of the signal behind a mean (P,) with noise of this variance; whether it is above
-    the bound; its estimate, and from where on it is.
-    """
+@dataclass(frozen=True)
+class NormTest:
+    """A norm, in words; whether it is above its bound; and from where on an estimate breaks it."""
+
+    words: str
+    broken: bool
+    estimate: float
+    critical: float
+
+
+def norm_of(mean: Array, variance: float, bound: float, level: float) -> NormTest:
+    """Test the norm of the signal behind a mean (P,) with noise of this variance."""
     energy = float(np.square(mean).sum())
-    size = mean.size
     if not variance:
         norm = math.sqrt(energy)
-        return f"{norm:.3g}", not energy <= bound**2 * (1 + 1e-5), (norm, bound)
-    critical = _upper(size, bound**2 / variance, level) * variance
-    estimate, seen = (math.sqrt(max(0.0, x - size * variance)) for x in (energy, critical))
+        # a norm that is not a number breaks the bound, too
+        return NormTest(f"{norm:.3g}", not energy <= bound**2 * (1 + 1e-5), norm, bound)
+    noise = mean.size * variance
+    critical = _upper(mean.size, bound**2 / variance, level) * variance
+    estimate = math.sqrt(max(0.0, energy - noise))
+    seen = math.sqrt(max(0.0, critical - noise))
     words = f"about {estimate:.3g} (over {seen:.3g} breaks it)"
-    return words, energy > critical, (estimate, seen)
+    return NormTest(words, energy > critical, estimate, seen)
 
 
 def _upper(size: int, central: float, level: float) -> float:

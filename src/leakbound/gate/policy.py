@@ -26,6 +26,14 @@ UNSURE: Final = "cannot tell"
 CODES: dict[Answer, int] = {HOLDS: 0, UNSURE: 2, BROKEN: 1}
 """Exit codes; of several answers the last in this order counts."""
 
+
+def answer_of(*, broken: bool, unsure: bool = False) -> Answer:
+    """What is broken stays broken, whatever else is not known."""
+    if broken:
+        return BROKEN
+    return UNSURE if unsure else HOLDS
+
+
 Number = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0)]

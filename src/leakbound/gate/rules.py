@@ -21,7 +21,15 @@ from leakbound.captured.observe import task_of
 from leakbound.domains import of_shape
 from leakbound.gate import client
 from leakbound.gate import policy as policies
-from leakbound.gate.policy import BROKEN, CODES, HOLDS, UNSURE, Answer, Requirement
+from leakbound.gate.policy import (
+    BROKEN,
+    CODES,
+    HOLDS,
+    UNSURE,
+    Answer,
+    Requirement,
+    answer_of,
+)
 from leakbound.report import folder, tables
 from leakbound.report.compare import compare
 from leakbound.risk.deployment import file, state
@@ -90,7 +98,7 @@ def _of_audit(own: policies.AuditPolicy, base: Path, workers: int) -> Iterator[R
     gaps = [f"{count} {how}" for how, count in counts.items() if count]
     if own.exposed is not None:
         bad = [row for row in rows if row.verdict in (*EXPOSURES, *DISCLOSURES)]
-        answer: Answer = BROKEN if len(bad) > own.exposed else UNSURE if gaps else HOLDS
+        answer = answer_of(broken=len(bad) > own.exposed, unsure=bool(gaps))
         stated = f"at most {own.exposed} configurations are exposed"
         words = _words(f"{len(bad)} of {len(rows)}", bad, gaps)
         yield Requirement("exposed", stated, words, answer, numbers=(len(bad), own.exposed))
@@ -98,7 +106,7 @@ def _of_audit(own: policies.AuditPolicy, base: Path, workers: int) -> Iterator[R
         least = VERDICTS.index(own.verdict)
         bad = [row for row in rows if VERDICTS.index(row.verdict) < least]
         shown = any(row.verdict in (*EXPOSURES, *DISCLOSURES, RECOVERABLE) for row in bad)
-        answer = BROKEN if shown else UNSURE if bad or gaps else HOLDS
+        answer = answer_of(broken=shown, unsure=bool(bad or gaps))
         words = _words(f"{len(rows) - len(bad)} of {len(rows)} are", bad, gaps)
         stated = f"each verdict is at least {own.verdict!r}"
         yield Requirement("verdict", stated, words, answer, numbers=(len(bad), 0))
@@ -153,19 +161,19 @@ def _no_worse(
     lost = [f"{key[2]} with {key[3]} is only there" for key, _ in found.only[0]]
     gaps = [*found.grave, *(words for words in lost if _counts(own, words))]
     gaps += ["no configuration is in both"] * (not pairs)
-    answer: Answer = BROKEN if worse and not found.grave else UNSURE if gaps else HOLDS
+    answer = answer_of(broken=bool(worse) and not found.grave, unsure=bool(gaps))
     words = _words(f"{len(worse)} of {len(pairs)} are less safe", worse, gaps)
     stated = f"no verdict is worse than in {before.folder}"
     yield Requirement("no_worse_than", stated, words, answer, numbers=(len(worse), 0))
     if own.higher_scores is not None:
         rows = [row for row in found.attacks if row.score and _counts(own, row.key[2])]
         higher = [row for row in rows if row.score and row.score.side > 0]
-        answer = BROKEN if len(higher) > own.higher_scores else HOLDS
+        many = len(higher) > own.higher_scores
+        answer = answer_of(broken=many and not found.grave, unsure=bool(found.grave))
         labels = [f"{row.attack} on {row.key[2]}, batch {row.key[1]}" for row in higher[:SHOWN]]
         words = f"{len(higher)} of {len(rows)}; about {0.025 * len(rows):.1f} by chance"
         stated = f"at most {own.higher_scores} attacks score visibly higher"
         words = "; ".join([words, *labels, *found.grave])
-        answer = UNSURE if found.grave else answer
         numbers = (len(higher), own.higher_scores)
         yield Requirement("higher_scores", stated, words, answer, numbers=numbers)
 
@@ -190,7 +198,7 @@ def _cost(
             words.append(f"{label}: no interval ({ran} trainings, {row.failed} failed)")
             continue
         mean, low, high = (100 * x for x in (row.lost.mean, row.lost.low, row.lost.high))
-        answers.append(HOLDS if high <= limit else BROKEN if low > limit else UNSURE)
+        answers.append(answer_of(broken=low > limit, unsure=high > limit))
         means.append(mean)
         words.append(f"{label}: {mean:.2f} [{low:.2f}, {high:.2f}], {row.lost.n} seeds")
     if not answers:
@@ -213,7 +221,7 @@ def _of_deployment(
     many = len(mistakes) > allowed
     stated = f"{own.file} has at most {allowed} mistakes"
     where = (str(path), mistakes[0].line) if many else ("", None)
-    answer: Answer = BROKEN if many else HOLDS
+    answer = answer_of(broken=many)
     yield Requirement(
         "mistakes", stated, found, answer, "", *where, numbers=(len(mistakes), allowed)
     )
@@ -237,7 +245,7 @@ def _of_deployment(
         for key, limit, value, at in bounds:
             if limit is not None:
                 found = "infinite" if value is None else f"at most {format_upper(value, 4)}"
-                answer = HOLDS if value is not None and value <= limit else BROKEN
+                answer = answer_of(broken=value is None or value > limit)
                 if row.missing and answer == BROKEN:  # it may be the worst case of what is missing
                     answer = UNSURE
                     found = f"{found}; not stated: {', '.join(row.missing)}"
@@ -273,6 +281,6 @@ def _of_model(own: policies.ModelPolicy, base: Path, workers: int) -> Iterator[R
     found = inspection.inspect(task, input_shape=own.input_shape)
     words = "; ".join(f"{mark.kind}: {mark.words}" for mark in found[:SHOWN])
     stated = f"{own.file or own.model} has no mark of a malicious model"
-    answer: Answer = BROKEN if found else HOLDS
+    answer = answer_of(broken=bool(found))
     words = words or inspection.NOT_SAFE
     yield Requirement("file", stated, words, answer, numbers=(len(found), 0))

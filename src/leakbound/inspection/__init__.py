@@ -8,8 +8,7 @@ that is no proof of safety: a server that knows the marks can avoid them (`BLIND
 from __future__ import annotations
 
 from leakbound.core import Batch, Task
-from leakbound.inspection.trials import on_probes, tried
-from leakbound.inspection.weights import (
+from leakbound.inspection.marks import (
     MANY,
     LayerFinding,
     balanced_signs,
@@ -18,8 +17,10 @@ from leakbound.inspection.weights import (
     head_of,
     layers,
     lone_classes,
+    on_probes,
     parallel,
     parallel_rows,
+    tried,
     zeroed,
 )
 

@@ -5,6 +5,6 @@ sent unless the client releases it (`Reading.release`). A decision to refuse dep
 data, so it reveals something about them.
 """
 
-from leakbound.meter.reading import AttackOutcome, Decision, Policy, Reading, measure
+from leakbound.meter.reading import Decision, Policy, Reading, measure
 
-__all__ = ["AttackOutcome", "Decision", "Policy", "Reading", "measure"]
+__all__ = ["Decision", "Policy", "Reading", "measure"]

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
 import torch
+from msgspec.structs import replace as replace_record
 
 from leakbound import check
-from leakbound._util.results import Fact
-from leakbound.assess import limits
 from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
-from leakbound.assess.facts import facts_of, together
+from leakbound.assess.facts import together
+from leakbound.assess.header import attack_info, defense_info, header, model_info
+from leakbound.assess.judge import OWN_TRAINING, Contradiction, Evidence, RiskSettings, judge
 from leakbound.assess.limits import ErrorBoundSpec
-from leakbound.assess.measure import measure as compare
 from leakbound.assess.record import (
+    CERTIFIED,
     DISCLOSURES,
     EXPOSED,
     EXPOSURES,
+    ON_AVERAGE,
     UNSETTLED,
+    Assessment,
+    AttackInfo,
     Bound,
     CriterionInfo,
     Verdict,
 )
-from leakbound.assess.released import Released, refuse_side_information
+from leakbound.assess.released import Released
 from leakbound.assess.sentences import of_fact
-from leakbound.assess.success import RiskSpec, model_probability, sample_probability
-from leakbound.assess.verdict import verdict
+from leakbound.assess.success import RiskSpec
+from leakbound.assess.verdict import of_configuration
 from leakbound.attacks import LinearInversion, infer_labels, label_accuracy
 from leakbound.attacks.base import Attack
 from leakbound.client import gradient
@@ -46,7 +50,7 @@ from leakbound.core import (
     Update,
 )
 from leakbound.defenses import Chain, NoDefense
-from leakbound.domains import Domain, of_shape
+from leakbound.domains import of_shape
 from leakbound.inspection import KINDS, NOT_SAFE, LayerFinding, inspect
 from leakbound.meter.attacks import PlantedLayer
 
@@ -61,7 +65,9 @@ COUNTED = (
     "the bounds take the number of examples as public: the defense divides by it, so the level of "
     "the noise reveals it"
 )
-Values = tuple[float | None, ...]
+NO_ATTACK = "none"
+MEASURED = "measured update"
+"""The name of what a meter measures, in records."""
 ACTIONS = ("ignore", "warn", "refuse")
 REFUSALS = ("error", "send nothing useful")
 SEND = "send"
@@ -140,6 +146,13 @@ class Policy:
         if not isinstance(self.attacks, tuple):
             raise ValueError(f"attacks is a {type(self.attacks).__name__}; give a tuple of attacks")
 
+    @property
+    def bounded(self) -> ErrorBoundSpec:
+        """The lower bounds on the error: those that cost nothing, or also an estimate."""
+        if not self.error_bound:
+            return ErrorBoundSpec("sample")
+        return ErrorBoundSpec("trace", "isotropic", 1, self.draws, self.directions)
+
     def before(self, findings: Sequence[LayerFinding]) -> Decision:
         """The decision about the model that the server sent, before any training."""
         return _strictest(self._rules(findings))
@@ -159,7 +172,7 @@ class Policy:
             rules.append((self.on_leak, f"{verdict}: {words}"))
         if verdict in DISCLOSURES:
             rules.append((self.on_facts, f"{verdict}: {words}"))
-        if verdict in UNSETTLED:
+        if verdict in (*UNSETTLED, ON_AVERAGE):  # a mean excludes no single example
             rules.append((self.on_undecided, f"{verdict}: {words}"))
         return _strictest(rules)
 
@@ -187,29 +200,9 @@ class Decision:
 def _strictest(rules: list[tuple[str, str]]) -> Decision:
     named = [rule for rule in rules if rule[0] != "ignore"]
     refused = any(action == "refuse" for action, _ in named)
-    action = REFUSE if refused else WARN if named else SEND
-    return Decision(action, tuple(words for _, words in named))
-
-
-@dataclass(frozen=True)
-class AttackOutcome:
-    """The result of one attack on the update.
-
-    Attributes:
-        scores: of each example of the batch, such as its PSNR in dB; empty if the attack did not
-            run, or without a batch.
-        matched: for each example, whether it is reconstructed and better than the prior-only
-            baseline.
-        problem: what the attack itself reports as wrong, or why it could not run.
-        facts: what the update reveals for certain.
-    """
-
-    attack: str
-    scores: Values
-    matched: tuple[bool, ...]
-    problem: str | None
-    seconds: float
-    facts: tuple[Fact, ...] = ()
+    if not named:
+        return Decision(SEND)
+    return Decision(REFUSE if refused else WARN, tuple(words for _, words in named))
 
 
 @dataclass(frozen=True)
@@ -217,26 +210,32 @@ class Reading:
     """What an update would reveal. It contains private data: it is only for the client.
 
     Attributes:
-        verdict: one of `VERDICTS`.
-        criterion: what counts as reconstructed.
-        baseline: score of the prior-only baseline for each example.
+        verdict: one of `VERDICTS`, on all attacks together.
+        assessments: of the update without an attack, with the bounds on all attackers; then of
+            every attack.
         labels: share of the labels that the attacker infers correctly, None if it cannot infer any.
         findings: marks of a malicious model; none is no proof of safety.
-        bounds: on all attackers.
         notes: why other bounds are missing, and what the present ones take as public.
         seconds: time of the whole measurement.
     """
 
     verdict: Verdict
-    criterion: CriterionInfo
     decision: Decision
-    outcomes: tuple[AttackOutcome, ...]
-    baseline: Values
+    assessments: tuple[Assessment, ...]
     labels: float | None
     findings: tuple[LayerFinding, ...]
-    bounds: tuple[Bound, ...]
     notes: tuple[str, ...]
     seconds: float
+
+    @property
+    def criterion(self) -> CriterionInfo:
+        """What counts as reconstructed."""
+        return self.assessments[0].criterion
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """Bounds on all attackers."""
+        return self.assessments[0].bounds
 
     @property
     def best(self) -> float | None:
@@ -244,8 +243,8 @@ class Reading:
 
         None if none could be evaluated.
         """
-        known = (v for outcome in self.outcomes for v in outcome.scores if v is not None)
-        return max(known, default=None)
+        scores = [score for one in self.assessments for score in one.scores]
+        return max((score for score in scores if score is not None), default=None)
 
     def release(self) -> dict[str, float]:
         """The few numbers that the client may send to a server. They depend on private data.
@@ -316,181 +315,148 @@ def measure(
         raise ValueError("batch and input_shape are None; give the shape of one example")
     if batch is not None:
         check.within("inputs", batch.inputs, task.input_range)
-    rules = defense or NoDefense(), policy or Policy()
-    domain = task.domain or of_shape(shape, task.input_range)
-    public, decoys = halves(task.public)
-    seen = task if decoys is None else replace(task, public=public)
-    case = _Case(seen, update, batch, domain, *rules, source, buffers, seeded, task.public, decoys)
+    defense = defense or NoDefense()
+    policy = policy or Policy()
     if findings is None:
         findings = inspect(task, input_shape=shape)
-    return case.read(tuple(findings), began)
-
-
-@dataclass(frozen=True, eq=False)
-class _Case:
-    """`task` holds the public examples that attacks may see; bounds count all of `public`."""
-
-    task: Task
-    update: Update
-    batch: Batch | None
-    domain: Domain
-    defense: Chain
-    policy: Policy
-    source: torch.Generator
-    buffers: bool
-    seeded: bool
-    public: Batch | None
-    decoys: Batch | None
-
-    @property
-    def cohort(self) -> tuple[int, ...]:
-        return (sum(self.update.examples) if self.batch is None else self.batch.size,)
-
-    def read(self, findings: tuple[LayerFinding, ...], began: float) -> Reading:
-        policy = self.policy
-        seen = self.view()
-        criterion = Criterion.of(self.domain, psnr=policy.psnr, share=policy.share)
-        attacks = (LinearInversion(), PlantedLayer(), *policy.attacks)  # closed forms are cheap
-        ran = [self.attacked(attack, seen, criterion) for attack in attacks]
-        outcomes = tuple(outcome for outcome, _ in ran)
-        baseline = next((found for _, found in ran if found), ())
-        matched = [hit for outcome in outcomes for hit in outcome.matched]
-        bounds, notes = self.bounds(criterion)
-        revealed = together([fact for outcome in outcomes for fact in outcome.facts])
-        found = verdict(matched, bounds, facts=revealed)
-        words = _words(found, outcomes, criterion.info, self.domain.noun)
-        if found in DISCLOSURES:
-            words = "; ".join(map(of_fact, revealed[:SHOWN]))
-        return Reading(
-            verdict=found,
-            criterion=criterion.info,
-            decision=policy.decide(found, findings, words, self.doubt()),
-            outcomes=outcomes,
-            baseline=baseline,
-            labels=_labels(seen, self.batch, self.source),
-            findings=findings,
-            bounds=bounds,
-            notes=notes if findings else (*notes, NOT_SAFE),
-            seconds=time.perf_counter() - began,
-        )
-
-    def view(self) -> Observation:
-        threat = self.policy.threat
-        batch = self.batch
-        update = self.update
-        return Observation(
-            update=update.seen(defense_known=threat.defense_known),
-            task=self.task,
-            cohort=self.cohort,
-            input_shape=self.domain.shape,
-            threat=threat,
-            labels=batch.labels.clone() if threat.labels_known and batch is not None else None,
-            auxiliary=self.task.public,
-            defense=self.defense if threat.defense_known else None,
-        )
-
-    def doubt(self) -> str | None:
-        """Why the batch may not be the training batch, if nothing else changed the update."""
-        batch = self.batch
-        update = self.update
-        plain = not self.defense.links and isinstance(update.law, Exact) and len(update.rows) == 1
-        if batch is None or not plain:
-            return None
-        own = gradient(self.task, batch.inputs, batch.labels).detach().double()
-        seen = update.rows[0].double()
-        size = float(own.norm() * seen.norm())
-        similar = float(own @ seen) / size if size > 0 else 1.0
-        if similar >= SIMILAR:
-            return None
-        return (
-            "the gradient of the given examples has another direction than the update (cosine "
-            f"{similar:.2f}), so the attacks may be compared with the wrong ones: give examples as "
-            "the model gets them (Adam, or many local steps, explain it too)"
-        )
-
-    def bounds(self, criterion: Criterion) -> tuple[tuple[Bound, ...], tuple[str, ...]]:
-        """The available bounds, and why others are missing."""
-        if self.seeded:
-            return (), (EXPERIMENT,)
-        policy = self.policy
-        released = self.released(criterion)
-        found: list[Bound] = []
-        notes: list[str] = []
+    findings = tuple(findings)
+    evidence = _evidence(task, update, batch, shape, defense, policy, buffers, seeded)
+    seen = evidence.observation
+    settings = RiskSettings(
+        policy.bounded,
+        RiskSpec(policy.probability, people=policy.people),
+        quick=True,
+        pictures=False,
+    )
+    records = [judge(evidence, settings)[0]]
+    doubts = [_doubt(task, update, batch, defense)]
+    attacks = (LinearInversion(), PlantedLayer(), *policy.attacks)  # closed forms are cheap
+    for attack in attacks:
+        record = replace_record(evidence.record, attack=attack_info(attack))
         try:
-            refuse_side_information(released)
-            why = self._why_no_probability()
-            if why is not None:
-                raise NotApplicable(why)
-            asked = RiskSpec(policy.probability, people=policy.people)
-            for of in (sample_probability, model_probability)[: 1 + self.domain.distance_is_rmse]:
-                bound = of(released, asked)
-                found += [] if bound is None else [bound]
+            answer = attack(seen, source)
+            own = replace(evidence, record=record, attack=attack, reconstruction=answer)
+            record, doubt = _judged(own, settings)
+            doubts.append(doubt)
         except NotApplicable as error:
-            notes.append(f"no probability: {error.reason}")
-        try:
-            if not policy.error_bound:
-                raise NotApplicable("the policy asks for none")
-            public = self.public
-            if public is not None and tuple(public.inputs.shape[1:]) != self.domain.shape:
-                raise NotApplicable("the public examples and the batch differ in shape")
-            spec = ErrorBoundSpec("trace", "isotropic", 1, policy.draws, policy.directions)
-            bound = limits.error_bound(released, spec, self.source)
-            found += [] if bound is None else [bound]
-        except NotApplicable as error:
-            notes.append(f"no bound on the error: {error.reason}")
-        if found and self.defense.starts is Unit.EXAMPLE:
-            notes.append(COUNTED)
-        return tuple(found), tuple(notes)
+            record = replace_record(record, status="not_applicable", reason=error.reason)
+        records.append(record)
+    verdict = of_configuration(records)
+    facts = together([fact for one in records for fact in one.facts])
+    words = _words(verdict, records, evidence.release.criterion.domain.noun)
+    if verdict in DISCLOSURES:
+        words = "; ".join(map(of_fact, facts[:SHOWN]))
+    doubt = "; ".join(filter(None, doubts)) or None
+    return Reading(
+        verdict=verdict,
+        decision=policy.decide(verdict, findings, words, doubt),
+        assessments=tuple(records),
+        labels=_labels(seen, batch, source),
+        findings=findings,
+        notes=tuple(_notes(evidence, records[0], findings)),
+        seconds=time.perf_counter() - began,
+    )
 
-    def released(self, criterion: Criterion) -> Released:
-        """The release as bounds see it; labels count as known, since an update reveals them."""
-        threat = replace(self.policy.threat, labels_known=True, statistics_known=self.buffers)
-        return Released(
-            task=self.task,
-            update=self.update,
-            defense=self.defense,
-            criterion=criterion,
-            threat=threat,
-            cohort=self.cohort,
-            batch=self.batch,
-            public=self.public,
-        )
 
-    def _why_no_probability(self) -> str | None:
-        if self.policy.probability is None:
-            return "the policy accepts no probability"
-        if not self.defense.links and not isinstance(self.update.law, Exact):
-            return "no defense was given (defense=), though the update has noise"
-        if self.defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY:
-            return "the defense gives no differential privacy"
+def _evidence(
+    task: Task,
+    update: Update,
+    batch: Batch | None,
+    shape: tuple[int, ...],
+    defense: Chain,
+    policy: Policy,
+    buffers: bool,
+    seeded: bool,
+) -> Evidence:
+    """The update without an attack. Attacks see half of the public examples, bounds count all."""
+    domain = task.domain or of_shape(shape, task.input_range)
+    criterion = Criterion.of(domain, psnr=policy.psnr, share=policy.share)
+    public = task.public
+    half, decoys = halves(public)
+    threat = policy.threat
+    seen = Observation(
+        update=update.seen(defense_known=threat.defense_known),
+        task=replace(task, domain=domain, public=half),
+        cohort=(sum(update.examples) if batch is None else batch.size,),
+        input_shape=domain.shape,
+        threat=threat,
+        labels=batch.labels.clone() if threat.labels_known and batch is not None else None,
+        auxiliary=half,
+        defense=defense if threat.defense_known else None,
+    )
+    release = Released(
+        task=seen.task,
+        update=update,
+        defense=defense,
+        criterion=criterion,
+        # Nobody knows what a server has: bounds cover one that knows the labels.
+        threat=replace(threat, labels_known=True, statistics_known=buffers),
+        cohort=seen.cohort,
+        batch=batch,
+        public=public,
+    )
+    model = model_info(type(task.model).__name__, task)
+    about = AttackInfo(name=NO_ATTACK, settings="", hash="none")
+    record = header(
+        *(MEASURED, about, defense_info(defense), model, seen, criterion), source=MEASURED, seed=0
+    )
+    return Evidence(
+        *(record, seen, release),
+        truth=batch,
+        public=half,
+        decoys=decoys,
+        certain=OWN_TRAINING,
+        unbounded=EXPERIMENT if seeded else None,
+    )
+
+
+def _judged(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, str | None]:
+    """The assessment, and why the batch is not the one behind the update, if that is proved."""
+    try:
+        return judge(evidence, settings)[0], None
+    except Contradiction as error:  # the update still proves somebody's input
+        return judge(replace(evidence, truth=None), settings)[0], str(error)
+
+
+def _doubt(task: Task, update: Update, batch: Batch | None, defense: Chain) -> str | None:
+    """Why the batch may not be the training batch, if nothing else changed the update."""
+    plain = not defense.links and isinstance(update.law, Exact) and len(update.rows) == 1
+    if batch is None or not plain:
         return None
+    expected = gradient(task, batch.inputs, batch.labels).detach().double()
+    seen = update.rows[0].double()
+    size = float(expected.norm() * seen.norm())
+    similar = float(expected @ seen) / size if size > 0 else 1.0
+    if similar >= SIMILAR:
+        return None
+    return (
+        "the gradient of the given examples has another direction than the update (cosine "
+        f"{similar:.2f}), so the attacks may be compared with the wrong ones: give examples as "
+        "the model gets them (Adam, or many local steps, explain it too)"
+    )
 
-    def attacked(
-        self, attack: Attack, seen: Observation, criterion: Criterion
-    ) -> tuple[AttackOutcome, Values]:
-        began = time.perf_counter()
-        scores = Values()
-        baseline = Values()
-        matched: tuple[bool, ...] = ()
-        facts: tuple[Fact, ...] = ()
-        try:
-            answer = attack(seen, self.source)
-            problem = answer.problem
-            facts = facts_of(seen, answer, self.domain, self.task.public)
-            if self.batch is not None:
-                found = compare(
-                    *(self.batch, answer, criterion, self.task.public),
-                    quick=True,
-                    decoys=self.decoys,
-                )
-                scores = found.metrics[self.domain.metric]
-                matched = found.matched
-                baseline = found.baseline
-        except NotApplicable as error:
-            problem = f"not applicable: {error.reason}"
-        seconds = time.perf_counter() - began
-        name = type(attack).__name__
-        return AttackOutcome(name, scores, matched, problem, seconds, facts), baseline
+
+def _notes(
+    evidence: Evidence, record: Assessment, findings: Sequence[LayerFinding]
+) -> Iterator[str]:
+    """Why bounds are missing, and what the present ones take as public."""
+    release = evidence.release
+    if record.bounds_note is not None:
+        yield record.bounds_note
+    if (
+        evidence.unbounded is None
+        and release.defense.guarantee is not Guarantee.DIFFERENTIAL_PRIVACY
+    ):
+        undeclared = not release.defense.links and not isinstance(release.update.law, Exact)
+        yield "no probability: " + (
+            "no defense was given (defense=), though the update has noise"
+            if undeclared
+            else "the defense gives no differential privacy"
+        )
+    if record.bounds and release.defense.starts is Unit.EXAMPLE:
+        yield COUNTED
+    if not findings:
+        yield NOT_SAFE
 
 
 def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> float | None:
@@ -506,15 +472,17 @@ def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> 
     return label_accuracy(found, batch.labels)
 
 
-def _words(
-    found: Verdict, outcomes: Sequence[AttackOutcome], criterion: CriterionInfo, noun: str
-) -> str:
-    values = [(v, o.attack) for o in outcomes for v in o.scores if v is not None]
+def _words(verdict: Verdict, records: Sequence[Assessment], noun: str) -> str:
+    criterion = records[0].criterion
+    values = [(v, one.attack.name) for one in records for v in one.scores if v is not None]
+    certificate = next((one.certificate for one in records if one.certificate is not None), None)
+    if verdict == CERTIFIED and certificate is not None:
+        return certificate
     if not values:
         return "no attack could run and be evaluated, and no bound excludes a reconstruction"
     best, attack = max(values)
     words = f"{attack} reconstructs one {noun} to {criterion.shown(best)}"
-    if found == EXPOSED:
+    if verdict == EXPOSED:
         return f"{words}, and the threshold is {criterion.goal}"
     chance = ", which may be chance" if criterion.of and best >= criterion.value else ""
     return f"at best {words}{chance}, and no bound excludes {criterion.goal}"

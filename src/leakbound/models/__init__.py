@@ -7,7 +7,6 @@ All are in eval mode, free of in-place operations and safe under `torch.func`.
 """
 
 from leakbound.models.custom import adapted
-from leakbound.models.language import decoder, encoder
 from leakbound.models.networks import (
     conv,
     convnet64,
@@ -17,11 +16,11 @@ from leakbound.models.networks import (
     resnet18,
     simple_convnet,
     two_layer,
+    unet,
     vgg,
 )
-from leakbound.models.segmentation import unet
 from leakbound.models.series import conv1d, gru, lstm
-from leakbound.models.vit import vit
+from leakbound.models.transformers import decoder, encoder, vit
 
 __all__ = [
     "adapted",

@@ -1,4 +1,4 @@
-"""Built-in networks: perceptrons, small convolutional networks, ResNet-18, and the papers'."""
+"""Built-in networks: perceptrons, small convolutional ones, ResNet-18, a U-Net, the papers'."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import count, pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, interpolate
 
 from leakbound import check
 from leakbound._util.modules import unfilled
@@ -143,16 +144,8 @@ def simple_convnet(
         >>> sum(p.numel() for p in model.parameters())
         119530
     """
-    channels, height, width = checked_shape(input_shape, classes, smallest=4)
-
-    def build() -> nn.Module:
-        parts: list[nn.Module] = []
-        for before, after in ((channels, 32), (32, 64)):
-            parts += [nn.Conv2d(before, after, 3, padding=1), nn.LeakyReLU(), nn.MaxPool2d(2)]
-        features = nn.Linear(64 * (height // 4) * (width // 4), 32)
-        return nn.Sequential(*parts, nn.Flatten(), features, nn.LeakyReLU(), nn.Linear(32, classes))
-
-    return initialized(build, generator)
+    stages = _stages(3, 1, "32 M 64 M")
+    return _stacked(input_shape, classes, generator, stages, 1.0, (32,), "leaky_relu")
 
 
 def convnet64(
@@ -543,3 +536,62 @@ def _after(side: int, stages: Iterable[Stage]) -> int:
         if side < 1:
             return 0
     return side
+
+
+class _Segmenter(nn.Module):
+    """Two halvings and two doublings of the side, with the values of each side passed across."""
+
+    def __init__(self, channels: int, classes: int, width: int, activation: str) -> None:
+        super().__init__()
+
+        def block(before: int, after: int) -> nn.Module:
+            return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), new_activation(activation))
+
+        self.first = block(channels, width)
+        self.second = block(width, 2 * width)
+        self.middle = block(2 * width, 2 * width)
+        self.third = block(4 * width, width)
+        self.last = block(2 * width, width)
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = self.first(x)
+        half = self.second(avg_pool2d(whole, 2, ceil_mode=True))
+        wide = self.middle(avg_pool2d(half, 2, ceil_mode=True))
+        wide = self.third(torch.cat([interpolate(wide, size=half.shape[2:]), half], 1))
+        wide = self.last(torch.cat([interpolate(wide, size=whole.shape[2:]), whole], 1))
+        scores: Tensor = self.head(wide)
+        return scores
+
+
+def unet(
+    *,
+    input_shape: tuple[int, int, int],
+    classes: int,
+    generator: torch.Generator,
+    width: int = 12,
+    activation: str = "leaky_relu",
+) -> nn.Module:
+    """A small U-Net: images (N, C, H, W) to scores (N, K, H, W) of every pixel's class.
+
+    Five 3x3 convolutions on three sizes, with average pools and nearest values between, and one 1x1
+    convolution; no norm. The original has four halvings, two convolutions a size, and max pools.
+
+    Args:
+        input_shape: (C, H, W) of one image, of at least 4 x 4 pixels.
+        classes: the number of classes of a pixel.
+        generator: the source of the initial weights.
+        width: channels of the largest size; the others have twice as many.
+        activation: as for `mlp`.
+
+    Source: Ronneberger, Fischer and Brox, "U-Net", MICCAI 2015.
+
+    Example:
+        >>> model = unet(input_shape=(1, 32, 32), classes=2, generator=torch.Generator())
+        >>> model(torch.zeros(1, 1, 30, 32)).shape, sum(p.numel() for p in model.parameters())
+        (torch.Size([1, 2, 30, 32]), 15770)
+    """
+    channels, *_ = checked_shape(input_shape, classes, smallest=4)
+    check.count(width=width)
+    check.one_of(ACTIVATIONS, activation=activation)
+    return initialized(lambda: _Segmenter(channels, classes, width, activation), generator)

@@ -19,7 +19,7 @@ from nvflare.fuel.utils.config_factory import ConfigFactory
 
 from leakbound import check
 from leakbound.captured import declared, updates_in
-from leakbound.client_side.captures import ready_folder
+from leakbound.client_side.captures import declares, ready_folder, undeclared
 from leakbound.defenses import Defense
 from leakbound.nvflare.filter import MARKS, chain_of
 from leakbound.nvflare.watch import DONE, PROBLEM, ServerWatch
@@ -187,19 +187,18 @@ def _about(filters: Sequence[tuple[str, Mapping[str, Any]]], source: str) -> dic
         if name == NO_CHANGE and path.startswith("nvflare."):
             continue
         if name != MARKS or not path.startswith(OWN):
-            words = f"the filters {', '.join(names)} ran ({source})"
-            return {declared.NOTE: f"{words}, of which {name} is not known: nothing is declared"}
+            ran = f"the filters {', '.join(names)} ran ({source})"
+            return undeclared(f"{ran}, of which {name} is not known")
         chain = chain_of(args.get("defense", "none"))
         who.append(f"{MARKS}({chain!r})")
         try:
             rate = float(args.get("learning_rate") or 1.0)
             links += [declared.scaled(link, rate) for link in chain.links]
         except ValueError:
-            words = f"{who[-1]} ran ({source}), not as a clip or noise of all weights"
-            return {declared.NOTE: f"{words}: nothing is declared"}
+            return undeclared(f"{who[-1]} ran ({source}), not as a clip or noise of all weights")
     if not links:
         return {}
-    return {declared.KEY: declared.text_of(links), declared.FROM: f"{', '.join(who)} in {source}"}
+    return declares(links, f"{', '.join(who)} in {source}")
 
 
 def _model(components: Sequence[Mapping[str, Any]]) -> dict[str, str]:

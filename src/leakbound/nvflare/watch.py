@@ -16,7 +16,7 @@ from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor
 
 from leakbound.captured import declared
-from leakbound.client_side.captures import checked_rounds, keep, view
+from leakbound.client_side.captures import checked_rounds, keep, undeclared, view
 from leakbound.nvflare.exchange import KINDS, exchanged, tensor
 from leakbound.nvflare.filter import MARKS, WHY, keep_installed
 
@@ -134,10 +134,11 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         passed = MARKS in (dxo.get_filter_history() or ())
         if declared.KEY in known and not passed:
             words = f"the result does not carry the mark of {MARKS}, which its settings name"
-            return {declared.NOTE: f"{words}: nothing is declared"}
+            return undeclared(words)
         if passed and not known:
-            words = f"{MARKS} ran at the client, and its settings are not known here"
-            return {declared.NOTE: f"{words}: nothing is declared (give --defense)"}
+            return undeclared(
+                f"{MARKS} ran at the client, and its settings are not known here (give --defense)"
+            )
         return known
 
     def _note(self, name: str, text: str) -> None:

@@ -42,6 +42,7 @@ from leakbound.risk.corridor import Participation
 
 MODES = (*KINDS, "ghost")
 FLAGS = ("experiment_only", "poisson_sampling")
+GOALS = {"eta", "psnr"}
 UNSAMPLED = (
     "poisson_sampling is False, and how often an example takes part is not known: the loader has "
     "its own sampler, a step did not have exactly one new batch of it, or the engine also trained "
@@ -85,7 +86,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         self._sampled: set[bool] = set()  # whether trainings had Poisson sampling
         self._divisor = 1
         self._generator: torch.Generator | None = None
-        self._asked: dict[str, dict[str, Any]] | None = None  # what `risk` answers by default
+        self._risk_arguments: dict[str, Any] = {}  # of `make_private_with_risk`
 
     @property
     def experiment_only(self) -> bool:
@@ -207,13 +208,12 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             calibration.defense()  # says that no noise is needed
         rest |= {"data_loader": data_loader, "max_grad_norm": max_grad_norm}
         private = self.make_private(noise_multiplier=calibration.noise_multiplier, **rest)
-        goal = {"eta": target.eta}
-        if target.psnr is not None:
-            goal = {"psnr": target.psnr}
-            input_range = _width(target)
-        whom = {"dim": dim, "norm": norm, "prior": prior}
-        whom |= {"participation": participation, "input_range": input_range}
-        self._asked = {"whom": whom, "goal": goal}
+        arguments = {"dim": dim, "norm": norm, "prior": prior, "participation": participation}
+        if target.psnr is None:
+            arguments |= {"eta": target.eta, "input_range": input_range}
+        else:
+            arguments |= {"psnr": target.psnr, "input_range": _width(target)}
+        self._risk_arguments = arguments
         return (*private, calibration)
 
     def risk(self, *, delta: float = 1e-5, **asked: Any) -> Statement:
@@ -226,9 +226,10 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         Raises:
             NotApplicable: without Poisson sampling, the number of passes is not known.
         """
-        if self._asked is not None:
-            goal = {} if {"eta", "psnr"} & set(asked) else self._asked["goal"]
-            asked = {**self._asked["whom"], **goal, **asked}
+        defaults = dict(self._risk_arguments)
+        if GOALS & set(asked):  # one of them replaces the other
+            defaults = {name: v for name, v in defaults.items() if name not in GOALS}
+        asked = {**defaults, **asked}
         if "dim" not in asked:
             raise ValueError("dim is missing; give dim, norm and psnr or eta")
         asked = {"experiment_only": self.experiment_only, **asked}
@@ -269,10 +270,9 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
 
         `checkpoint_dict` may hold tensors and plain values; anything else cannot be loaded.
         """
-        asked = None
-        if self._asked is not None:  # a prior is not a plain value
-            asked = {**self._asked, "whom": {**self._asked["whom"], "prior": None}}
-        own: dict[str, Any] = {**self._flags, "asked": asked, "passes": self._passes}
+        plain = {**self._risk_arguments}
+        plain.pop("prior", None)  # no plain value
+        own: dict[str, Any] = {**self._flags, "risk_arguments": plain, "passes": self._passes}
         own |= {"batches": -1 if self._repeats else self._batches, "rate": self._rate}
         whole = {**(checkpoint_dict or {}), "leakbound": own}
         super().save_checkpoint(checkpoint_dict=whole, **rest)
@@ -298,8 +298,8 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         else:
             self._repeats = True
         loaded = super().load_checkpoint(path=whole, torch_load_kwargs=settings, **rest)
-        if self._asked is None and kept.get("asked"):
-            self._asked = {part: kept["asked"][part] for part in ("whom", "goal")}
+        if not self._risk_arguments:
+            self._risk_arguments = dict(kept.get("risk_arguments") or {})
         return dict(loaded)
 
     def _note(self, seeded: bool, poisson: bool) -> None:

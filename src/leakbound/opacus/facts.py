@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from leakbound.opacus.batches import draws_once, examples_of_a_pass
 from leakbound.opacus.optimizer import SecureDPOptimizer
-from leakbound.risk.deployment import Deployment, Mistake, parse
-from leakbound.risk.deployment.mistakes import find
+from leakbound.risk.deployment import Deployment, Mistake
+from leakbound.risk.deployment.file import described
 
 
 def describe(
@@ -62,41 +62,45 @@ def describe(
     size = examples_of_a_pass(loader)
     norm = optimizer.max_grad_norm
     layers = isinstance(norm, list | tuple)
-    # the global generator of torch may be seeded anywhere
-    secure = isinstance(optimizer, SecureDPOptimizer) and optimizer.generator is None
-    secure = secure or bool(getattr(optimizer, "secure_mode", False))
-    seeded = False if secure else True if optimizer.generator is not None else None
-    local = {
-        "epochs": epochs,
-        "batch": _batch(size, len(loader)),
-        "steps": epochs * len(loader),
-        "examples": size,
-        "rate": 1 / len(loader),
-        "normalizer": "expected",
-        "sampler": sampler,
-        "coupled": coupled,
-        "new_engine": new_engine,
-    }
-    claim = {"epsilon": epsilon, "delta": delta, "unit": "example", "amplified": True}
-    given = parse(
+    stated = epsilon is not None
+    return described(
         {
             "title": "Opacus training",
-            "clip": {"kind": None if layers else "example", "norm": None if layers else norm},
-            "noise": {
-                "multiplier": float(optimizer.noise_multiplier),
-                "at": "optimizer",
-                "seeded": seeded,
-            },
+            "clip.kind": None if layers else "example",
+            "clip.norm": None if layers else norm,
+            "noise.multiplier": float(optimizer.noise_multiplier),
+            "noise.at": "optimizer",
+            "noise.seeded": _seeded(optimizer),
             "correlation": "none",
             "rounds": rounds,
-            "participation": {"law": "all"},
-            "local": local,
-            "record": {"examples_per_client": size},
-            "claim": claim if epsilon is not None else {},
-            "sends": None if sends is None else list(sends),
+            "participation.law": "all",
+            "local.epochs": epochs,
+            "local.batch": _batch(size, len(loader)),
+            "local.steps": epochs * len(loader),
+            "local.examples": size,
+            "local.rate": 1 / len(loader),
+            "local.normalizer": "expected",
+            "local.sampler": sampler,
+            "local.coupled": coupled,
+            "local.new_engine": new_engine,
+            "record.examples_per_client": size,
+            "claim.epsilon": epsilon,
+            "claim.delta": delta if stated else None,
+            "claim.unit": "example" if stated else None,
+            "claim.amplified": True if stated else None,
+            "sends": sends,
         }
     )
-    return given, find(given)
+
+
+def _seeded(optimizer: DPOptimizer) -> bool | None:
+    """Whether the noise can be replayed; None if it is not known."""
+    if getattr(optimizer, "secure_mode", False):
+        return False
+    if optimizer.generator is not None:
+        return True
+    # Opacus' own draws come from torch's global generator, which may be seeded anywhere
+    return False if isinstance(optimizer, SecureDPOptimizer) else None
 
 
 def _batch(size: int, batches: int) -> int | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -42,7 +41,7 @@ class Difference:
         """1 where the interval lies above 0, -1 where it lies below, else 0."""
         if self.same or self.low is None or self.high is None:
             return 0
-        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+        return (self.low > 0) - (self.high < 0)
 
     @property
     def words(self) -> str:
@@ -143,32 +142,39 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Difference | None:
 
 
 def compare(first: Run, second: Run) -> RunComparison:
-    own = first.assessments, _aligned(first.assessments, second.assessments)
-    axes = {a.criterion.axis for a in (*own[0], *own[1])}
-    names = Names([*own[0], *own[1]], [*first.trainings, *second.trainings])
-    groups = _by_setting(own[0], names), _by_setting(own[1], names)
-    shared = [key for key in groups[0] if key in groups[1]]
+    runs = first, second
+    here = first.assessments
+    there = _aligned(here, second.assessments)
+    names = Names([*here, *there], [*first.trainings, *second.trainings])
+    settings, others = (_by_setting(own, names) for own in (here, there))
+    shared = [setting for setting in settings if setting in others]
     pairs = [
-        (groups[0][key][seed], groups[1][key][seed])
-        for key in shared
-        for seed in groups[0][key]
-        if seed in groups[1][key]
+        (a, others[setting][seed])
+        for setting in shared
+        for seed, a in settings[setting].items()
+        if seed in others[setting]
     ]
+    contents = {
+        name: [files.read(r.folder / name) if (r.folder / name).exists() else b"" for r in runs]
+        for name in JOURNALS
+    }
+    # Scores of different measures are not subtracted.
+    comparable = len({a.criterion.axis for a in (*here, *there)}) == 1
     grave, notes = concerns(first, second, pairs)
     return RunComparison(
-        axis=own[0][0].criterion.axis,
-        unit=own[0][0].criterion.unit,
+        axis=here[0].criterion.axis,
+        unit=here[0].criterion.unit,
         grave=grave,
         notes=notes,
-        identical=tuple(name for name in JOURNALS if _same_bytes(first, second, name)),
-        verdicts=_verdicts(own[0], own[1], names),
+        identical=tuple(name for name, (one, other) in contents.items() if one and one == other),
+        verdicts=_verdicts(here, there, names),
         attacks=tuple(
-            _attack(key, groups[0][key], groups[1][key]) for key in shared if len(axes) == 1
+            _attack(setting, settings[setting], others[setting]) for setting in shared if comparable
         ),
-        best_attack=_best_attack(own[0], own[1], names),
+        best_attack=_best_attack(here, there, names),
         accuracies=_accuracies(first.trainings, second.trainings, names),
         both=len(shared),
-        only=(_only(groups[0], groups[1]), _only(groups[1], groups[0])),
+        only=(_only(settings, others), _only(others, settings)),
         experiments=(len(pairs), sum(one == other for one, other in pairs)),
     )
 
@@ -178,56 +184,58 @@ def _aligned(first: Iterable[Assessment], second: Iterable[Assessment]) -> list[
     second = list(second)
     here, there = (grouped((a.attack.name, a.attack.hash) for a in own) for own in (first, second))
     moved = {
-        name: own[0]
-        for name, own in here.items()
-        if len({*own}) == 1 and len({*there.get(name, ())}) == 1
+        name: hashes[0]
+        for name, hashes in here.items()
+        if len({*hashes}) == 1 and len({*there.get(name, ())}) == 1
     }
     return [
-        replace(a, attack=replace(a.attack, hash=moved[a.attack.name]))
-        if a.attack.name in moved
-        else a
+        replace(a, attack=replace(a.attack, hash=moved.get(a.attack.name, a.attack.hash)))
         for a in second
     ]
 
 
 def _by_setting(own: Iterable[Assessment], names: Names) -> dict[Setting, dict[int, Assessment]]:
-    found = grouped(((*names.key(a), names.attack(a)), a) for a in own)
-    return {key: {a.seed: a for a in some} for key, some in found.items()}
+    by_setting = grouped(((*names.key(a), names.attack(a)), a) for a in own)
+    return {setting: {a.seed: a for a in some} for setting, some in by_setting.items()}
 
 
 def _verdicts(
     first: Sequence[Assessment], second: Sequence[Assessment], names: Names
 ) -> tuple[VerdictPair, ...]:
     """Configurations in both: those that became less safe first, then safer, then the rest."""
-    here, there = (
-        {row.key: row for row in tables.configurations(own, names)} for own in (first, second)
-    )
-    pairs = [VerdictPair(row, there[key]) for key, row in here.items() if key in there]
+    there = {row.key: row for row in tables.configurations(second, names)}
+    pairs = [
+        VerdictPair(row, there[row.key])
+        for row in tables.configurations(first, names)
+        if row.key in there
+    ]
     return tuple(sorted(pairs, key=lambda pair: (-1, 1, 0).index(pair.change)))
 
 
 def _attack(
-    key: Setting, first: Mapping[int, Assessment], second: Mapping[int, Assessment]
+    setting: Setting, first: Mapping[int, Assessment], second: Mapping[int, Assessment]
 ) -> AttackPair:
-    values = [_values(own, tables.mean_value) for own in (first, second)]
-    errors = [_values(own, _rmse) for own in (first, second)]
-    unpaired = len(values[0].keys() ^ values[1].keys())
-    return AttackPair(key[:3], key[3], _over_seeds(*values), _over_seeds(*errors), unpaired)
+    def by_seed(
+        own: Mapping[int, Assessment], value: Callable[[Assessment], float | None]
+    ) -> dict[int, float]:
+        known = {seed: value(a) for seed, a in own.items() if a.status == "ok"}
+        return {seed: score for seed, score in known.items() if score is not None}
 
-
-def _values(
-    own: Mapping[int, Assessment], value: Callable[[Assessment], float | None]
-) -> dict[int, float]:
-    ran = {seed: value(a) for seed, a in own.items() if a.status == "ok"}
-    return {seed: found for seed, found in ran.items() if found is not None}
+    scores, others = (by_seed(own, tables.mean_value) for own in (first, second))
+    errors = [by_seed(own, _rmse) for own in (first, second)]
+    return AttackPair(
+        setting[:3],
+        setting[3],
+        score=_over_seeds(scores, others),
+        rmse=_over_seeds(*errors),
+        unpaired=len(scores.keys() ^ others.keys()),
+    )
 
 
 def _rmse(own: Assessment) -> float | None:
-    return (
-        math.sqrt(fmean(best_attack.squared_errors(own.scores)))
-        if best_attack.measured(own)
-        else None
-    )
+    if not best_attack.measured(own):
+        return None
+    return math.sqrt(fmean(best_attack.squared_errors(own.scores)))
 
 
 def _over_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
@@ -246,7 +254,8 @@ def _best_attack(
         for own in (first, second)
     )
     pairs = []
-    for key, one in here.items():
+    for key in here:
+        one = here[key]
         other = there.get(key)
         if key in there and (one or other):
             rounds = _over_seeds(one.held_out, other.held_out) if one and other else None
@@ -277,12 +286,6 @@ def _only(
     return tuple((key, count) for key, count in counts.items() if count)
 
 
-def _same_bytes(first: Run, second: Run, name: str) -> bool:
-    paths = [run.folder / name for run in (first, second)]
-    contents = [files.read(path) if path.exists() else b"" for path in paths]
-    return bool(contents[0]) and contents[0] == contents[1]
-
-
 def concerns(
     first: Run, second: Run, pairs: Sequence[tuple[Assessment, Assessment]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -295,25 +298,60 @@ def concerns(
     other = second.info
     threats = [sorted({threat_words(a.threat) for a in r.assessments}) for r in runs.values()]
     limits = [sorted({a.criterion.text for a in r.assessments}) for r in runs.values()]
-    grave = [
-        *_differ("threat models", threats, "the attackers are not the same"),
-        *_differ("thresholds", limits, "verdicts do not compare"),
-        *_data(first, second),
-        *_batches(pairs),
-        *_trainings(first, second),
+    grave = []
+    for what, (mine, theirs), so in (
+        ("threat models", threats, "the attackers are not the same"),
+        ("thresholds", limits, "verdicts do not compare"),
+    ):
+        if mine != theirs:
+            said = f"A {' or '.join(mine) or 'none'}; B {' or '.join(theirs) or 'none'}"
+            grave.append(f"The {what} differ: {said}. So {so}.")
+    if one.data.fingerprint != other.data.fingerprint:
+        data = [f"{i.data.source} ({i.data.fingerprint[:12]})" for i in (one, other)]
+        words = f"The data differ: A {data[0]}; B {data[1]}."
+        grave.append(f"{words} A seed does not name the same examples.")
+    # The prior-only baseline scores differently on other batches.
+    baselines = [
+        (a.baseline, b.baseline)
+        for a, b in pairs
+        if a.status == b.status == "ok" and a.baseline and b.baseline
     ]
+    count = sum(here != there for here, there in baselines)
+    if count:
+        grave.append(
+            f"In {count} of {len(baselines)} pairs of experiments the prior-only baseline scores "
+            "differently, so the batches, or the public examples, are not the same."
+        )
+    plans = [json.dumps(info.plan.get("utility"), sort_keys=True) for info in (one, other)]
+    if first.trainings and second.trainings and plans[0] != plans[1]:
+        words = "The trainings behind the test accuracy differ, so accuracies do not compare: "
+        grave.append(f"{words}A {plans[0]}; B {plans[1]}.")
     notes = []
     for letter, run in runs.items():
-        count = len(run.assessments)
         failed = sum(a.status == "failed" for a in run.assessments)
         if run.missing:
             words = f"{letter} is not finished: {run.missing} of {run.info.experiments} experiments"
             grave.append(f"{words} are missing.")
         if failed:
-            notes.append(f"In {letter} {failed} of {count} experiments failed.")
-    notes += _settings(pairs)
-    notes += _facts("The versions differ", one.versions, other.versions)
-    notes += _facts("The machines differ", one.machine, other.machine)
+            notes.append(f"In {letter} {failed} of {len(run.assessments)} experiments failed.")
+    # Attacks and defenses of one name whose full settings differ.
+    notes += dict.fromkeys(
+        f"{here.name} has other settings: A {here.settings}; B {there.settings}."
+        for a, b in pairs
+        for here, there in ((a.attack, b.attack), (a.defense, b.defense))
+        if here.settings != there.settings
+    )
+    for what, here, there in (
+        ("versions", one.versions, other.versions),
+        ("machines", one.machine, other.machine),
+    ):
+        rows = [
+            f"{key} {plain(here.get(key))} and {plain(there.get(key))}"
+            for key in sorted({*here, *there})
+            if here.get(key) != there.get(key)
+        ]
+        if rows:
+            notes.append(f"The {what} differ: {', '.join(rows)}.")
     if one.plan_hash != other.plan_hash:
         notes.append(f"The plans differ: {one.plan_hash} and {other.plan_hash}.")
     return tuple(grave), tuple(notes)
@@ -324,63 +362,6 @@ def threat_words(threat: Threat) -> str:
     words = [f"{what} {'known' if said else 'not known'}" for what, said in known.items()]
     more = ["statistics known"] * threat.statistics_known
     return ", ".join([f"{threat.server} server", *words, *more])
-
-
-def _differ(what: str, sides: Sequence[Sequence[str]], so: str) -> Iterator[str]:
-    if sides[0] != sides[1]:
-        said = [" or ".join(side) or "none" for side in sides]
-        yield f"The {what} differ: A {said[0]}; B {said[1]}. So {so}."
-
-
-def _data(first: Run, second: Run) -> Iterator[str]:
-    one, other = (run.info.data for run in (first, second))
-    if one.fingerprint != other.fingerprint:
-        said = [f"{data.source} ({data.fingerprint[:12]})" for data in (one, other)]
-        yield (
-            f"The data differ: A {said[0]}; B {said[1]}. A seed does not name the same examples."
-        )
-
-
-def _batches(pairs: Iterable[tuple[Assessment, Assessment]]) -> Iterator[str]:
-    """Pairs whose batches differ: the baseline scores differently on them."""
-    scores = [
-        (one.baseline, other.baseline)
-        for one, other in pairs
-        if all(a.status == "ok" and a.baseline for a in (one, other))
-    ]
-    count = sum(one != other for one, other in scores)
-    if count:
-        yield (
-            f"In {count} of {len(scores)} pairs of experiments the prior-only baseline scores "
-            "differently, so the batches, or the public examples, are not the same."
-        )
-
-
-def _trainings(first: Run, second: Run) -> Iterator[str]:
-    plans = [json.dumps(run.info.plan.get("utility"), sort_keys=True) for run in (first, second)]
-    if first.trainings and second.trainings and plans[0] != plans[1]:
-        words = "The trainings behind the test accuracy differ, so accuracies do not compare: "
-        yield f"{words}A {plans[0]}; B {plans[1]}."
-
-
-def _settings(pairs: Iterable[tuple[Assessment, Assessment]]) -> Iterable[str]:
-    """Attacks and defenses of one name whose full settings differ."""
-    return dict.fromkeys(
-        f"{mine.name} has other settings: A {mine.settings}; B {theirs.settings}."
-        for one, other in pairs
-        for mine, theirs in ((one.attack, other.attack), (one.defense, other.defense))
-        if mine.settings != theirs.settings
-    )
-
-
-def _facts(what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    rows = [
-        f"{key} {plain(one.get(key))} and {plain(other.get(key))}"
-        for key in sorted({*one, *other})
-        if one.get(key) != other.get(key)
-    ]
-    if rows:
-        yield f"{what}: {', '.join(rows)}."
 
 
 def write_comparison(first: Run, second: Run, path: Path) -> RunComparison:
@@ -397,17 +378,11 @@ def render_comparison(first: Run, second: Run, found: RunComparison) -> str:
         "runs": [("A", first), ("B", second)],
         "names": [_name(first), _name(second)],
         "criteria": [run.assessments[0].criterion for run in (first, second)],
-        "rmse": any(row.rmse for row in found.attacks),
         "found": found,
         "summary": summary(found),
-        "grave": found.grave,
-        "notes": found.notes,
-        "changed": any(pair.change for pair in found.verdicts),
         "baseline": BASELINE,
-        "moved": {-1: "less safe in B", 1: "safer in B", 0: "the same"},
         "signed": signed,
         "tiny": tiny,
-        "interval": _interval,
         "intervals": len(intervals),
         "by_chance": decimal(0.05 * len(intervals)),
         "seen": sum(bool(one.side) for one in intervals),
@@ -448,10 +423,3 @@ def _name(run: Run) -> str:
     name = run.info.name
     folder = run.folder.resolve().name
     return name if folder == name else f"{name} ({folder})"
-
-
-def _interval(found: Difference | None, *, small: bool = False) -> str:
-    if found is None or found.low is None or found.high is None:
-        return "–"
-    show = tiny if small else signed
-    return f"{show(found.low)} to {show(found.high)}"

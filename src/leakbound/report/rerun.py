@@ -53,19 +53,20 @@ def reruns(plan: Table, assessments: Iterable[Assessment]) -> dict[str, Rerun]:
     Whoever made the run wrote its plan: values are quoted for a shell, and text that a terminal
     would act on is left out.
     """
-    found = {}
-    alike = cache(partial(_alike, plan))
+    offered = {}
+    choices = cache(partial(_choices, plan))
     for a in assessments:
         try:
-            own = alike(a.model.name, a.defense.name, a.attack.name, a.batch_size, a.seed)
-            known = own.get(a.experiment)
-            made = None if known is None else _rerun(known, a.experiment)
+            named = choices(a.model.name, a.defense.name, a.attack.name, a.batch_size, a.seed)
+            if a.experiment not in named:
+                continue
+            rerun = _rerun(named[a.experiment], a.experiment)
         except _DAMAGED:
             continue
-        lines = [made.command, *(made.plan or "").splitlines()] if made else [""]
-        if made is not None and all(line.isprintable() for line in lines):
-            found[a.experiment] = made
-    return found
+        lines = [rerun.command, *(rerun.plan or "").splitlines()]
+        if all(line.isprintable() for line in lines):
+            offered[a.experiment] = rerun
+    return offered
 
 
 def toml_of(plan: Table) -> str:
@@ -100,43 +101,43 @@ def _spec(row: Table) -> dict[str, Any]:
 
 
 def _defense(links: list[Table]) -> dict[str, Any]:
-    specs = [_spec(link) for link in links]
-    return {"links": specs} if len(specs) > 1 else specs[0] if specs else {"name": "none"}
+    specs = [_spec(link) for link in links] or [{"name": "none"}]
+    return {"links": specs} if len(specs) > 1 else specs[0]
 
 
 def _tables(plan: Table) -> list[str]:
-    found = {name: dict(plan[name]) for name in _TABLES if plan.get(name) is not None}
-    if "risk" in found and found["risk"].get("probability") is None:
-        found["risk"]["probability"] = 0
-    found["criterion"] = {name: plan.get(name) for name in CRITERION}
-    if plan.get("lpips_weights") is not None:
-        found["metrics"] = {"lpips_weights": plan["lpips_weights"]}
-    kept = {name: {k: v for k, v in rows.items() if v is not None} for name, rows in found.items()}
-    return [f"[{name}]\n{_rows(rows)}" for name, rows in kept.items() if rows]
+    tables = {name: dict(plan[name]) for name in _TABLES if plan.get(name) is not None}
+    if "risk" in tables and tables["risk"].get("probability") is None:
+        tables["risk"]["probability"] = 0
+    tables["criterion"] = {name: plan.get(name) for name in CRITERION}
+    tables["metrics"] = {"lpips_weights": plan.get("lpips_weights")}
+    kept = {name: {k: v for k, v in own.items() if v is not None} for name, own in tables.items()}
+    return [f"[{name}]\n{_rows(own)}" for name, own in kept.items() if own]
 
 
 def _rows(rows: Table) -> str:
     return "".join(f"{toml_key(key)} = {toml(value)}\n" for key, value in rows.items())
 
 
-def _alike(
+def _choices(
     plan: Table, model: str, defense: str, attack: str, batch_size: int, seed: int
 ) -> dict[str, dict[str, Any]]:
     """By the hash that names it, every choice of a plan's entries with these names and numbers."""
     common = {key: plan[key] for key in _WHOLE_PLAN}
-    models = [m for m in plan["models"] if m["name"] == model]
-    attacks = [a for a in plan["attacks"] if a["name"] == attack]
-    defenses = [
-        links
-        for links in plan["defenses"]
-        if defense == ("+".join(link["name"] for link in links) or "none")
+    common |= {"batch_size": batch_size, "seed": seed}
+    every = product(
+        (entry for entry in plan["models"] if entry["name"] == model),
+        (
+            links
+            for links in plan["defenses"]
+            if defense == ("+".join(link["name"] for link in links) or "none")
+        ),
+        (entry for entry in plan["attacks"] if entry["name"] == attack),
+    )
+    choices = [
+        dict(zip(("model", "defense", "attack"), one, strict=True)) | common for one in every
     ]
-    found = {}
-    for one, links, other in product(models, defenses, attacks):
-        own = {"model": one, "defense": links, "attack": other}
-        own |= common | {"batch_size": batch_size, "seed": seed}
-        found[digest(own)] = own
-    return found
+    return {digest(choice): choice for choice in choices}
 
 
 def _rerun(known: Table, name: str) -> Rerun:
@@ -150,33 +151,43 @@ def _rerun(known: Table, name: str) -> Rerun:
         and CRITERION.items() <= known.items()
     ):
         return Rerun(_command(known))
-    one = {"name": f"experiment-{name}", "models": [known["model"]], "attacks": [known["attack"]]}
-    one |= {"defenses": [known["defense"]], "batch_sizes": [known["batch_size"]]}
-    plan = toml_of(dict(known) | one | {"seeds": [known["seed"]]})
+    alone = {
+        "name": f"experiment-{name}",
+        "models": [known["model"]],
+        "attacks": [known["attack"]],
+        "defenses": [known["defense"]],
+        "batch_sizes": [known["batch_size"]],
+        "seeds": [known["seed"]],
+    }
+    plan = toml_of(dict(known) | alone)
     return Rerun(f"leakbound audit experiment.toml --out experiment-{name}", plan)
 
 
 def _command(known: Table) -> str:
     threat = known["threat"]
-    words = ["leakbound", "attack"]
-    words += ["--attack", _words(known["attack"]), "--model", _words(_model(known["model"]))]
-    words += ["--data", known["data"]["source"]]
-    words += ["--schema", known["data"]["schema"]] if known["data"].get("schema") else []
-    words += ["--defense", _words(known["defense"][0])] if known["defense"] else []
-    words += ["--batch-size", str(known["batch_size"]), "--seed", str(known["seed"])]
-    flags = {
+    kind = known["error_bound"]["kind"]
+    people = known["risk"].get("people", 1)
+    options = {
+        "--attack": _words(known["attack"]),
+        "--model": _words(_model(known["model"])),
+        "--data": known["data"]["source"],
+        "--schema": known["data"].get("schema"),
+        "--defense": _words(known["defense"][0]) if known["defense"] else None,
+        "--batch-size": str(known["batch_size"]),
+        "--seed": str(known["seed"]),
         "--labels-unknown": not threat["labels_known"],
         "--defense-unknown": not threat["defense_known"],
         "--malicious-server": threat["server"] == "malicious",
         "--statistics-known": threat["statistics_known"],
+        "--error-bound": kind if kind != "trace" else None,
+        "--people": str(people) if people != 1 else None,
+        "--lpips-weights": known["lpips_weights"],
     }
-    words += [flag for flag, given in flags.items() if given]
-    kind = known["error_bound"]["kind"]
-    weights = known["lpips_weights"]
-    words += [] if kind == "trace" else ["--error-bound", kind]
-    people = known["risk"].get("people", 1)
-    words += [] if people == 1 else ["--people", str(people)]
-    return shlex.join([*words, *(["--lpips-weights", weights] if weights else [])])
+    words = ["leakbound", "attack"]
+    for option, value in options.items():
+        if value:
+            words += [option] if value is True else [option, value]
+    return shlex.join(words)
 
 
 def _words(spec: Table) -> str:

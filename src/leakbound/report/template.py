@@ -95,7 +95,6 @@ def rendered(
 def _environment() -> Environment:
     """That of our pages, which keeps its templates: a large run has many pages."""
     from jinja2 import PackageLoader
-    from markupsafe import Markup
 
     environment = environment_of(
         loader=PackageLoader("leakbound.report"), trim_blocks=True, lstrip_blocks=True
@@ -104,8 +103,7 @@ def _environment() -> Environment:
     numbers += [upper_decimal, upper_bound, lower_bound, lower_percent, interval]
     words = (score, cell, brief, plain, listing, plural)
     environment.filters |= {own.__name__: own for own in (*numbers, *words)}
-    # our charts' own markup; matplotlib escapes what it is given
-    environment.filters |= {"svg": Markup, "name": breakable}
+    environment.filters["name"] = breakable
     return environment
 
 
@@ -145,11 +143,6 @@ def score(value: float | None, criterion: CriterionInfo) -> str:
 def cell(value: float | None, criterion: CriterionInfo) -> str:
     """One example's score where a heading names the unit."""
     return score(value, criterion).rpartition(" ")[0] or decimal(None)
-
-
-def top_of(criterion: CriterionInfo) -> float:
-    """The score from which pages draw no difference."""
-    return 100.0 if criterion.unit == "%" else 60.0
 
 
 def significant(value: float | None) -> str:

@@ -449,23 +449,73 @@ def _check(solve: Solve, clip_norm: float, noise_std: float | None, delta: float
 
 def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) -> TrainingSetting:
     """The setting with the result in it, rounded to the safe side and checked."""
+    # The clip norm follows from the noise multiplier.
+    name = "noise_multiplier" if solve == "clip_norm" else solve
+    known: dict[str, Any] = {
+        "noise_multiplier": setting.noise_multiplier,
+        "sampling_rate": setting.sampling_rate,
+        "steps": setting.steps,
+    }
+    del known[name]
+
+    def solved(value: Any) -> TrainingSetting:
+        return replace(setting, **{name: value})
 
     def excess(value: float, rough: bool = False) -> float:
         """Above 0 if the upper bound misses gamma; on a wider grid if rough."""
-        if solve in ("noise_multiplier", "clip_norm"):
-            tried = replace(setting, noise_multiplier=value)
-        elif solve == "steps":
-            tried = replace(setting, steps=int(value))
-        else:
-            tried = replace(setting, sampling_rate=min(1.0, value))
-        return _log_edge(tried, blind, rough) - math.log(gamma)
+        tried = int(value) if name == "steps" else value
+        tried = min(1.0, tried) if name == "sampling_rate" else tried
+        return _log_edge(solved(tried), blind, rough) - math.log(gamma)
 
-    if solve in ("noise_multiplier", "clip_norm"):
-        noise = _noise(excess, setting, blind, gamma)
-        return replace(setting, noise_multiplier=noise)
-    if solve == "steps":
-        return replace(setting, steps=_steps(excess, setting, blind, gamma))
-    return replace(setting, sampling_rate=_rate(excess, setting, blind, gamma))
+    law = composition.visible
+    inverses: dict[str, Callable[..., Any]] = {
+        "noise_multiplier": law.noise_for,
+        "sampling_rate": law.rate_for,
+        "steps": law.steps_for,
+    }
+    start = float(inverses[name](gamma, log_kappa=blind, **known))
+    # For one step, and at a rate of 1, hidden steps are visible ones.
+    hidden = (
+        setting.participation == "hidden"
+        and known.get("sampling_rate", 0) < 1
+        and known.get("steps", 2) > 1
+    )
+    if name == "steps":
+        return solved(_steps(excess, start, hidden, setting.noise_multiplier))
+    more_is_safe = name == "noise_multiplier"
+    if more_is_safe and start == 0:
+        return solved(0.0)
+
+    def safe(value: float) -> float:
+        return rounded(value if more_is_safe else min(1.0, value), DIGITS, up=more_is_safe)
+
+    way = 1 if more_is_safe else -1
+    if hidden:
+        start = _sharper(excess, start, -way, safe)
+    value = safe(start)
+    step = way * 10.0 ** (1 - DIGITS)
+    while excess(value) > 0:
+        value = safe(value * (1 + step))
+        step = 2 * step
+    return solved(value)
+
+
+def _steps(excess: Excess, start: float, hidden: bool, noise: float) -> int:
+    """The most steps that meet the target, from the result for visible ones."""
+    steps = max(1, int(start))
+    if hidden:
+        steps = min(MOST_STEPS, math.floor(_sharper(excess, steps, 1, math.floor)))
+    while steps > 1 and excess(steps) > 0:
+        steps -= max(1, steps // 1000)
+    more = max(1, steps // 20000)
+    while steps + more <= MOST_STEPS and excess(steps + more) <= 0:
+        steps += more
+    if excess(steps) > 0:
+        raise ValueError(
+            f"noise_multiplier is {noise:g}: not one step meets the target; give more noise or a "
+            "lower sampling_rate"
+        )
+    return steps
 
 
 def _of_examples(solve: Solve, found: TrainingSetting, setting: TrainingSetting) -> TrainingSetting:
@@ -511,62 +561,6 @@ def _sharpened(
             middle = (low + high) // 2
             low, high = (middle, high) if holds(replace(found, steps=middle)) else (low, middle)
         return replace(found, steps=low)
-    return found
-
-
-def _noise(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) -> float:
-    q = setting.sampling_rate
-    count = setting.steps
-    start = float(
-        composition.visible.noise_for(gamma, sampling_rate=q, steps=count, log_kappa=blind)
-    )
-    if start == 0:
-        return 0.0
-    if setting.participation == "hidden" and q < 1 and count > 1:
-        start = _sharper(excess, start, -1, lambda noise: rounded(noise, DIGITS, up=True))
-    found = rounded(start, DIGITS, up=True)
-    step = 10.0 ** (1 - DIGITS)
-    while excess(found) > 0:
-        found = rounded(found * (1 + step), DIGITS, up=True)
-        step = 2 * step
-    return found
-
-
-def _steps(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) -> int:
-    noise = setting.noise_multiplier
-    q = setting.sampling_rate
-    start = composition.visible.steps_for(
-        gamma, noise_multiplier=noise, sampling_rate=q, log_kappa=blind
-    )
-    found = max(1, int(start))
-    if setting.participation == "hidden" and q < 1:
-        found = min(MOST_STEPS, math.floor(_sharper(excess, found, 1, math.floor)))
-    while found > 1 and excess(found) > 0:
-        found -= max(1, found // 1000)
-    more = max(1, found // 20000)
-    while found + more <= MOST_STEPS and excess(found + more) <= 0:
-        found += more
-    if excess(found) > 0:
-        raise ValueError(
-            f"noise_multiplier is {noise:g}: not one step meets the target; give more noise or a "
-            "lower sampling_rate"
-        )
-    return found
-
-
-def _rate(excess: Excess, setting: TrainingSetting, blind: float, gamma: float) -> float:
-    start = float(
-        composition.visible.rate_for(
-            gamma, noise_multiplier=setting.noise_multiplier, steps=setting.steps, log_kappa=blind
-        )
-    )
-    if setting.participation == "hidden" and setting.steps > 1:
-        start = _sharper(excess, start, 1, lambda q: rounded(min(1.0, q), DIGITS, up=False))
-    found = min(1.0, rounded(start, DIGITS, up=False))
-    step = 10.0 ** (1 - DIGITS)
-    while excess(found) > 0:
-        found = rounded(found * (1 - step), DIGITS, up=False)
-        step = 2 * step
     return found
 
 

@@ -9,12 +9,12 @@ from importlib import resources
 from typing import Any
 
 from leakbound import audit
+from leakbound.audit import defense_name
 from leakbound.audit.plan import (
     DataSpec,
     Plan,
     UtilitySpec,
     attack_info,
-    defense_name,
 )
 from leakbound.core import Server
 from leakbound.registry import Spec

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leakbound.attacks.features.errors import feature_errors, subspace_error
+from leakbound.attacks.features.base import feature_errors, subspace_error
 from leakbound.randomness import bernoulli, normal, stream, uniform
 from leakbound_reproductions.systematic_evaluation import two_layer
 from leakbound_reproductions.systematic_evaluation.tensor_attack import METHODS

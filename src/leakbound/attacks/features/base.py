@@ -1,4 +1,4 @@
-"""The answer of a feature attack: the vectors that entered a layer, up to their scale."""
+"""The answer of a feature attack: the vectors that entered a layer; distances from the truth."""
 
 from __future__ import annotations
 
@@ -43,3 +43,69 @@ class FeatureMethod(Protocol):
     def plant(self, task: Task) -> Task:
         """The model that the method needs from a malicious server; the task unchanged if none."""
         ...
+
+
+def subspace_error(basis: Tensor, features: Tensor) -> float:
+    """Mean share |(I - Q Qᵀ) f| / |f| of the true features (B, n) outside the found span.
+
+    `basis` (n, N) is any basis of the span. Source: paper B, Table 2.
+
+    Raises:
+        ValueError: the shapes do not match, or a true feature is zero.
+
+    Example:
+        >>> round(subspace_error(torch.eye(3)[:, :2], torch.tensor([[0.0, 3.0, 4.0]])), 6)
+        0.8
+    """
+    if basis.ndim != 2 or features.ndim != 2 or len(basis) != features.shape[1]:
+        raise ValueError(
+            f"basis has shape {tuple(basis.shape)} and features {tuple(features.shape)}; give a "
+            "basis (n, N) and features (B, n)"
+        )
+    true = _unit(features, "features")
+    orthonormal = torch.linalg.qr(basis.double())[0]
+    outside = true - (true @ orthonormal) @ orthonormal.T
+    return float(outside.norm(dim=1).mean())
+
+
+def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tensor:
+    """Distance of each true feature (B,) from its matched found one, both of length 1.
+
+    The matching of `found` (N, n) and `true` (B, n) is one to one, by the largest sum of |cosine|.
+    Distances are between 0 and 2. If not `signed`, the sign is chosen for each pair and the
+    distance is at most sqrt(2). A true feature without a partner has distance 1, that of the zero
+    vector.
+
+    Raises:
+        ValueError: the shapes do not match, or a feature is zero.
+
+    Example:
+        >>> found = torch.tensor([[0.0, 2.0], [-1.0, 0.0]])
+        >>> feature_errors(found, torch.eye(2)).tolist()
+        [2.0, 0.0]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    if found.ndim != 2 or true.ndim != 2 or found.shape[1] != true.shape[1]:
+        raise ValueError(
+            f"found has shape {tuple(found.shape)} and true {tuple(true.shape)}; give (N, n) and "
+            "(B, n)"
+        )
+    guess = _unit(found, "found")
+    truth = _unit(true, "true")
+    cosine = truth @ guess.T
+    rows, columns = linear_sum_assignment(-cosine.abs().cpu().numpy())
+    partners = guess[columns]
+    if not signed:
+        partners = partners * cosine[rows, columns].sign()[:, None]
+    errors = torch.ones(len(truth), dtype=truth.dtype, device=truth.device)
+    errors[rows] = (truth[rows] - partners).norm(dim=1)
+    return errors
+
+
+def _unit(vectors: Tensor, name: str) -> Tensor:
+    wide = vectors.double()
+    norms: Tensor = wide.norm(dim=1, keepdim=True)
+    if bool((norms == 0).any()):
+        raise ValueError(f"{name} holds a zero vector, which has no direction")
+    return wide / norms

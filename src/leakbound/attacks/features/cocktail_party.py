@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from leakbound._util import copies
 from leakbound.attacks.base import Attack, boxed, summed_task
+from leakbound.attacks.blind import gray, public_examples
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.separation import (
     NotSeparable,
@@ -148,8 +149,8 @@ def probed(
 ) -> tuple[str, Tensor, Tensor]:
     """The layer's name, images that the attacker has, and the layer's inputs for them."""
     shape = observation.input_shape
-    public = observation.auxiliary or task.public
-    if public is not None and tuple(public.inputs.shape[1:]) == shape:
+    public = public_examples(observation)
+    if public is not None:
         probe = public.inputs[:PROBES].to(task.parameters)
     else:
         low, high = task.input_range
@@ -192,7 +193,7 @@ def _trust(observation: Observation) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CocktailPartyImages(Separation, Attack):
+class CocktailPartyImages(CocktailParty, Attack):
     """Separate a batch into its images, from the gradient of the layer that sees them.
 
     Sign and scale of each image come from the bias gradient, which is the same mixture of ones.
@@ -218,15 +219,12 @@ class CocktailPartyImages(Separation, Attack):
         True
     """
 
-    layer: str | None = None
-
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         task = summed_task(observation)
         try:
             heard = listen(observation, generator, self, self.layer)
         except NotSeparable as error:
-            middle = torch.full(observation.batch_shape, float("nan")).to(observation.update.rows)
-            return Reconstruction(boxed(middle, task), observation.labels, problem=str(error))
+            return replace(gray(observation, str(error)), labels=observation.labels)
         if not heard.image:
             raise NotApplicable(f"the linear layer {heard.layer!r} does not see the image itself")
         images, problem = _scaled(heard, task)

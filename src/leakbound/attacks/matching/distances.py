@@ -31,41 +31,39 @@ def _length(rows: Tensor) -> Tensor:
     return rows.square().sum(1).clamp_min(TINY**2).sqrt()
 
 
-def cosine_layers(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
-    """1 - cosine of each tensor separately, mean over tensors ('simlocal')."""
+def _each_tensor(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+    """`cosine` of every tensor."""
     parts = []
     for a, b in spans:
-        own = None if weights is None else weights[:, a:b]
-        parts.append(cosine(guess[:, a:b], seen[:, a:b], own, []))
-    return torch.stack(parts).mean()
+        trust = None if weights is None else weights[:, a:b]
+        parts.append(cosine(guess[:, a:b], seen[:, a:b], trust, []))
+    return torch.stack(parts)
+
+
+def cosine_layers(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+    """1 - cosine of each tensor separately, mean over tensors ('simlocal')."""
+    return _each_tensor(guess, seen, weights, spans).mean()
 
 
 def cosine_signal(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
     """As `cosine_layers`; with weights 1/std, a tensor counts by its share of signal energy."""
-    parts = []
-    shares = []
-    for a, b in spans:
-        own = None if weights is None else weights[:, a:b]
-        parts.append(cosine(guess[:, a:b], seen[:, a:b], own, []))
-        white = (seen[:, a:b] if own is None else seen[:, a:b] * own).square().mean()
-        shares.append(torch.ones_like(white) if own is None else (1 - 1 / white).clamp_min(0))
-    signal = torch.stack(shares)
+    parts = _each_tensor(guess, seen, weights, spans)
+    signal = torch.ones_like(parts)
+    if weights is not None:
+        energies = [(seen[:, a:b] * weights[:, a:b]).square().mean() for a, b in spans]
+        signal = (1 - 1 / torch.stack(energies)).clamp_min(0)
     signal = torch.where(signal.any(), signal, 1.0)  # noise alone: all count the same
-    return (signal / signal.sum() * torch.stack(parts)).sum()
+    return (signal / signal.sum() * parts).sum()
 
 
 def cosine_weighted(
     guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]
 ) -> Tensor:
     """As `cosine_layers`, weighted by how many coordinates were not zero (paper B, app. F)."""
-    parts = []
-    counts = []
-    for a, b in spans:
-        own = None if weights is None else weights[:, a:b]
-        parts.append(cosine(guess[:, a:b], seen[:, a:b], own, []))
-        counts.append(((seen if weights is None else seen * weights)[:, a:b] != 0).sum())
-    share = torch.stack(counts) / torch.stack(counts).sum().clamp_min(1)
-    return (share * torch.stack(parts)).sum()
+    white = seen if weights is None else seen * weights
+    counts = torch.stack([(white[:, a:b] != 0).sum() for a, b in spans])
+    share = counts / counts.sum().clamp_min(1)
+    return (share * _each_tensor(guess, seen, weights, spans)).sum()
 
 
 def euclidean(guess: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from leakbound.attacks.base import domain_of
+from leakbound.attacks.blind import public_examples
 from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.core import NotApplicable, Observation, Task
 from leakbound.domains import TableDomain, smooth_axes
@@ -161,9 +162,9 @@ def images_for(
         return MixedRows(domain_of(task, TableDomain), start, like)
     if settings.initialization == "normal":
         noise = normal(shape, generator, like=like)
-        public = task.public if observation.auxiliary is None else observation.auxiliary
+        public = public_examples(observation)
         along_time = len(smooth_axes(observation.input_shape)) == 1
-        if not along_time or public is None or public.inputs.shape[1:] != shape[1:]:
+        if not along_time or public is None:
             return Pixels(noise)
         known = public.inputs.to(like)
         return Pixels(known.mean(0) + NEAR * known.std(0, correction=0) * noise)

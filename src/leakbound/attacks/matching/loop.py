@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leakbound._util import optimizers
 from leakbound.attacks.base import boxed, outputs_of, probed, seen_task
-from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.blind import gray
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching.engine import Companion, Evaluator, Search, choose_engine
@@ -248,8 +248,7 @@ def answer(search: Search) -> Reconstruction:
     """The best iterate, and the search's diagnosis of it."""
     task = search.objective.task
     if search.objective.blank:
-        middle = boxed(torch.full_like(search.images().detach(), float("nan")), task)
-        return Reconstruction(middle, problem=VANISHED)
+        return gray(search.objective.observation)
     search.recall()
     images, labels = (part.detach() for part in search.guess())
     final = float(search.best)

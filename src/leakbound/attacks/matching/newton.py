@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import Attack, boxed, rank
-from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.blind import gray, public_examples
 from leakbound.attacks.matching.attack import inverting_gradients
 from leakbound.attacks.matching.loop import labels_of, unexplained_problem
 from leakbound.attacks.matching.objective import Objective
@@ -99,10 +99,10 @@ class PublicGaussian:
     @staticmethod
     def of(observation: Observation, task: Task, labels: Tensor, known: bool) -> PublicGaussian:
         """Fitted to public examples, with the mean of each class; else the middle of the range."""
-        public = task.public if observation.auxiliary is None else observation.auxiliary
+        public = public_examples(observation)
         like = task.parameters
         shape = observation.batch_shape
-        if not known or public is None or tuple(public.inputs.shape[1:]) != shape[1:]:
+        if not known or public is None:
             low, high = task.input_range
             mean = like.new_full(shape, (low + high) / 2)
             none = like.new_empty(mean[0].numel(), 0), like.new_empty(0)
@@ -197,8 +197,7 @@ class GaussNewton(Attack):
         objective = Objective.of(settings, observation)
         task = objective.task
         if objective.blank:
-            gray = task.parameters.new_full(observation.batch_shape, float("nan"))
-            return Reconstruction(boxed(gray, task), problem=VANISHED)
+            return gray(observation)
         labels = labels_of(settings, observation, generator)
         if labels.requires_grad:
             raise NotApplicable("the labels cannot be inferred from the update; give them")

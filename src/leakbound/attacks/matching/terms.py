@@ -14,6 +14,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from leakbound._util import user_code
+from leakbound.attacks.blind import public_examples
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.matching.distances import TINY, total_variation
 from leakbound.attacks.matching.settings import MatchingSettings
@@ -151,9 +152,8 @@ def statistics(kind: str, observation: Observation, task: Task) -> Mapping[str, 
         return observation.statistics
     if kind == "exact":
         raise NotApplicable("the statistics of the batch are not known: statistics_known is false")
-    public = task.public if observation.auxiliary is None else observation.auxiliary
-    fits = public is not None and tuple(public.inputs.shape[1:]) == observation.input_shape
-    if kind in ("proxy", "best") and public is not None and fits:
+    public = public_examples(observation)
+    if kind in ("proxy", "best") and public is not None:
         with torch.no_grad():
             return batch_statistics(task, public.inputs[:PUBLIC].to(task.parameters))
     if kind == "proxy":

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound._util import copies
 from leakbound.attacks.base import Attack, boxed
-from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.blind import gray, public_images
 from leakbound.attacks.matching.attack import GradientMatching
 from leakbound.attacks.matching.engine import Evaluator, Search
 from leakbound.attacks.matching.images import Images
 from leakbound.attacks.matching.loop import MASKED, begin, unexplained
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.pace import tick
+from leakbound.attacks.prior.denoiser import LEAST
 from leakbound.attacks.prior.files import DenoisingPrior, prior_for
-from leakbound.attacks.prior.training import LEAST
 from leakbound.client import forward
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.randomness import normal, stream
@@ -128,8 +128,7 @@ class LearnedPrior(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         objective = Objective.of(self._settings(), observation)
         if objective.blank:
-            gray = observation.update.rows.new_full(observation.batch_shape, float("nan"))
-            return Reconstruction(boxed(gray, observation.task), problem=VANISHED)
+            return gray(observation)
         if not bool(observation.update.rows.isfinite().all()):
             raise NotApplicable("the update is not finite")
         prior = prior_for(self.prior, observation, generator, steps=self.training)
@@ -280,8 +279,8 @@ class _Chain:
         """The search of this candidate in a client with activations of this hardness."""
         task = self.objective.task
         if hardness < math.inf:
-            public = self.objective.observation.auxiliary or task.public
-            probe = self.images() if public is None else public.inputs[:PROBE]
+            public = public_images(self.objective.observation)
+            probe = self.images() if public is None else public[:PROBE]
             task = softened(task, probe.detach().to(task.parameters), hardness)
         objective = replace(self.objective, task=task)
         settings = self.attack._settings()

@@ -16,9 +16,9 @@ from torch import Tensor
 from leakbound import tensors
 from leakbound._util import user_code
 from leakbound._util.cache import RecentCache
+from leakbound.attacks.blind import public_examples
 from leakbound.attacks.pace import is_over
-from leakbound.attacks.prior.networks import Denoiser
-from leakbound.attacks.prior.training import train_prior
+from leakbound.attacks.prior.denoiser import Denoiser, train_prior
 from leakbound.core import Batch, NotApplicable, Observation
 
 KIND = "learned prior 1"
@@ -135,8 +135,8 @@ class _OutOfTime(Exception):
 
 def _of_public(observation: Observation, steps: int) -> Denoiser:
     """Trained once for each public set, from a fixed stream."""
-    public = observation.auxiliary or observation.task.public
-    if public is None or public.inputs.shape[1:] != observation.input_shape or public.size < 2:
+    public = public_examples(observation)
+    if public is None or public.size < 2:
         raise NotApplicable(
             "there are no public examples to learn a prior from; give public examples, or a prior "
             "of leakbound train-prior (prior='FILE.safetensors')"

@@ -7,28 +7,22 @@ the pictures that it names and the digests of the files beside it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
 
 from leakbound._util.docstrings import cleaned
-from leakbound._util.text import version
+from leakbound._util.text import markdown, version
 from leakbound.assess.verdict import MEANINGS, meanings
+from leakbound.report.evidence import charts
 from leakbound.report.evidence.auxiliary import STATEMENTS
-from leakbound.report.evidence.model_card import card
-from leakbound.report.evidence.parts import (
-    NOT_STATED,
-    EvidenceReport,
-    Item,
-    Part,
-    PrivacyClaim,
-    Subject,
-)
+from leakbound.report.evidence.parts import NOT_STATED, EvidenceReport, Part, Subject
 from leakbound.report.evidence.sign_off import chance, epsilon_line, fitting, training_line
 from leakbound.report.evidence.subjects import digests, of_run
 from leakbound.report.folder import Run, Strip
-from leakbound.report.tables import LONGEST
+from leakbound.report.sentences import shortened
+from leakbound.report.tables import LONGEST, SHOWN
 from leakbound.report.template import rendered
 
 SIDE = 72
@@ -63,57 +57,59 @@ def schema() -> str:
 def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> str:
     """The sign-off page as text, an A4 page per run; `files`: SHA-256 by name, per subject."""
     sheets = []
-    for place, one in enumerate(content.subjects):
-        words = meanings(truth_known=not one.measured.captured)
+    for place, subject in enumerate(content.subjects):
+        words = meanings(truth_known=not subject.measured.captured)
         beside = files[place] if place < len(files) else {}
-        warnings = _warnings(one)
-        known = [epsilon_line(own) for own in one.epsilon_audits]
-        declared = [] if one.training is None else [training_line(one.training)]
-        rows = fitting(one.sign_off, [*warnings, *known, *declared], len(beside), words)
+        warnings = _warnings(subject)
+        epsilons = [epsilon_line(audit) for audit in subject.epsilon_audits]
+        trainings = [] if subject.training is None else [training_line(subject.training)]
+        lines = [*warnings, *epsilons, *trainings]
+        rows = fitting(subject.sign_off, lines, len(beside), words)
         sheets.append(
             {
-                "subject": one,
+                "subject": subject,
                 "rows": rows,
-                "more": len(one.sign_off.rows) - len(rows),
                 "meanings": {row.verdict: words[row.verdict] for row in rows},
                 "warnings": warnings,
-                "epsilons": known,
-                "trainings": declared,
+                "epsilons": epsilons,
+                "trainings": trainings,
                 "files": beside,
             }
         )
     context = {"content": content, "sheets": sheets, "digits": PREFIX}
-    filters: dict[str, Callable[..., str]] = {
-        "share": chance,
-    }
-    return rendered("evidence.html.j2", context, filters)
+    return rendered("evidence.html.j2", context, {"share": chance})
 
 
 def annex(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
     """The annex as text; the first subjects are those of `runs`, where the pictures are."""
-    from leakbound.report.evidence import charts
-
-    drawn = [
+    figures = [
         {
-            "mean_error": charts.mean_errors(one.configurations, one.threshold),
-            "probability": charts.probabilities(one.configurations),
-            "claims": _claims(one.differential_privacy),
+            "mean_error": charts.mean_errors(subject.configurations, subject.threshold),
+            "probability": charts.probabilities(subject.configurations),
         }
-        for one in content.subjects
+        for subject in content.subjects
     ]
     context = {
         "content": content,
         "numbers": {name: number for number, name in enumerate(get_args(Part), 1)},
-        "figures": drawn,
+        "figures": figures,
         "pictures": [_pictures(*both) for both in zip(runs, content.subjects, strict=False)],
         "unstated": NOT_STATED,
         "side": SIDE,
         "meanings": MEANINGS,
     }
-    filters: dict[str, Callable[..., str]] = {
-        "fact": fact,
-    }
-    return rendered("evidence-annex.html.j2", context, filters)
+    return rendered("evidence-annex.html.j2", context, {"fact": fact})
+
+
+def card(content: EvidenceReport) -> str:
+    """A section for a model card, one for each run. Texts of strangers, such as names, are escaped.
+
+    It is Markdown, and says what the sign-off page says.
+    """
+    subjects = [(one, meanings(truth_known=not one.measured.captured)) for one in content.subjects]
+    context = {"subjects": subjects, "version": content.leakbound, "listed": SHOWN}
+    text = rendered("model-card.md.j2", context, {"share": chance, "markdown": markdown})
+    return text.rstrip("\n") + "\n"
 
 
 def fact(value: Any) -> str:
@@ -137,20 +133,10 @@ def _warnings(subject: Subject) -> list[str]:
         for check in subject.checks
         if check.holds is False
     ]
-    said += subject.notices
-    return [text if len(text) <= WARNED else f"{text[: WARNED - 1]}…" for text in said]
-
-
-def _claims(found: Sequence[PrivacyClaim]) -> list[list[Item]]:
-    """The lines that the page shows of each claim: all of the first, of others what differs."""
-    first = found[0].items if found else ()
-    return [
-        [one for place, one in enumerate(claim.items) if not number or one != first[place]]
-        for number, claim in enumerate(found)
-    ]
+    return [shortened(text, WARNED) for text in (*said, *subject.notices)]
 
 
 def _pictures(run: Run, subject: Subject) -> dict[str, Strip]:
-    named = {name for one in subject.strongest for name in (one.pictures or {}).values()}
-    found = {name: run.picture(name) for name in sorted(named)}
-    return {name: picture for name, picture in found.items() if picture is not None}
+    names = {name for one in subject.strongest for name in (one.pictures or {}).values()}
+    pictures = {name: run.picture(name) for name in sorted(names)}
+    return {name: picture for name, picture in pictures.items() if picture is not None}

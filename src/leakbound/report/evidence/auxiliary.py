@@ -159,7 +159,9 @@ def threshold(
 
 
 def answer(known: Sequence[bool]) -> Answer:
-    return "yes" if all(known) else "in some experiments" if any(known) else "no"
+    if all(known):
+        return "yes"
+    return "in some experiments" if any(known) else "no"
 
 
 def _public(info: RunInfo, captured: bool) -> tuple[Answer, str, str]:

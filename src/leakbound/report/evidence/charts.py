@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from leakbound.report.tables import Configuration, defined
 
 WIDTH = 480
-HEIGHT = 22
 TOP = 60.0
 BOTTOM = 0.0
 """PSNRs outside are drawn at these."""
@@ -17,23 +16,38 @@ FAINTEST = 1e-12
 
 
 @dataclass(frozen=True)
-class CorridorStrips:
-    """A figure in a table: the SVG of its axis, and of each configuration that has a row."""
+class CorridorStrip:
+    """A configuration's strip: solid up to what attacks reached, hatched from what is excluded.
 
-    axis: str
-    rows: tuple[tuple[Configuration, str], ...]
+    Places are in pixels from the left; `spread`: the interval of what was measured.
+    """
+
+    row: Configuration
+    reached: float | None
+    excluded: float | None
+    accepted: float | None
+    baseline: float | None = None
+    spread: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class CorridorStrips:
+    """A figure in a table: the ticks of its axis, and a strip for each row."""
+
+    ticks: tuple[tuple[float, str], ...]
+    rows: tuple[CorridorStrip, ...]
+    width: int = WIDTH
 
 
 def mean_errors(rows: Sequence[Configuration], threshold: float | None) -> CorridorStrips | None:
     """For each row, the PSNR of the attacks' mean error and the upper bound of every attacker's."""
-    excluded = [None if row.error_bound is None else row.error_bound.psnr for row in rows]
-    values = defined([*(v for row in rows for v in (row.mean_error, row.baseline)), *excluded])
+    bounds = [row.error_bound.psnr if row.error_bound else None for row in rows]
+    values = defined([*bounds, *(v for row in rows for v in (row.mean_error, row.baseline))])
     if not values:
         return None
     values += defined([threshold])
-    low = max(BOTTOM, 5 * math.floor(min(values) / 5) - 5)
-    high = min(TOP, 5 * math.ceil(max(values) / 5) + 5)
-    low, high = min(low, TOP - 10), max(high, low + 10)
+    low = min(max(BOTTOM, 5 * math.floor(min(values) / 5) - 5), TOP - 10)
+    high = max(min(TOP, 5 * math.ceil(max(values) / 5) + 5), low + 10)
 
     def at(value: float | None) -> float | None:
         if value is None:
@@ -42,16 +56,15 @@ def mean_errors(rows: Sequence[Configuration], threshold: float | None) -> Corri
 
     step = 5 if high - low <= 35 else 10
     ticks = range(step * math.ceil(low / step), math.floor(high) + 1, step)
-    strips = [
-        _strip(
-            at(row.mean_error),
-            at(bound),
-            [(at(threshold), "accepted"), (at(row.baseline), "baseline")],
-        )
-        for row, bound in zip(rows, excluded, strict=True)
-    ]
-    axis = _axis([(at(t) or 0.0, f"{t:g}") for t in ticks])
-    return CorridorStrips(axis, tuple(zip(rows, strips, strict=True)))
+    return CorridorStrips(
+        tuple((at(tick) or 0.0, f"{tick:g}") for tick in ticks),
+        tuple(
+            CorridorStrip(
+                row, at(row.mean_error), at(bound), at(threshold), baseline=at(row.baseline)
+            )
+            for row, bound in zip(rows, bounds, strict=True)
+        ),
+    )
 
 
 def probabilities(rows: Sequence[Configuration]) -> CorridorStrips | None:
@@ -67,57 +80,17 @@ def probabilities(rows: Sequence[Configuration]) -> CorridorStrips | None:
     def at(value: float) -> float:
         return WIDTH * (1 - max(math.log10(max(value, 1e-300)), low) / low)
 
-    step = 1 if low >= -6 else 2
-    ticks = [
-        (at(10.0**p), f"1e{p}".replace("-", "−") if p else "1") for p in range(0, low - 1, -step)
-    ]
     strips = []
     for row, bound in pairs:
-        accepted = None if bound.accepted is None else at(bound.accepted)
         share = row.reconstructed
-        reached = at(share.value) if share and share.hits else None
-        spread = (at(share.low), at(share.high)) if share else None
-        strips.append(
-            (row, _strip(reached, at(bound.probability), [(accepted, "accepted")], spread))
+        strip = CorridorStrip(
+            row,
+            reached=at(share.value) if share and share.hits else None,
+            excluded=at(bound.probability),
+            accepted=None if bound.accepted is None else at(bound.accepted),
+            spread=(at(share.low), at(share.high)) if share else None,
         )
-    return CorridorStrips(_axis(ticks), tuple(strips))
-
-
-def _strip(
-    reached: float | None,
-    excluded: float | None,
-    marks: Sequence[tuple[float | None, str]],
-    spread: tuple[float, float] | None = None,
-) -> str:
-    """One row: solid up to what attacks reached, hatched from what theorems exclude."""
-    parts = [f'<rect class="track" x="0" y="4" width="{WIDTH}" height="14"/>']
-    if reached is not None:
-        parts.append(f'<rect class="reached" x="0" y="4" width="{reached:.1f}" height="14"/>')
-    if excluded is not None:
-        width = WIDTH - excluded
-        parts.append(
-            f'<rect class="excluded" x="{excluded:.1f}" y="4" width="{width:.1f}" height="14"/>'
-            f'<path class="edge" d="M{excluded:.1f} 1V21"/>'
-        )
-    if spread is not None:
-        parts.append(f'<path class="spread" d="M{spread[0]:.1f} 11H{spread[1]:.1f}"/>')
-    parts += [
-        f'<path class="{kind}" d="M{x:.1f} 0V{HEIGHT}"/>' for x, kind in marks if x is not None
-    ]
-    return _svg(parts)
-
-
-def _axis(ticks: Sequence[tuple[float, str]]) -> str:
-    parts = []
-    for x, label in ticks:
-        anchor = "start" if x < 8 else "end" if x > WIDTH - 8 else "middle"
-        parts.append(
-            f'<path class="tick" d="M{x:.1f} 16V{HEIGHT}"/>'
-            f'<text x="{x:.1f}" y="12" text-anchor="{anchor}">{label}</text>'
-        )
-    return _svg(parts)
-
-
-def _svg(parts: Sequence[str]) -> str:
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
-    return f'<svg {size} aria-hidden="true">{"".join(parts)}</svg>'
+        strips.append(strip)
+    decades = range(0, low - 1, -1 if low >= -6 else -2)
+    ticks = [(at(10.0**p), f"1e{p}".replace("-", "−") if p else "1") for p in decades]
+    return CorridorStrips(tuple(ticks), tuple(strips))

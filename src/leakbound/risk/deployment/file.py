@@ -6,11 +6,13 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from leakbound import check
 from leakbound._util import files
@@ -49,12 +51,12 @@ def parse(table: Mapping[str, Any]) -> Deployment:
         1.0
     """
     whole = dict(table)
-    for name, translate in LIBRARIES.items():
+    for name, library in LIBRARIES.items():
         own = whole.pop(name, {})
         if not isinstance(own, Mapping):
             raise ValueError(f"{name} is no table; give [{name}] with its parameters")
         if own:
-            whole = _merged(translate(own), whole)
+            whole = _merged(library.read(name, own), whole)
     try:
         return msgspec.convert(whole, Deployment)
     except msgspec.ValidationError as error:
@@ -161,121 +163,162 @@ def line_of(text: str, key: str) -> int | None:
     return best[1]
 
 
-def _opacus(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Opacus' arguments: noise_multiplier, max_grad_norm, batch_size, sample_size, epochs, ...
+@dataclass(frozen=True)
+class Library:
+    """Another library's parameters: the fact that each states, and what all its trainings share.
 
-    Without `poisson_sampling`, how batches are drawn is not stated.
+    `facts` names "" where only `more`, which reads several parameters, uses one. What a library
+    leaves to its user, such as the seed of a generator, is not stated.
     """
-    _only("opacus", own, "noise_multiplier max_grad_norm batch_size sample_size epochs "
-          "poisson_sampling epsilon delta")  # fmt: skip
+
+    facts: Mapping[str, str]
+    always: Mapping[str, Any]
+    more: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+    def read(self, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+        """The facts of a table of parameters, as the tables of a deployment file."""
+        check.known_keys(name, table, self.facts)
+        for key, value in table.items():
+            _check_parameter(f"{name}.{key}", key, value)
+        stated = {self.facts[key]: value for key, value in table.items() if self.facts[key]}
+        return placed({**self.always, **stated, **self.more(table)})
+
+
+def _check_parameter(where: str, key: str, value: Any) -> None:
+    if key == "mechanism":
+        return
+    shown = str(value)[:40]
+    if key == "poisson_sampling":
+        if not isinstance(value, bool):
+            raise ValueError(f"{where} is {shown}; give true or false")
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
+        raise ValueError(f"{where} is {shown}; give a number above 0")
+
+
+def placed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts by their keys as nested tables; None is not stated.
+
+    Example:
+        >>> placed({"rounds": 3, "clip.norm": 1.0, "clip.kind": None})
+        {'rounds': 3, 'clip': {'norm': 1.0}}
+    """
+    table: dict[str, Any] = {}
+    for key, value in facts.items():
+        if value is None:
+            continue
+        part, _, name = key.rpartition(".")
+        place = table.setdefault(part, {}) if part else table
+        place[name] = value.item() if isinstance(value, np.generic) else value
+    return table
+
+
+def described(facts: Mapping[str, Any], own: Sequence[Mistake] = ()) -> Described:
+    """A deployment from facts by their keys, and its mistakes; a reader's own come first."""
+    try:
+        given = msgspec.convert(placed(facts), Deployment)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error.__cause__ or error)) from None
+    named = {one.name for one in own}
+    return given, (*own, *(one for one in mistakes.find(given) if one.name not in named))
+
+
+def _of_opacus(own: Mapping[str, Any]) -> dict[str, Any]:
     batch = own.get("batch_size")
     size = own.get("sample_size")
-    poisson = own.get("poisson_sampling")
-    rate = 1 / math.ceil(size / batch) if batch and size else None  # 1 / len(data_loader)
-    sampler = {None: None, True: "poisson", False: "shuffled"}[poisson]
-    found = _of_examples(own, norm="max_grad_norm", size="sample_size", sampler=sampler)
-    found["local"] |= _given(rate=rate)
-    return found
+    return {
+        "local.rate": 1 / math.ceil(size / batch) if batch and size else None,  # 1 / len(loader)
+        "local.sampler": {None: None, True: "poisson", False: "shuffled"}[
+            own.get("poisson_sampling")
+        ],
+    }
 
 
-def _tf_privacy(own: Mapping[str, Any]) -> dict[str, Any]:
-    """TF-privacy's arguments; Keras shuffles, while its accountant is for Poisson sampling.
-
-    Unless `num_microbatches` is the batch size, one example's gradient is not clipped.
-    """
-    _only("tf_privacy", own, "noise_multiplier l2_norm_clip batch_size n epochs num_microbatches "
-          "epsilon delta")  # fmt: skip
-    found = _of_examples(own, norm="l2_norm_clip", size="n", sampler="shuffled")
+def _of_tf_privacy(own: Mapping[str, Any]) -> dict[str, Any]:
     batch = own.get("batch_size")
-    if batch is None or own.get("num_microbatches") != batch:  # the clip is of a mean of examples
-        found["clip"] = {}
-    return found
+    if batch is not None and own.get("num_microbatches") == batch:
+        return {}
+    return {"clip.norm": None, "clip.kind": None}  # the clip is of a mean of examples
 
 
-def _of_examples(
-    own: Mapping[str, Any], *, norm: str, size: str, sampler: str | None
-) -> dict[str, Any]:
-    """DP-SGD. Whether the generator has a seed is not stated."""
-    return {
-        "clip": _given(norm=own.get(norm), kind="example"),
-        "noise": _given(multiplier=own.get("noise_multiplier"), at="optimizer"),
-        "correlation": "none",
-        "local": _local(own, size, sampler),
-        "claim": _given(epsilon=own.get("epsilon"), delta=own.get("delta"), amplified=True),
-    }
-
-
-def _local(own: Mapping[str, Any], size: str, sampler: str | None) -> dict[str, Any]:
-    return _given(
-        epochs=own.get("epochs"),
-        batch=own.get("batch_size"),
-        examples=own.get(size),
-        normalizer="expected",
-        sampler=sampler,
-    )
-
-
-def _pfl(own: Mapping[str, Any]) -> dict[str, Any]:
-    """pfl-research's arguments: the simulation shrinks the noise by cohort / noise cohort.
-
-    It draws cohorts of a fixed size, unless `min_separation` is above 1. Without that key, the law
-    of participation is not stated. `sampling_probability` is its accountant's.
-    """
-    _only("pfl", own, "noise_multiplier clipping_bound cohort_size noise_cohort_size population "
-          "num_rounds sampling_probability epsilon delta mechanism min_separation")  # fmt: skip
-    multiplier = own.get("noise_multiplier")
+def _of_pfl(own: Mapping[str, Any]) -> dict[str, Any]:
+    """The simulation shrinks the noise by cohort / noise cohort."""
+    stated = own.get("noise_multiplier")
     cohort = own.get("cohort_size")
-    of = own.get("noise_cohort_size")
-    population = own.get("population")
+    simulated = own.get("noise_cohort_size")
     real = None
-    if multiplier is not None and cohort and of:
-        real = multiplier * min(1.0, cohort / of)
-    claim = _given(
-        epsilon=own.get("epsilon"),
-        delta=own.get("delta"),
-        multiplier=multiplier,
-        amplified="sampling_probability" in own,
-        rounds=own.get("num_rounds"),
-        unit="client",
-        because="noise_scale simulates a larger cohort" if real != multiplier else None,
-    )
-    apart = own.get("min_separation")
+    if stated is not None and cohort and simulated:
+        real = stated * min(1.0, cohort / simulated)
     law = None
-    if apart is not None:
-        law = "server-picks" if apart > 1 else "fixed-size" if cohort and population else None
+    if (apart := own.get("min_separation")) is not None:
+        if apart > 1:
+            law = "server-picks"
+        elif cohort and own.get("population"):
+            law = "fixed-size"
     return {
-        "clip": _given(norm=own.get("clipping_bound"), kind="l2"),
-        "noise": _given(multiplier=real, at="server", on="sum"),
-        "weights": "uniform",
-        **_given(correlation=own.get("mechanism")),
-        "rounds": own.get("num_rounds"),
-        "participation": _given(
-            law=law, cohort=cohort, population=population, min_separation=apart
-        ),
-        "claim": claim,
+        "noise.multiplier": real,
+        "claim.amplified": "sampling_probability" in own,  # only its accountant's
+        "claim.rounds": own.get("num_rounds"),
+        "claim.because": "noise_scale simulates a larger cohort" if real != stated else None,
+        "participation.law": law,
     }
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _only(table: str, own: Mapping[str, Any], known: str) -> None:
-    """Known keys with positive numbers, but for a mechanism's name and a flag."""
-    check.known_keys(table, own, known.split())
-    for key, value in own.items():
-        if key == "mechanism":
-            continue
-        if key == "poisson_sampling":
-            if not isinstance(value, bool):
-                raise ValueError(f"{table}.{key} is {str(value)[:40]}; give true or false")
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
-            raise ValueError(f"{table}.{key} is {str(value)[:40]}; give a number above 0")
-
-
-LIBRARIES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "opacus": _opacus,
-    "tf_privacy": _tf_privacy,
-    "pfl": _pfl,
+_CLAIM = {"epsilon": "claim.epsilon", "delta": "claim.delta"}
+_EXAMPLES = {
+    "noise_multiplier": "noise.multiplier",
+    "batch_size": "local.batch",
+    "epochs": "local.epochs",
+    **_CLAIM,
+}
+_OF_EXAMPLES = {
+    "clip.kind": "example",
+    "noise.at": "optimizer",
+    "correlation": "none",
+    "local.normalizer": "expected",
+    "claim.amplified": True,
+}
+LIBRARIES = {
+    "opacus": Library(
+        {
+            **_EXAMPLES,
+            "max_grad_norm": "clip.norm",
+            "sample_size": "local.examples",
+            "poisson_sampling": "",
+        },
+        _OF_EXAMPLES,
+        _of_opacus,
+    ),
+    # Keras shuffles, while the accountant is for Poisson sampling
+    "tf_privacy": Library(
+        {
+            **_EXAMPLES,
+            "l2_norm_clip": "clip.norm",
+            "n": "local.examples",
+            "num_microbatches": "",
+        },
+        {**_OF_EXAMPLES, "local.sampler": "shuffled"},
+        _of_tf_privacy,
+    ),
+    "pfl": Library(
+        {
+            "noise_multiplier": "claim.multiplier",
+            "clipping_bound": "clip.norm",
+            "cohort_size": "participation.cohort",
+            "noise_cohort_size": "",
+            "population": "participation.population",
+            "num_rounds": "rounds",
+            "sampling_probability": "",
+            "mechanism": "correlation",
+            "min_separation": "participation.min_separation",
+            **_CLAIM,
+        },
+        {
+            "clip.kind": "l2",
+            "noise.at": "server",
+            "noise.on": "sum",
+            "weights": "uniform",
+            "claim.unit": "client",
+        },
+        _of_pfl,
+    ),
 }

@@ -9,18 +9,8 @@ from typing import Any
 import msgspec
 
 from leakbound._util import files
-from leakbound.risk.deployment import mistakes
-from leakbound.risk.deployment.facts import (
-    LARGEST,
-    Claim,
-    ClipFacts,
-    Deployment,
-    Local,
-    Mistake,
-    Noise,
-    Participation,
-)
-from leakbound.risk.deployment.file import line_of
+from leakbound.risk.deployment.facts import LARGEST, Deployment, Mistake
+from leakbound.risk.deployment.file import described, line_of
 
 KEYS: dict[str, tuple[str, ...]] = {
     "rounds": ("num-server-rounds", "num-rounds", "server-rounds", "rounds"),
@@ -41,6 +31,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "local.learning_rate": ("learning-rate", "lr"),
 }
 """A fact, and the configuration's keys that state it; the first of them that exists counts."""
+LOCAL_DP = {"noise.epsilon", "noise.delta", "noise.sensitivity"}
+"""What Flower's LocalDpMod takes, and nothing else does."""
 MOST_BYTES = 2**20
 HERE = "tool.flwr.app.config"
 WHOLE = frozenset({"rounds", "least", "participation.cohort", "participation.population",
@@ -89,51 +81,36 @@ def read(path: Path) -> tuple[Deployment, tuple[Mistake, ...]]:
             where[fact] = key
     project = table.get("project")
     name = project.get("name", "app") if isinstance(project, Mapping) else "app"
-    given = _facts(found, str(name)[:200])
+    given, mistakes = described({"title": f"Flower app {str(name)[:200]}", **_implied(found)})
     text = path.read_text(encoding="utf-8-sig")
-    lined = (
-        msgspec.structs.replace(one, line=_line(text, one.key, where))
-        for one in mistakes.find(given)
-    )
-    return given, tuple(lined)
+    lines = (_line(text, one.key, where) for one in mistakes)
+    pairs = zip(mistakes, lines, strict=True)
+    return given, tuple(msgspec.structs.replace(one, line=line) for one, line in pairs)
 
 
-def _facts(found: Mapping[str, Any], name: str) -> Deployment:
-    def part(kind: str) -> dict[str, Any]:
-        return {key.partition(".")[2]: v for key, v in found.items() if key.startswith(kind + ".")}
-
-    noise = part("noise")
-    claim = part("claim")
-    at = None
-    clip = ClipFacts(norm=found.get("clip.norm"), kind="l2" if "clip.norm" in found else None)
-    if "example norm" in found:  # Opacus' name
-        clip = ClipFacts(norm=found["example norm"], kind="example", at="client")
-        at = "optimizer"
-    local_dp = {"epsilon", "delta", "sensitivity"} <= noise.keys() and "multiplier" not in noise
-    if local_dp:
-        clip = msgspec.structs.replace(clip, at="client")
-        at = "client"
-        claim |= {"epsilon": noise["epsilon"], "delta": noise["delta"], "rounds": 1}
+def _implied(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts, with what their names imply of who clips and who adds noise."""
+    facts = dict(found)
+    share = facts.pop("fraction", None)
+    least = facts.pop("least", None) or 0
+    if "clip.norm" in facts:
+        facts["clip.kind"] = "l2"
+    if (norm := facts.pop("example norm", None)) is not None:  # Opacus' name
+        facts |= {"clip.norm": norm, "clip.kind": "example", "clip.at": "client"}
+        facts["noise.at"] = "optimizer"
+    if facts.keys() >= LOCAL_DP and "noise.multiplier" not in facts:
+        facts |= {"clip.at": "client", "noise.at": "client", "claim.rounds": 1}
+        facts |= {f"claim.{key}": facts[f"noise.{key}"] for key in ("epsilon", "delta")}
     else:  # of an accountant
-        stated = {key: noise.pop(key) for key in ("epsilon", "delta") if key in noise}
-        claim = stated | claim
-        noise = {k: v for k, v in noise.items() if k == "multiplier"}
-    share = found.get("fraction")
-    who = part("participation")
-    if share is not None and who.get("population", 1) is not None:
-        who["law"] = "all" if share >= 1 else "fixed-size"
-        if share < 1 and "population" in who and "cohort" not in who:
-            sampled = max(1, int(who["population"] * share), found.get("least") or 0)
-            who["cohort"] = min(who["population"], sampled)
-    return Deployment(
-        title=f"Flower app {name}",
-        clip=clip,
-        noise=Noise(at=at, **noise),  # type: ignore[arg-type]
-        rounds=found.get("rounds"),
-        participation=Participation(**who),
-        local=Local(**part("local")),
-        claim=Claim(**claim),
-    )
+        facts.pop("noise.sensitivity", None)
+        for key in ("epsilon", "delta"):
+            facts.setdefault(f"claim.{key}", facts.pop(f"noise.{key}", None))
+    people = facts.get("participation.population", 0)
+    if share is not None and people is not None:
+        facts["participation.law"] = "all" if share >= 1 else "fixed-size"
+        if share < 1 and people and "participation.cohort" not in facts:
+            facts["participation.cohort"] = min(people, max(1, int(people * share), least))
+    return facts
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,24 +176,29 @@ def _law_of(given: Deployment, audience: Audience, unit: Unit) -> AudienceLaw:
     if inside and unit == "client":
         level = Level("the noise covers one example, not a whole client")
     missing = [*level.missing]
-    own = AudienceLaw(audience, unit, level.reason)
+    copies = 1.0
     if unit == "any example":
         count = given.record.examples_per_client
         missing += [] if count else ["record.examples_per_client"]
-        own = replace(own, copies=float(count or math.inf))
-    own = replace(own, summed=inside, exact=level.exact)
+        copies = float(count or math.inf)
     if given.rounds is None:
         missing.append("rounds")
-    if level.pure is not None and given.rounds is not None:
-        return replace(own, missing=tuple(missing), pure=level.pure * given.rounds)
-    if math.isinf(level.mu) or given.rounds is None:
-        return replace(own, missing=tuple(missing))
+    own = AudienceLaw(
+        audience, unit, level.reason, tuple(missing), level.exact, copies=copies, summed=inside
+    )
+    if given.rounds is None:
+        return own
+    if level.pure is not None:
+        return replace(own, pure=level.pure * given.rounds)
+    if math.isinf(level.mu):
+        return own
     if level.mu == 0:
-        return replace(own, missing=tuple(missing), pure=0.0)
-    made = _local(given, level) if inside else _rounds(given, level, audience)
-    if made.setting is not None and made.setting.steps > MOST_STEPS:
-        return replace(own, missing=tuple(missing))
+        return replace(own, pure=0.0)
+    work = _Work(given, level, audience, given.rounds)
+    made = work.local() if inside else work.by_participation()
     setting = made.setting
+    if setting is not None and setting.steps > MOST_STEPS:
+        return own
     people = given.record.people
     if unit == "person" and inside and setting is not None and people is not None:
         setting = replace(setting, people=people)
@@ -447,163 +452,165 @@ def _optimizer(given: Deployment, z: float) -> Level:
     return Level("every local step adds noise to clipped gradients of examples", 1 / z)
 
 
-def _local(given: Deployment, level: Level) -> AudienceLaw:
-    """All local steps of all rounds; a client counts as taking part in every round."""
-    local = given.local
-    rounds = given.rounds or 1
-    missing = list[str]()
-    size = local.examples
-    batch = local.batch
-    epoch = None if size is None or batch is None else math.ceil(size / batch)
-    # loaders may drop the last batch
-    fewest = None if size is None or batch is None else max(1, size // batch)
-    steps = local.steps
-    if steps is None and epoch is not None and local.epochs is not None:
-        steps = epoch * local.epochs
-    if steps is None:
-        return _unknown("local.epochs" if epoch else "local.examples")
-    largest = max(batch / size, 1 / fewest) if size and batch and fewest else 1.0
-    q = min(1.0, largest if local.rate is None else local.rate)
-    if local.sampler == "poisson" and epoch is not None:
-        hidden = local.normalizer == "expected" and given.sends is not None
-        hidden = hidden and "batch size" not in (given.sends or ())
-        if not hidden:
-            missing += [] if local.normalizer else ["local.normalizer"]
-            missing += [] if given.sends is not None else ["sends"]
-        words = "no attacker sees which batch holds an example"
-        if not hidden:
+class Steps(NamedTuple):
+    """The Gaussian steps of all rounds, in words and numbers; fields as in `AudienceLaw`."""
+
+    reason: str
+    setting: TrainingSetting | None = None
+    missing: tuple[str, ...] = ()
+    attack_noise: float | None = None
+    special: Callable[[Array], Array] | None = None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """All rounds of a deployment for one audience, to which one participation shows `level`."""
+
+    given: Deployment
+    level: Level
+    audience: Audience
+    rounds: int
+
+    def steps(
+        self,
+        count: int,
+        reason: str,
+        *missing: str,
+        rate: float = 1.0,
+        see: Participation = "visible",
+        mu: float | None = None,
+    ) -> Steps:
+        record = self.given.record
+        noise = 1 / (mu or self.level.mu)
+        shape = record.dim or 1, record.norm or 1.0
+        return Steps(reason, TrainingSetting(noise, *shape, count, rate, see), missing)
+
+    def local(self) -> Steps:
+        """All local steps; a client counts as taking part in every round."""
+        local = self.given.local
+        sends = self.given.sends
+        size = local.examples
+        batch = local.batch
+        epoch = None
+        fewest = None
+        if size is not None and batch is not None:
+            epoch = math.ceil(size / batch)
+            fewest = max(1, size // batch)  # loaders may drop the last batch
+        steps = local.steps
+        if steps is None and epoch is not None and local.epochs is not None:
+            steps = epoch * local.epochs
+        if steps is None:
+            key = "local.epochs" if epoch else "local.examples"
+            return Steps("the number of steps is not stated", missing=(key,))
+        largest = max(batch / size, 1 / fewest) if size and batch and fewest else 1.0
+        rate = min(1.0, largest if local.rate is None else local.rate)
+        if local.sampler == "poisson" and epoch is not None:
+            known = local.normalizer == "expected" and sends is not None
+            if known and "batch size" not in (sends or ()):
+                words = "no attacker sees which batch holds an example"
+                return self.steps(self.rounds * steps, words, rate=rate, see="hidden")
+            keys = {"local.normalizer": local.normalizer, "sends": sends}
+            missing = [key for key, value in keys.items() if value is None]
             words = "the size of each batch may be seen, so the steps that hold an example may be"
-        return _steps(
-            given, level, rounds * steps, q, "hidden" if hidden else "visible", words, missing
-        )
-    if local.sampler == "shuffled" and epoch is not None:
-        count = rounds * (local.epochs or math.ceil(steps / (fewest or 1)))
-        words = "each example takes part once an epoch, as in one full-batch step"
-        return _steps(given, level, count, 1.0, "visible", words)
-    key = "local.sampler" if local.sampler is None else "local.examples"
-    words = "every step may hold the example"
-    return _steps(given, level, rounds * steps, 1.0, "visible", words, [key])
+            return self.steps(self.rounds * steps, words, *missing, rate=rate)
+        if local.sampler == "shuffled" and epoch is not None:
+            count = self.rounds * (local.epochs or math.ceil(steps / (fewest or 1)))
+            words = "each example takes part once an epoch, as in one full-batch step"
+            return self.steps(count, words)
+        key = "local.sampler" if local.sampler is None else "local.examples"
+        return self.steps(self.rounds * steps, "every step may hold the example", key)
 
-
-def _unknown(key: str) -> AudienceLaw:
-    return AudienceLaw("clients", "client", "the number of steps is not stated", (key,))
-
-
-def _steps(
-    given: Deployment,
-    level: Level,
-    steps: int,
-    rate: float,
-    participation: Participation,
-    reason: str,
-    missing: list[str] | None = None,
-) -> AudienceLaw:
-    record = given.record
-    setting = TrainingSetting(
-        1 / level.mu, record.dim or 1, record.norm or 1.0, steps, rate, participation
-    )
-    return AudienceLaw("clients", "client", reason, tuple(missing or ()), setting=setting)
-
-
-def _rounds(given: Deployment, level: Level, audience: Audience) -> AudienceLaw:
-    """All rounds of a client, by the law of its participation."""
-    if given.correlation != "none":
-        return _correlated(given, level, audience)
-    who = given.participation
-    rounds = given.rounds or 1
-    if audience == "server" and who.law not in (None, "all", "server-picks"):
-        return _steps(
-            given, level, rounds, 1.0, "visible", f"the server can pick all {rounds} rounds"
-        )
-    hidden = _unseen(given, audience)
-    see: Participation = "hidden" if hidden else "visible"
-    secret = "nobody here sees who takes part" if hidden else "the audience sees who takes part"
-    if who.law in ("fixed-size", "poisson") and who.share is not None:
-        if who.law == "fixed-size":  # the pair with and without is not Poisson's: no hidden law
-            see = "visible"
-            secret = "it counts as seen who takes part"
-        words = f"in each of {rounds} rounds with probability {who.share:.4g}; {secret}"
-        return _steps(given, level, rounds, who.share, see, words)
-    turns = rounds if who.bins is None else math.ceil(rounds / who.bins)
-    if who.law == "cyclic" and who.bins is not None:
-        rate = who.rate
-        missing = [] if who.rate else ["participation.rate"]
-        words = f"in each of {turns} turns of its group; {secret}"
-        return _steps(given, level, turns, rate or 1.0, see, words, missing)
-    if who.law in ("balls-in-bins", "shuffled") and who.bins is not None:
-        found = _steps(
-            given, level, turns, 1.0, "visible", f"in one of every {who.bins} rounds, {turns} times"
-        )
-        if who.law == "balls-in-bins" and hidden and who.bins <= MOST_ROUNDS:
-            own = Factor.parse("none", who.bins)  # a sum of all turns is sufficient
-            found = _in_bins(found, own, 1 / (level.mu * math.sqrt(turns)), who.bins)
-        return found
-    if who.law in ("all", "server-picks"):
-        apart = who.min_separation or 1
-        most = math.ceil(rounds / apart)
-        words = f"all {rounds} rounds"
-        if apart > 1:
-            words = f"up to {most} of {rounds} rounds, {apart} or more apart"
-        elif who.law == "server-picks":
-            words = f"the server picks: all {rounds} rounds in the worst case"
-        return _steps(given, level, most, 1.0, "visible", words)
-    key = {None: "participation.law", "cyclic": "participation.bins"}.get(
-        who.law, "participation.bins" if who.law in ("balls-in-bins", "shuffled") else ""
-    )
-    key = key or "participation.population"
-    return _steps(given, level, rounds, 1.0, "visible", f"all rounds count ({rounds})", [key])
-
-
-def _unseen(given: Deployment, audience: Audience) -> bool:
-    """Whether an audience cannot see who takes part: where noise depends on it, its level shows."""
-    constant = given.noise.at == "server" and given.noise.on == "sum"
-    return bool(given.participation.hidden) and audience != "server" and constant
-
-
-def _correlated(given: Deployment, level: Level, audience: Audience) -> AudienceLaw:
-    """Noise that cancels across rounds: both sides by the factor C."""
-    if given.correlation is None:
-        return AudienceLaw(
-            "clients",
-            "client",
-            "whether noise cancels across rounds is not stated",
-            ("correlation",),
-        )
-    rounds = given.rounds or 1
-    who = given.participation
-    factor = Factor.parse(given.correlation, rounds)
-    unseen = _unseen(given, audience)
-    share = who.rate if who.law == "cyclic" and unseen else None
-    if share is not None and who.bins is not None and factor.width <= who.bins:
-        longest = math.sqrt(float(np.diag(factor.gram).max()))
+    def by_participation(self) -> Steps:
+        """All rounds of a client, by the law of its participation."""
+        if self.given.correlation != "none":
+            return self.correlated()
+        who = self.given.participation
+        rounds = self.rounds
+        if self.audience == "server" and who.law not in (None, "all", "server-picks"):
+            return self.steps(rounds, f"the server can pick all {rounds} rounds")
+        see: Participation = "hidden" if self.unseen else "visible"
+        secret = "the audience sees who takes part"
+        if self.unseen:
+            secret = "nobody here sees who takes part"
+        if who.law in ("fixed-size", "poisson") and who.share is not None:
+            if who.law == "fixed-size":  # the pair with and without is not Poisson's: no hidden law
+                see = "visible"
+                secret = "it counts as seen who takes part"
+            words = f"in each of {rounds} rounds with probability {who.share:.4g}; {secret}"
+            return self.steps(rounds, words, rate=who.share, see=see)
+        if who.law in ("all", "server-picks"):
+            apart = who.min_separation or 1
+            most = math.ceil(rounds / apart)
+            words = f"all {rounds} rounds"
+            if apart > 1:
+                words = f"up to {most} of {rounds} rounds, {apart} or more apart"
+            elif who.law == "server-picks":
+                words = f"the server picks: all {rounds} rounds in the worst case"
+            return self.steps(most, words)
+        if who.bins is None or who.law not in ("cyclic", "balls-in-bins", "shuffled"):
+            key = "participation.population"
+            if who.law is None:
+                key = "participation.law"
+            elif who.law in ("cyclic", "balls-in-bins", "shuffled"):
+                key = "participation.bins"
+            return self.steps(rounds, f"all rounds count ({rounds})", key)
         turns = math.ceil(rounds / who.bins)
-        words = f"in each of {turns} turns of its group, {factor.name}; nobody here sees who"
-        own = replace(level, mu=level.mu * longest)
-        return replace(_steps(given, own, turns, share, "hidden", words), attack_noise=math.inf)
-    apart = who.min_separation or 1
-    words = f"{who.min_separation or 1} or more apart"
-    scheme = Scheme(separation=apart)
-    if given.noise.at != "server":  # the rows of C are the client's own releases
-        factor = factor.first(scheme.most_of(rounds))
-        scheme = Scheme()
-        words = "as the client's own releases"
-    found = _steps(
-        given,
-        replace(level, mu=level.mu * factor.sensitivity(scheme)),
-        1,
-        1.0,
-        "visible",
-        f"up to {scheme.most_of(factor.rounds)} of {rounds} rounds, {words}, with noise correlated "
-        f"by {factor.name}",
-        [] if who.min_separation else ["participation.min_separation"],
-    )
-    found = replace(found, attack_noise=1 / (level.mu * factor.attained(factor.worst(scheme))))
-    if who.law == "balls-in-bins" and who.bins and unseen:
-        found = replace(_in_bins(found, factor, 1 / level.mu, who.bins), missing=())
-    return found
+        if who.law == "cyclic":
+            missing = [] if who.rate else ["participation.rate"]
+            words = f"in each of {turns} turns of its group; {secret}"
+            return self.steps(turns, words, *missing, rate=who.rate or 1.0, see=see)
+        made = self.steps(turns, f"in one of every {who.bins} rounds, {turns} times")
+        if who.law == "balls-in-bins" and self.unseen and who.bins <= MOST_ROUNDS:
+            one = Factor.parse("none", who.bins)  # a sum of all turns is sufficient
+            made = _in_bins(made, one, 1 / (self.level.mu * math.sqrt(turns)), who.bins)
+        return made
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the audience cannot see who takes part: a noise level that depends on it shows
+        it.
+        """
+        noise = self.given.noise
+        constant = noise.at == "server" and noise.on == "sum"
+        return bool(self.given.participation.hidden) and self.audience != "server" and constant
+
+    def correlated(self) -> Steps:
+        """Noise that cancels across rounds: both sides by the factor C."""
+        given = self.given
+        if given.correlation is None:
+            words = "whether noise cancels across rounds is not stated"
+            return Steps(words, missing=("correlation",))
+        who = given.participation
+        mu = self.level.mu
+        factor = Factor.parse(given.correlation, self.rounds)
+        share = who.rate if who.law == "cyclic" and self.unseen else None
+        if share is not None and who.bins is not None and factor.width <= who.bins:
+            longest = math.sqrt(float(np.diag(factor.gram).max()))
+            turns = math.ceil(self.rounds / who.bins)
+            words = f"in each of {turns} turns of its group, {factor.name}; nobody here sees who"
+            made = self.steps(turns, words, rate=share, see="hidden", mu=mu * longest)
+            return made._replace(attack_noise=math.inf)
+        apart = who.min_separation or 1
+        words = f"{apart} or more apart"
+        scheme = Scheme(separation=apart)
+        if given.noise.at != "server":  # the rows of C are the client's own releases
+            factor = factor.first(scheme.most_of(self.rounds))
+            scheme = Scheme()
+            words = "as the client's own releases"
+        made = self.steps(
+            1,
+            f"up to {scheme.most_of(factor.rounds)} of {self.rounds} rounds, {words}, with noise "
+            f"correlated by {factor.name}",
+            *([] if who.min_separation else ["participation.min_separation"]),
+            mu=mu * factor.sensitivity(scheme),
+        )
+        made = made._replace(attack_noise=1 / (mu * factor.attained(factor.worst(scheme))))
+        if who.law == "balls-in-bins" and who.bins and self.unseen:
+            made = _in_bins(made, factor, 1 / mu, who.bins)._replace(missing=())
+        return made
 
 
-def _in_bins(found: AudienceLaw, factor: Factor, noise: float, bins: int) -> AudienceLaw:
+def _in_bins(made: Steps, factor: Factor, noise: float, bins: int) -> Steps:
     """The same for a random, hidden bin; the attack that knows the rounds does not apply."""
 
     @cache
@@ -617,4 +624,4 @@ def _in_bins(found: AudienceLaw, factor: Factor, noise: float, bins: int) -> Aud
         each = [at(float(log)) if log > -np.inf else 0.0 for log in above]
         return np.where(blind == 0, 1.0, np.where(blind == -np.inf, 0.0, each))
 
-    return replace(found, special=special, attack_noise=math.inf)
+    return made._replace(special=special, attack_noise=math.inf)

@@ -12,6 +12,8 @@ from leakbound.bounds import clients, conversions
 from leakbound.risk.deployment.facts import Deployment, Mistake
 from leakbound.risk.deployment.laws import AudienceLaw, largest_weight, laws_of, per_participation
 
+CLEAR = "sent-in-clear"
+"""The mistake of a client that sends more than its update."""
 DELTA = 1e-5
 TOLERANCE = 1.02
 """Ratio of a true to a claimed epsilon up to which accountants differ (RDP is above, CLT below)."""
@@ -296,7 +298,7 @@ def _leaks(given: Deployment) -> Iterator[Mistake]:
             if what == "batch size":
                 continue  # named by `_sampling`
             yield Mistake(
-                name="sent-in-clear",
+                name=CLEAR,
                 key="sends",
                 text=f"{what} leave the client without noise, and no number here covers them; do "
                 "not send them, or add noise",

@@ -11,31 +11,20 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from leakbound import check
 from leakbound._util import files
 from leakbound.registry import row_of
-from leakbound.risk.deployment.facts import (
-    LARGEST,
-    AggregationFacts,
-    ClipFacts,
-    Deployment,
-    Mistake,
-    Noise,
-    Participation,
-)
-from leakbound.risk.deployment.mistakes import find
+from leakbound.risk.deployment.facts import LARGEST, Deployment, Mistake
+from leakbound.risk.deployment.file import described
+from leakbound.risk.deployment.mistakes import CLEAR
 
 MOST_BYTES = 2**20
 """The most bytes of a file of settings."""
 TRAIN = "train"
 RESULTS = "task_result_filters"
 OWN = "leakbound.nvflare."
-CLEAR = "sent-in-clear"
-"""The mistake of a client that sends more than its update."""
 _PATHS = ("path", "class_path", "name")
 """Keys under which NVFlare finds a component's class."""
 ALL_SITES = "@ALL"
@@ -68,7 +57,6 @@ TRAINS_NOTHING: Mapping[str, str] = {
     "StatisticsExecutor": STATISTICS,
 }
 """NVFlare's workflows and executors that train no model, and what they return."""
-T = TypeVar("T", bound=msgspec.Struct)
 Table = Mapping[str, Any]
 
 
@@ -96,16 +84,21 @@ class _Filter:
             raise ValueError(f"{self.key}.args.{name} is {str(value)[:40]!r}; give a number")
         return None if value is None else float(value)
 
+    def count(self, name: str) -> int | None:
+        value = self.number(name, None)
+        return None if value is None else int(value)
+
 
 @dataclass
 class _Stated:
-    """What the filters so far state, in the order in which they run."""
+    """What the filters so far state, by the keys of a deployment, in the order in which they run.
 
-    entries: int | None
-    steps: int | None
-    clip: ClipFacts = field(default_factory=ClipFacts)
-    noise: Noise = field(default_factory=Noise)
-    secure: AggregationFacts | None = None
+    `entries` and `steps` are those of one update.
+    """
+
+    entries: int | None = None
+    steps: int | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
 
     def wrong(self, one: _Filter, name: str, text: str, *, fatal: bool = True) -> None:
@@ -114,9 +107,27 @@ class _Stated:
             Mistake(name=name, key=one.key, text=f"{short}: {text}", line=one.line, fatal=fatal)
         )
 
+    def note(self, name: str, key: str, text: str) -> None:
+        self.mistakes.append(Mistake(name=name, key=key, text=text, fatal=False))
+
     @property
     def noisy(self) -> bool:
-        return self.noise.at is not None
+        return "noise.at" in self.facts
+
+    def clip(self, **values: Any) -> None:
+        """State the clip; without values, that it is not known."""
+        for name in ("norm", "kind", "entries", "at"):
+            self.facts[f"clip.{name}"] = values.get(name)
+
+    def clamp(self, gamma: float) -> None:
+        if not self.noisy:  # a clamp after noise is no bound of what is under it
+            norm = None if self.steps is None else gamma * self.steps
+            self.clip(norm=norm, kind="elementwise", entries=self.entries, at="client")
+
+    def change(self) -> None:
+        """Something else changes the update: it may undo a bound, but no noise that is added."""
+        if not self.noisy:
+            self.clip()
 
 
 def read(
@@ -151,13 +162,11 @@ def read(
     check.given(check.count, entries=entries, steps=steps)
     place = Path(path)
     text, table = _load(place)
-    facts = _Stated(entries, steps)
+    facts = _Stated(entries, steps, {"title": place.name, "correlation": "none"})
     if "scopes" in table:
-        deployment = Deployment(title=place.name)
         filters = _of_scope(table, facts)
     elif {RESULTS, "executors", "format_version"} & set(table):
-        deployment, task = _of_server(place, table, facts)
-        filters = _of_job(table, task)
+        filters = _of_job(table, _of_server(place, table, facts))
     else:
         raise ValueError(
             f"{str(path)!r} has neither executors, {RESULTS} nor scopes; give config_fed_client or "
@@ -169,19 +178,10 @@ def read(
         elif one.kind:
             _KNOWN[one.kind](facts, one)
         else:
-            if not facts.noisy:
-                facts.clip = ClipFacts()  # it may undo the bound
-            facts.wrong(
-                one,
-                "not-stated",
-                f"what {one.path[:200]} does is not stated; describe it in a deployment file",
-                fatal=False,
-            )
-    stated = {"clip": facts.clip, "noise": facts.noise, "secure_aggregation": facts.secure}
-    given = msgspec.structs.replace(deployment, correlation="none", **stated)
-    named = {one.name for one in facts.mistakes}
-    more = (one for one in find(given) if one.name not in named)
-    return given, (*facts.mistakes, *more)
+            facts.change()
+            words = f"what {one.path[:200]} does is not stated; describe it in a deployment file"
+            facts.wrong(one, "not-stated", words, fatal=False)
+    return described(facts.facts, facts.mistakes)
 
 
 def filters_of(path: Path | str) -> list[tuple[str, Table]]:
@@ -195,7 +195,7 @@ def filters_of(path: Path | str) -> list[tuple[str, Table]]:
     """
     place = Path(path)
     table = _load(place)[1]
-    task = _of_server(place, table, _Stated(None, None))[1]
+    task = _of_server(place, table, _Stated())
     return [(one.path, one.args) for _, one in _of_job(table, task) if one.why_not is None]
 
 
@@ -284,7 +284,7 @@ def _of_scope(table: Table, facts: _Stated) -> list[tuple[Table, _Filter]]:
     others = [str(scope.get("name"))[:40] for i, scope in enumerate(scopes) if i != chosen[0]]
     if others:
         text = f"a job may ask for another scope ({', '.join(others)[:200]}) with other filters"
-        facts.mistakes.append(Mistake(name="other-scopes", key="scopes", text=text, fatal=False))
+        facts.note("other-scopes", "scopes", text)
     i = chosen[0]
     found = []
     for j, row in enumerate(_rows(scopes[i], RESULTS)):
@@ -325,8 +325,8 @@ def _names(value: Any) -> Iterator[tuple[int, str, str]]:
             yield from _names(inner)
 
 
-def _of_server(client: Path, table: Table, facts: _Stated) -> tuple[Deployment, str]:
-    """Rounds, cohort and weights from the job's other files, and the training task's name."""
+def _of_server(client: Path, table: Table, facts: _Stated) -> str:
+    """State rounds, cohort and weights from the job's other files; the training task's name."""
     root = client.resolve().parent.parent.parent
     meta = _load(root / "meta.json")[1] if (root / "meta.json").is_file() else {}
     apps = dict(meta.get("deploy_map") or {})
@@ -338,9 +338,9 @@ def _of_server(client: Path, table: Table, facts: _Stated) -> tuple[Deployment, 
     sites = set[str]().union(*sites_of.values())
     everyone = any(site.upper() == ALL_SITES for site in sites)
     population = None if everyone else len(sites - {"server"}) or None
-    title = str(meta.get("name") or client.name)[:200]
+    facts.facts["title"] = str(meta.get("name") or client.name)[:200]
     rounds = 0
-    who = Participation(population=population)
+    stated = dict[str, Any]()
     task = None
     for row in _rows(server, "workflows"):
         one = _filter(row, "workflows")
@@ -350,23 +350,19 @@ def _of_server(client: Path, table: Table, facts: _Stated) -> tuple[Deployment, 
             continue
         own = str(one.args.get("train_task_name") or one.args.get("task_name") or TRAIN)
         if task not in (None, own):  # filters of one task do not cover another
-            return Deployment(title=title, participation=Participation()), own
+            return own
         task = own
         rounds = rounds + int(number)
-        cohort = one.number("num_clients", None)
-        replies = one.number("min_clients", None)
-        every = cohort is None or cohort == population
-        who = Participation(
-            law="all" if every else "fixed-size",
-            cohort=None if cohort is None else int(cohort),
-            population=population,
-            replies=None if replies is None else int(replies),
-        )
-    if task is not None:
-        weights: Any = "uniform" if _uniform(server) else "examples"
-        found = Deployment(title=title, rounds=rounds, participation=who, weights=weights)
-        return found, task
-    return Deployment(title=title, participation=Participation(population=population)), TRAIN
+        cohort = one.count("num_clients")
+        stated = {
+            "rounds": rounds,
+            "weights": "uniform" if _uniform(server) else "examples",
+            "participation.law": "all" if cohort in (None, population) else "fixed-size",
+            "participation.cohort": cohort,
+            "participation.replies": one.count("min_clients"),
+        }
+    facts.facts |= {**stated, "participation.population": population}
+    return task or TRAIN
 
 
 def sites_in(some: Any) -> set[str]:
@@ -404,7 +400,7 @@ def _check_work(client: Path, server: Table, table: Table, facts: _Stated) -> No
     for name in names:
         if TRAINS_NOTHING.get(name, SCORES) != SCORES:
             text = f"{name} returns {TRAINS_NOTHING[name]}, too, and no number here covers that"
-            facts.mistakes.append(Mistake(name=CLEAR, key="workflows", text=text, fatal=False))
+            facts.note(CLEAR, "workflows", text)
 
 
 def _has_path(row: Table) -> bool:
@@ -441,7 +437,7 @@ def _compare_apps(client: Path, root: Path, table: Table, facts: _Stated) -> Non
             f"{path.parent.parent.name[:60]} has other filters of results than this app, so what "
             "is stated does not hold for its sites; read its file, too"
         )
-        facts.mistakes.append(Mistake(name="other-apps", key=RESULTS, text=text, fatal=False))
+        facts.note("other-apps", RESULTS, text)
 
 
 def _uniform(table: Table) -> bool:
@@ -467,7 +463,7 @@ def _percentile(facts: _Stated, one: _Filter) -> None:
             "gamma above 0 and a percentile from 0 to 100",
         )
         return
-    _clamp(facts, gamma)
+    facts.clamp(gamma)
     facts.wrong(
         one,
         "no-noise",
@@ -491,8 +487,8 @@ def _svt(facts: _Stated, one: _Filter) -> None:
         release = count * (variance or 0.0) if release is None else release
     total = None if release is None else epsilon + release
     if not facts.noisy:
-        _clamp(facts, gamma)
-        facts.noise = Noise(pure_epsilon=total, at="client")
+        facts.clamp(gamma)
+        facts.facts |= {"noise.pure_epsilon": total, "noise.at": "client"}
     sent = "the share of entries sent" if count is None else f"{count:,} entries"
     each = "epsilon + entries sent * noise_var" if total is None else f"{total:,.6g}"
     facts.wrong(
@@ -507,7 +503,8 @@ def _svt(facts: _Stated, one: _Filter) -> None:
 
 def _he(facts: _Stated, one: _Filter) -> None:
     layers = one.args.get("encrypt_layers")
-    facts.secure = AggregationFacts(on=not layers, kind="homomorphic", shared_key=True)
+    kind = {"on": not layers, "kind": "homomorphic", "shared_key": True}
+    facts.facts |= {f"secure_aggregation.{name}": value for name, value in kind.items()}
     if layers:
         facts.wrong(
             one,
@@ -544,37 +541,24 @@ def _own(facts: _Stated, one: _Filter) -> None:
     before = facts.noisy
     for spec in (row_of("defense", text) for text in texts):
         name = spec["name"]
-        if name == "clip" and not before and not (facts.noisy and facts.clip.kind):
-            facts.clip = ClipFacts(
-                norm=_times(spec.get("clip_norm"), rate),
-                kind="none" if facts.noisy else "l2",
-                at="client",
-            )
+        if name == "clip" and not before and not (facts.noisy and facts.facts.get("clip.kind")):
+            kind = "none" if facts.noisy else "l2"
+            facts.clip(norm=_times(spec.get("clip_norm"), rate), kind=kind, at="client")
         elif name == "gaussian_noise" and not facts.noisy:
-            facts.noise = Noise(
-                std=_times(spec.get("noise_std"), rate),
-                at="client",
-                seeded=one.args.get("seed") is not None,
-            )
+            facts.facts |= {
+                "noise.std": _times(spec.get("noise_std"), rate),
+                "noise.at": "client",
+                "noise.seeded": one.args.get("seed") is not None,
+            }
         elif name not in ("none", "clip"):
-            if not facts.noisy and name != "magnitude_pruning":
-                facts.clip = ClipFacts()  # it may undo the bound
+            if name != "magnitude_pruning":  # it only makes entries smaller
+                facts.change()
             facts.wrong(one, "not-stated", f"what {name} changes is not stated", fatal=False)
 
 
 def _times(value: Any, rate: float) -> float | None:
     fine = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) * rate if fine else None
-
-
-def _clamp(facts: _Stated, gamma: float) -> None:
-    if not facts.noisy:  # a clamp after noise is no bound of what is under it
-        facts.clip = ClipFacts(
-            norm=None if facts.steps is None else gamma * facts.steps,
-            kind="elementwise",
-            entries=facts.entries,
-            at="client",
-        )
 
 
 _KNOWN: Mapping[str, Callable[[_Stated, _Filter], None]] = {

@@ -1,18 +1,58 @@
-"""Built-in language models for sequences of tokens (n,): decoders and encoders."""
+"""Built-in transformers: decoders and encoders of tokens (n,), and a vision transformer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.models.adapters import AdapterLayer
-from leakbound.models.blocks import initialized
+from leakbound.models.blocks import IMAGE, checked_shape, initialized
 from leakbound.randomness import normal
+
+
+class AdapterLayer(nn.Module):
+    """A frozen layer with a low-rank adapter: base(x) + scale B A x, as PEFT computes it.
+
+    Example:
+        >>> import torch
+        >>> layer = AdapterLayer(nn.Linear(3, 2), torch.ones(1, 3), torch.zeros(2, 1), 2.0)
+        >>> [name for name, p in layer.named_parameters() if p.requires_grad]
+        ['lora_A.weight', 'lora_B.weight']
+    """
+
+    def __init__(self, base: nn.Module, down: Tensor, up: Tensor, scale: float) -> None:
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.lora_A = _linear(down)
+        self.lora_B = _linear(up)
+        self.scale = scale
+
+    @property
+    def weight(self) -> Any:
+        """The frozen layer's weight."""
+        return self.base_layer.weight
+
+    @property
+    def bias(self) -> Any:
+        """The frozen layer's bias."""
+        return self.base_layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The adapted layer's output."""
+        result: Tensor = self.base_layer(x)
+        change = self.lora_B(self.lora_A(x.to(self.lora_A.weight.dtype))) * self.scale
+        return cast(Tensor, (result + change).to(result.dtype))
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    made.weight = nn.Parameter(weight.clone())
+    return made
+
 
 TURNS = 10_000.0
 """The base of the wavelengths of rotary positions."""
@@ -154,15 +194,15 @@ def decoder(
     check.one_of(("trained", "frozen"), embeddings=embeddings)
     if adapters:
         check.count(adapters=adapters)
-    given: dict[str, Any] = {
-        "width": width,
-        "layers": layers,
-        "heads": heads,
-        "causal": True,
-        "tied": tied,
-    }
-    rotary = positions == "rotary"
-    model = _built(input_shape, classes, generator, vocabulary or classes, rotary=rotary, **given)
+    model = _built(
+        *(input_shape, classes, generator, vocabulary or classes),
+        width=width,
+        layers=layers,
+        heads=heads,
+        causal=True,
+        rotary=positions == "rotary",
+        tied=tied,
+    )
     if embeddings == "frozen":
         for name in ("tokens", "places"):
             part = getattr(model, name)
@@ -206,9 +246,14 @@ def encoder(
         >>> encoder(classes=2, **given)(torch.zeros(3, 8, dtype=torch.long)).shape
         torch.Size([3, 2])
     """
-    given: dict[str, Any] = {"width": width, "layers": layers, "heads": heads, "causal": False}
-    pooled = vocabulary is not None
-    return _built(input_shape, classes, generator, vocabulary or classes, pooled=pooled, **given)
+    return _built(
+        *(input_shape, classes, generator, vocabulary or classes),
+        width=width,
+        layers=layers,
+        heads=heads,
+        causal=False,
+        pooled=vocabulary is not None,
+    )
 
 
 def _built(
@@ -217,23 +262,100 @@ def _built(
     generator: torch.Generator,
     vocabulary: int,
     *,
-    tied: bool = False,
-    **given: Any,
+    width: int,
+    layers: int,
+    heads: int,
+    **more: bool,
 ) -> nn.Module:
     """The model with these settings, after a check of them."""
-    width = given["width"]
-    heads = given["heads"]
-    check.count(classes=classes, vocabulary=vocabulary, width=width, heads=heads)
-    check.count(layers=given["layers"])
+    check.count(classes=classes, vocabulary=vocabulary, width=width, heads=heads, layers=layers)
     if len(shape) != 1:
         raise ValueError(f"input_shape is {tuple(shape)}; give (n,), the length of a sequence")
     if width % (2 * heads):
         raise ValueError(f"width is {width} and heads {heads}; give a width that 2 * heads divides")
 
     def build() -> nn.Module:
-        return _Transformer(vocabulary, int(shape[0]), classes, tied=tied, **given)
+        places = int(shape[0])
+        return _Transformer(
+            vocabulary, places, classes, width=width, layers=layers, heads=heads, **more
+        )
 
     model = initialized(build, generator)
-    if tied:  # drawing weights separates what is shared
+    if more.get("tied"):  # drawing weights separates what is shared
         model.get_submodule("head").weight = model.get_submodule("tokens").weight
     return model
+
+
+class _VisionTransformer(nn.Module):
+    """Patches, a class token and positions, then blocks; the class token's output is scored."""
+
+    def __init__(
+        self,
+        channels: int,
+        side: int,
+        classes: int,
+        patch: int,
+        width: int,
+        layers: int,
+        heads: int,
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(channels, width, patch, patch)
+        self.first = nn.Embedding(1, width)
+        self.places = nn.Embedding(1 + (side // patch) ** 2, width)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(width, heads, causal=False, rotary=False) for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        first = self.first.weight.expand(len(x), 1, -1)
+        x = torch.cat([first, x], 1) + self.places.weight
+        for block in self.blocks:
+            x = block(x)
+        scores: Tensor = self.head(self.norm(x)[:, 0])
+        return scores
+
+
+def vit(
+    *,
+    input_shape: Sequence[int],
+    classes: int,
+    generator: torch.Generator,
+    patch: int = 4,
+    width: int = 96,
+    layers: int = 3,
+    heads: int = 4,
+) -> nn.Module:
+    """A vision transformer (pre-norm) on square patches, with learned positions and a class token.
+
+    Args:
+        input_shape: (C, H, W) of one square image.
+        classes: the number of outputs.
+        generator: the source of the initial weights.
+        patch: side of a patch in pixels; it divides that of the image.
+        width: of patches' vectors and layers.
+        layers: number of blocks.
+        heads: attention heads in each; they divide the width.
+
+    Source: Dosovitskiy et al. 2021 (ViT), without dropout.
+
+    Example:
+        >>> model = vit(input_shape=(3, 32, 32), classes=10, generator=torch.Generator())
+        >>> model(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+    channels, height, side = checked_shape(input_shape, classes, form=IMAGE)
+    check.count(patch=patch, width=width, layers=layers, heads=heads)
+    if height != side or side % patch or width % heads:
+        raise ValueError(
+            f"input_shape is {tuple(input_shape)}, patch {patch}, width {width} and heads {heads}; "
+            "give square images whose side is a multiple of patch, and a width that heads divides"
+        )
+
+    def build() -> nn.Module:
+        return _VisionTransformer(channels, side, classes, patch, width, layers, heads)
+
+    return initialized(build, generator)

@@ -1,0 +1,204 @@
+"""The one judge: what is known of an attack on an update becomes an assessment.
+
+Audits, captured updates and the meter build `Evidence` and read the `Assessment`. None of them
+decides, and none leaves a bound out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+from torch import Tensor
+
+from leakbound._util.results import Fact
+from leakbound.assess.certificate import OUTSIDE, Proof, certificate
+from leakbound.assess.facts import facts_of
+from leakbound.assess.limits import ErrorBoundSpec, Limits, leak_map, of_release
+from leakbound.assess.measure import Measured, measure, objective_of, shown
+from leakbound.assess.record import Assessment
+from leakbound.assess.released import Released
+from leakbound.assess.success import RiskSpec, attained
+from leakbound.assess.verdict import verdict
+from leakbound.attacks.base import Attack
+from leakbound.core import Batch, Observation, Reconstruction, Server
+from leakbound.metrics import Metric
+from leakbound.randomness import stream
+
+OWN_TRAINING = frozenset({"batch size", "local steps"})
+"""What is certain of a training that was run or measured here."""
+
+
+@dataclass(frozen=True)
+class RiskSettings:
+    """What a judge is asked for; what counts as reconstructed is the release's criterion.
+
+    Attributes:
+        error_bound: the lower bound on every attacker's mean error.
+        risk: the accepted probability of a reconstruction.
+        metrics: of images, in addition to the built-in ones.
+        quick: whether only the criterion's score is measured.
+        pictures: whether examples and reconstructions are shown.
+    """
+
+    error_bound: ErrorBoundSpec = field(default_factory=ErrorBoundSpec)
+    risk: RiskSpec = field(default_factory=RiskSpec)
+    metrics: tuple[Metric, ...] = ()
+    quick: bool = False
+    pictures: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """All that is known of one attack on one update.
+
+    Attributes:
+        record: what was attacked and how, without results.
+        observation: what the attacker saw.
+        release: the update with its noise distribution, and everything that bounds on it may use.
+        attack, reconstruction: the attack and its result; None judges the update alone.
+        truth: the examples behind the update; None if they are not known.
+        public: the public examples that the attacker has, for the prior-only baseline.
+        decoys: examples drawn like the truth that no attack saw: they show which matches are
+            chance.
+        distractors: public examples among which a reconstruction must identify its original.
+        certain: which of "batch size", "local steps" and "learning rate" are certain.
+        agreement: the share of the update that training on the reconstruction reproduces, if known.
+        decay: the weight decay that was subtracted from the update.
+        facts: what the update shows without an attack.
+        unbounded: why no bound holds for this update, whatever the release says.
+    """
+
+    record: Assessment
+    observation: Observation
+    release: Released
+    attack: Attack | None = None
+    reconstruction: Reconstruction | None = None
+    truth: Batch | None = None
+    public: Batch | None = None
+    decoys: Batch | None = None
+    distractors: Tensor | None = None
+    certain: Collection[str] = ()
+    agreement: float | None = None
+    decay: str | None = None
+    facts: tuple[Fact, ...] = ()
+    unbounded: str | None = None
+
+
+class Contradiction(RuntimeError):
+    """A proof says that the reconstruction is the input, and the given truth differs."""
+
+
+def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[str, bytes]]:
+    """The record with its results and verdict, and the pictures that it names.
+
+    Draws for the bounds are named by the record's seed, so every caller gets the same numbers.
+
+    Raises:
+        Contradiction: a proof says that the reconstruction is the input, and the truth differs.
+    """
+    record = evidence.record
+    release = evidence.release
+    reconstruction = evidence.reconstruction
+    domain = release.criterion.domain
+    proof = _proof(evidence)
+    limits = _limits(evidence, settings)
+    measured: Measured | None = None
+    if reconstruction is not None and evidence.truth is not None:
+        measured = measure(
+            *(evidence.truth, reconstruction, release.criterion, evidence.public),
+            distractors=evidence.distractors,
+            more=settings.metrics,
+            quick=settings.quick,
+            decoys=evidence.decoys,
+            proved=proof.certificate is not None,
+        )
+        proof = _confirmed(proof, measured, release)
+    facts = facts_of(
+        *(evidence.observation, reconstruction, domain, evidence.public), evidence.facts
+    )
+    if evidence.decay is not None:  # a small gradient beside it may have been lost by rounding
+        facts = tuple(fact for fact in facts if fact.kind != "zero values")
+    record = replace(
+        record,
+        bounds=limits.bounds,
+        attained=limits.attained,
+        bounds_note=limits.note,
+        verdict=verdict(
+            () if measured is None else measured.matched,
+            limits.bounds,
+            certified=proof.certificate is not None,
+            attained=limits.attained,
+            facts=facts,
+        ),
+        facts=facts,
+        certificate=proof.certificate,
+        layer_input=proof.layer_input,
+        **({} if measured is None else measured.fields),
+    )
+    if reconstruction is None:
+        return record, {}
+    leaks = None
+    if settings.pictures and any(bound.on_error for bound in limits.bounds):
+        leaks = leak_map(release, settings.error_bound)
+    parts = shown(
+        domain,
+        None if measured is None else measured.paired.truth.inputs,
+        reconstruction.inputs if measured is None else measured.paired.inputs,
+        images=settings.pictures,
+        leaks=leaks,
+        baseline=None if measured is None else measured.guess,
+        agreement=reconstruction.agreement if measured is None else measured.agreement,
+    )
+    values = parts.fields.pop("values", None)
+    if record.capture is not None:  # where there may be no truth beside which they could stand
+        record = replace(record, capture=replace(record.capture, values=values))
+    return replace(
+        record,
+        problem=reconstruction.problem,
+        objective=objective_of(reconstruction),
+        **parts.fields,
+    ), parts.files
+
+
+def _proof(evidence: Evidence) -> Proof:
+    reconstruction = evidence.reconstruction
+    if evidence.attack is None or reconstruction is None or evidence.release.defense.links:
+        return Proof()
+    return certificate(
+        *(evidence.observation, evidence.attack, reconstruction),
+        *(evidence.agreement, evidence.certain, evidence.decay),
+    )
+
+
+def _confirmed(proof: Proof, measured: Measured, release: Released) -> Proof:
+    """The proof of a reconstruction that the truth confirms; none if a criterion is too fine."""
+    if any(measured.matched):
+        return proof
+    criterion = release.criterion
+    low, high = criterion.domain.input_range
+    truth = measured.paired.truth.inputs
+    # A proof holds up to rounding, which a threshold of many decibels does not forgive; and the
+    # truth may be no closer than a guess, as for an image of one color.
+    tolerance = max(criterion.within, OUTSIDE * (high - low))
+    distance = criterion.domain.distance(truth, measured.paired.inputs)
+    if proof.certificate is not None and not bool((distance <= tolerance).any()):
+        raise Contradiction(
+            "a certificate says that the reconstruction is the input, but the truth says it is "
+            "not: one is wrong (is this truth the batch behind the update, as fed to the model?)"
+        )
+    return Proof()
+
+
+def _limits(evidence: Evidence, settings: RiskSettings) -> Limits:
+    """All bounds on the release, or why there are none; a guess without the update always counts"""
+    release = evidence.release
+    spec = settings.error_bound
+    if evidence.unbounded is not None:
+        honest = dataclasses.replace(release.threat, server=Server.HONEST)
+        guess = attained(dataclasses.replace(release, threat=honest), settings.risk)
+        return Limits(note=evidence.unbounded, attained=guess)
+    source = stream(evidence.record.seed, "bounds", spec.kind, release.cohort[0])
+    return of_release(release, spec, settings.risk, source)

@@ -1,0 +1,148 @@
+"""One judge: an audit, a captured update, the meter and Opacus say the same of one update."""
+
+import numpy as np
+import pytest
+import torch
+
+from leakbound import captured, data, models, simulate
+from leakbound.assess.judge import Contradiction, Evidence, RiskSettings, judge
+from leakbound.assess.record import CERTIFIED, ESTIMATE, EXPOSED, GUESSABLE
+from leakbound.attacks import LinearInversion
+from leakbound.bounds.counting import PublicSample
+from leakbound.core import Batch, Task, ThreatModel
+from leakbound.meter import Policy, measure
+from leakbound.opacus import risk
+from leakbound.randomness import stream
+from leakbound.registry import parse
+
+ATTACK = "linear_inversion"
+PUBLIC = 600
+DEFENSES = (None, "gaussian_noise,noise_std=1e-4", "gaussian_noise,noise_std=1", "dp_sgd")
+
+
+class Routes:
+    """One update by every route: `audit`, `captured` and `meter` are assessments of it."""
+
+    def __init__(self, folder, *, defense, size, psnr, truth=True):
+        digits = data.load("digits")
+        public = digits.batch(torch.arange(PUBLIC))
+        path = folder / "public.npz"
+        np.savez(path, inputs=public.inputs.numpy(), labels=public.labels.numpy())
+        model = models.mlp(input_shape=(1, 8, 8), classes=10, generator=stream(0, "model"))
+        batch = digits.batch(torch.arange(PUBLIC, PUBLIC + size))
+        simulated = simulate(
+            *(model, batch),
+            defense=defense,
+            attack=ATTACK,
+            public=public,
+            psnr=psnr,
+            classes=10,
+            error_bound="sample",
+        )
+        self.audit = simulated.assessment
+        self.batch = batch
+        self.public = public
+        self.round = simulated.round
+        task = Task.of(model, classes=10, public=public)
+        parts = task.unflatten(self.round.update.rows[0])
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        (self.captured,) = captured.attack_update(
+            captured.load(parts, state, kind="gradient"),
+            model,
+            input_shape=(1, 8, 8),
+            examples=size,
+            labels=batch.labels,
+            defense=None if defense is None else parse("defense", defense),
+            classes=10,
+            attacks=ATTACK,
+            public=f"npz:{path}",
+            truth=batch if truth else None,
+            psnr=psnr,
+        ).records
+        self.reading = measure(
+            *(task, self.round.update),
+            source=stream(0, "attack", ATTACK),
+            batch=batch if truth else None,
+            input_shape=(1, 8, 8),
+            defense=self.round.defense,
+            policy=Policy(psnr=psnr, threat=ThreatModel()),
+        )
+        attacked = (one for one in self.reading.assessments if one.attack.name == "LinearInversion")
+        self.meter = next(attacked)
+
+
+def numbers(record):
+    """What an assessment says in words and numbers; estimates prove nothing and may be left out."""
+    bounds = tuple(bound for bound in record.bounds if bound.covers != ESTIMATE)
+    decided = record.verdict, record.attained, bounds, record.facts
+    return *decided, record.matched, record.baseline, record.scores, record.chance
+
+
+@pytest.mark.parametrize("psnr", [20.0, 30.0])
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("defense", DEFENSES)
+def test_every_route_says_the_same_of_an_update(tmp_path, defense, size, psnr):
+    routes = Routes(tmp_path, defense=defense, size=size, psnr=psnr)
+    assert numbers(routes.captured) == numbers(routes.audit)
+    assert numbers(routes.meter) == numbers(routes.audit)
+    assert routes.reading.verdict == routes.audit.verdict
+    if defense is None and size == 1:
+        assert routes.audit.verdict == EXPOSED
+        assert routes.meter.certificate is not None
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("defense", DEFENSES)
+def test_without_the_truth_they_say_the_same(tmp_path, defense, size):
+    routes = Routes(tmp_path, defense=defense, size=size, psnr=30.0, truth=False)
+    assert numbers(routes.meter) == numbers(routes.captured)
+    assert routes.reading.verdict == routes.captured.verdict
+    assert routes.captured.attained == routes.audit.attained
+    if defense is None and size == 1:
+        assert routes.meter.verdict == CERTIFIED
+
+
+def test_a_guess_that_is_good_enough_is_told_by_every_route(tmp_path):
+    """At 15 dB one digit matches many others, whatever the noise."""
+    routes = Routes(tmp_path, defense="gaussian_noise,noise_std=1", size=1, psnr=15.0)
+    for record in (routes.audit, routes.captured, routes.meter):
+        assert record.verdict == GUESSABLE
+
+
+@pytest.mark.parametrize("noise", [1.0, 4.0])
+def test_opacus_states_the_bound_of_the_others(tmp_path, noise):
+    """A training of one step on one example is one release."""
+    routes = Routes(tmp_path, defense=f"dp_sgd,noise_multiplier={noise}", size=1, psnr=20.0)
+    prior = PublicSample(
+        routes.public.inputs.flatten(1).double().numpy(),
+        labels=routes.public.labels.numpy(),
+        classes=10,
+    )
+    stated = risk([(noise, 1.0, 1)], dim=64, norm=1.0, psnr=20.0, prior=prior)
+    (bound,) = (own for own in routes.audit.bounds if own.basis == "sample" and not own.on_error)
+    assert bound.probability == pytest.approx(stated.bound, rel=1e-8)
+
+
+def test_a_proof_against_the_truth_is_an_error(tmp_path):
+    routes = Routes(tmp_path, defense=None, size=1, psnr=20.0)
+    other = Batch(routes.public.inputs[:1], routes.public.labels[:1])
+    seen = routes.round.observation
+    from leakbound.audit.experiment import released
+
+    evidence = Evidence(
+        routes.audit,
+        seen,
+        released(routes.round, _criterion(seen), seen.threat, routes.public),
+        LinearInversion(),
+        LinearInversion()(seen, stream(0)),
+        truth=other,
+        certain={"batch size", "local steps"},
+    )
+    with pytest.raises(Contradiction, match="one is wrong"):
+        judge(evidence, RiskSettings())
+
+
+def _criterion(seen):
+    from leakbound.assess.criterion import Criterion
+
+    return Criterion.of(seen.task.domain, psnr=20.0)
