@@ -75,15 +75,14 @@ def bound(command: options.BoundOptions) -> int:
 
 def calibration(command: options.Calibrate) -> int:
     given = asdict(command)
-    for name in ("deployment", "audience", "unit"):
+    for name in ("deployment", "audience", "unit", "json", "target", "explain"):
         del given[name]
-    as_json, target, explain = (given.pop(name) for name in ("json", "target", "explain"))
     with errors.status("calibrating ..."):
-        found = calibrate(target, **given)
-    if as_json:
+        found = calibrate(command.target, **given)
+    if command.json:
         print(as_json(found.plain()))
     else:
-        _show_calibration(found, explain=explain)
+        _show_calibration(found, explain=command.explain)
     return 0
 
 
@@ -198,11 +197,11 @@ def _show_bound(
     rare = [row for row in found["thresholds"] if row.get("rare")]
     if rare and isinstance(edges.prior, PublicSample):
         few = min(rare, key=lambda row: row["rare_rows"])
-        words = ""
         words = sentences.rare(few["rare_rows"], edges.prior.n, few["rare"])
         console.print(f"at {few['reached']}, {words}")
     _show_membership(found["epsilon"], found["delta"], found["thresholds"])
     _show_prior(found["prior"])
+    _show_scopes(edges, found["prior"], explain=explain)
 
 
 def _upper(row: dict[str, Any]) -> str:

@@ -40,7 +40,8 @@ def table(*left: str, right: Sequence[str] = ()) -> Table:
 
 def as_json(value: object) -> str:
     """A result as a command prints it with --json: equal results have equal bytes."""
-    return json.dumps(msgspec.to_builtins(value), indent=1, sort_keys=True, allow_nan=False)
+    plain = msgspec.to_builtins
+    return json.dumps(value, default=plain, indent=1, sort_keys=True, allow_nan=False)
 
 
 def safe(text: object) -> str:
