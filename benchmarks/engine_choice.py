@@ -1,10 +1,10 @@
-"""Is the chosen engine ever slower or less accurate than autograd? Writes engine_choice.md.
+"""Is the chosen engine ever slower or less accurate than autograd?
 
-Every model of `leakbound list`, one attack step (gradient, and its product with a fixed direction,
-differentiated in the images) by the chosen engine and by autograd's double backward, interleaved in
-one process with one thread, with a matrix product as control. Each instruction set has its own
-section, which a run with that set replaces. A machine with AVX-512 can measure the narrower sets
-too, which the section's title says:
+Writes docs/results/engine_choice.json. Every model of `leakbound list`, one attack step (gradient,
+and its product with a fixed direction, differentiated in the images) by the chosen engine and by
+autograd's double backward, interleaved in one process with one thread, with a matrix product as
+control. Each instruction set has its own section, which a run with that set replaces. A machine
+with AVX-512 can measure the narrower sets too, which the section's title says:
 
     python benchmarks/engine_choice.py
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/engine_choice.py
@@ -20,15 +20,13 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
-import re
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import torch
-from figures.table import machine
+from figures.table import machine, stored
 
 from leakbound import client, registry
 from leakbound.core import Task
@@ -36,7 +34,7 @@ from leakbound.engines.base import kernels
 from leakbound.engines.choose import choose
 from leakbound.randomness import normal, stream
 
-PAGE = Path(__file__).with_suffix(".md")
+PAGE = "engine_choice"
 SIZES = (1, 2, 8)
 SHAPES = ((3, 32, 32), (3, 32))
 """Of images, and of series for models that take no images."""
@@ -74,15 +72,10 @@ def main() -> None:
                     print(rows[-1], flush=True)
     if given.rounds < 7 or given.only:
         return
-    old = PAGE.read_text("utf-8") if PAGE.exists() else ""
-    parts = re.split(r"^## (.*)\n\n", old, flags=re.MULTILINE)[1:]
-    sections = {k: v.strip() for k, v in zip(parts[::2], parts[1::2], strict=True)}
     where = f"Machine: {machine()}. Convolutions: {kernels()}. n = {given.rounds} rounds."
     forced = "ATEN_CPU_CAPABILITY" in os.environ
     title = f"{capability}, emulated by the environment" if forced else capability
-    sections[title] = where + "\n\n" + "\n".join(rows)
-    shown = [f"## {title}\n\n{text}" for title, text in sorted(sections.items())]
-    PAGE.write_text("\n\n".join([INTRO, *shown]) + "\n", "utf-8")
+    stored.keep(PAGE, f"{INTRO}\n\n## {title}\n\n{where}\n\n" + "\n".join(rows))
 
 
 def model_of(name: str, norm: str = "") -> tuple[torch.nn.Module, tuple[int, ...]] | None:

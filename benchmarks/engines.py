@@ -1,8 +1,8 @@
 """How fast are the engines, compared with other tools and with the arithmetic alone?
 
-Writes RESULTS.md. Needs breaching in the environment; `make bench` makes such an environment and
-runs this script in it. Takes about fifteen minutes. `--only ROW` measures one row again. `--tiny`
-checks that everything runs; it writes nothing.
+Writes docs/results/speed_against_peers.json. Needs breaching in the environment; `make bench` makes
+such an environment and runs this script in it. Takes about fifteen minutes. `--only ROW` measures
+one row again. `--tiny` checks that everything runs; it writes nothing.
 
     make bench
     .bench-env/bin/python benchmarks/engines.py --only convnet --rounds 11

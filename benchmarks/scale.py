@@ -2,7 +2,7 @@
 
 Runs them (a matrix product that inverts a layer, and searches of 10 to 40 steps, on digits), then
 the same audit again on the complete folder, and the report. Each is a process of its own. Prints
-the section of RESULTS.md. Takes five to ten minutes on two cores.
+a section of docs/results/speed_against_peers.json. Takes five to ten minutes on two cores.
 
     python benchmarks/scale.py [--seeds 50] [--workers 2] [--out DIR]
     python benchmarks/scale.py --seeds 6 --data photos --batch-sizes 16    # larger pictures

@@ -19,7 +19,6 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     ROOT / "reproductions" / "README.md",
-    ROOT / "benchmarks" / "RESULTS.md",
     *sorted((ROOT / "examples").glob("*/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]

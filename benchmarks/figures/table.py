@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -12,7 +13,10 @@ from pathlib import Path
 
 import torch
 
-PAGE = Path(__file__).parents[1] / "RESULTS.md"
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import stored
+
+PAGE = "speed_against_peers"
 HEADER = "| figure | measured | n | target | minimum | what it is | date |"
 RULE = "|---|--:|--:|--:|--:|---|---|"
 TITLE = "# Speed, compared with other tools"
@@ -66,27 +70,18 @@ def _installed(name: str) -> str:
         return "absent"
 
 
-def write(figures: list[Figure], notes: dict[str, str], page: Path = PAGE) -> None:
+def write(figures: list[Figure], notes: dict[str, str]) -> None:
     """Replace old lines by new ones; on another machine, start a new page."""
-    day, here = datetime.now(tz=UTC).date().isoformat(), machine()
-    old = page.read_text(encoding="utf-8") if page.exists() else ""
-    kept = _lines(old) if f"Machine: {here}." in old else {}
-    said = _notes(old) if kept else {}
+    day, here = datetime.now(tz=UTC).date().isoformat(), f"Machine: {machine()}."
+    path = stored.FOLDER / f"{PAGE}.json"
+    kept: dict[str, str] = {}
+    if path.is_file():
+        old = stored.read(PAGE)["sections"][0]["body"]
+        if here in old:
+            kept = {row[0]: f"| {' | '.join(row)} |" for row in old[-1]["rows"]}
+        else:
+            path.unlink()
     kept |= {figure.name: figure.line(day) for figure in figures}
-    said |= notes
-    parts = [TITLE, INTRO, f"Machine: {here}.", "\n".join([HEADER, RULE, *kept.values()])]
-    parts += [f"## {title}\n\n{text}" for title, text in said.items()]
-    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-
-
-def _lines(text: str) -> dict[str, str]:
-    """The figures of a page by name."""
-    table = text.partition(HEADER)[2].partition("\n\n")[0].splitlines()
-    lines = [line for line in table if line.startswith("| ")]
-    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
-
-
-def _notes(text: str) -> dict[str, str]:
-    """The sections of a page by title."""
-    parts = re.split(r"^## (.*)\n\n", text, flags=re.MULTILINE)[1:]
-    return {title: body.strip() for title, body in zip(parts[::2], parts[1::2], strict=True)}
+    parts = [TITLE, INTRO, here, "\n".join([HEADER, RULE, *kept.values()])]
+    parts += [f"## {title}\n\n{text}" for title, text in notes.items()]
+    stored.keep(PAGE, "\n\n".join(parts))

@@ -33,7 +33,6 @@ NAMES = {
     "README.md": HOME,
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "benchmarks/RESULTS.md": "speed_against_peers.md",
     "examples/flower-hospital/README.md": "examples/flower-hospital.md",
     "examples/flower-privacy-check/README.md": "examples/flower-privacy-check.md",
     "examples/quickstart/README.md": "examples/quickstart.md",

@@ -236,14 +236,14 @@ class Spec:
 
 @dataclass(frozen=True)
 class Grid:
-    """An entry with one or several values for each setting; iterate for every combination."""
+    """An entry with one or several values for each setting; iterate for every configuration."""
 
     entry: Entry
     values: Mapping[str, Sequence[Any]]
 
     @property
     def count(self) -> int:
-        """The number of combinations, without making any: a plan is refused by its size alone."""
+        """The number of configurations, without making any: a plan is refused by its size alone."""
         return math.prod(map(len, self.values.values()))
 
     def __iter__(self) -> Iterator[Spec]:

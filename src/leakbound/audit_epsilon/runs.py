@@ -85,6 +85,7 @@ def audit_many_runs(
     quarter = runs // 4
     canary, other = _canary_pair(task, base, draws, canary)
     batches = [_joined(base, other) if claims.replace else base, _joined(base, canary)]
+    # Scores are of changes from this update: sums over runs then keep their digits.
     first = _sent(client, weights, batches[0], draws)
     start = vector(first)
     places = gradient_places(first, task)
@@ -256,6 +257,7 @@ def _directions(
     means = [own / count for own in sums]
     change = means[1] - means[0]
     spread = (squares / count - means[0].square() - means[1].square()).clamp_min(0)
+    # An entry without noise shows the canary for certain: its weight must stay finite.
     spread += FLOOR * max(float(spread.max()), float(change.square().max()), 1e-200)
     plain = [change]
     if slope is not None:
@@ -299,6 +301,7 @@ def _event(
     best: tuple[float, int, float, int] = (-np.inf, 0, 0.0, 0)
     for way in range(chosen.shape[2]):
         values = np.unique(chosen[..., way])
+        # Between two scores: on a score, the event would depend on ties.
         cuts = np.append((values[1:] + values[:-1]) / 2, values[-1])
         for side, (high, low) in enumerate(_limits(chosen[..., way], cuts, level)):
             merits = merit(high, low)

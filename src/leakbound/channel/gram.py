@@ -13,7 +13,7 @@ from leakbound import check
 from leakbound.client import rows
 from leakbound.core import Batch, Task, Unit
 from leakbound.defenses.dp_sgd import clip_rows
-from leakbound.engines.plain_chain import gram as products
+from leakbound.engines.examples import gram as products
 from leakbound.engines.sensitivity import example_gradients, example_products
 
 MOST_BYTES = 1_500_000_000

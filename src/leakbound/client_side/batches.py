@@ -45,6 +45,7 @@ def tap(inputs: Tensor, labels: Tensor) -> None:
         if tapped is None:
             tapped = _OF_PROCESS
         if tapped is not None:
+            # a train loop may reuse its tensors for the next batch
             tapped.append(Batch(inputs.detach().clone(), labels.detach().clone()))
 
 
@@ -97,6 +98,7 @@ def distinct(tapped: Tapped) -> Batch:
             f"{NAME}(inputs, labels) in it"
         )
     batch = joined(tapped)
+    # several local steps show one example several times
     first: dict[bytes, int] = {}
     for i, image in enumerate(batch.inputs):
         first.setdefault(image.contiguous().numpy().tobytes(), i)

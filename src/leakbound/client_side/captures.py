@@ -49,6 +49,7 @@ def view(
     **about: Any,
 ) -> Capture:
     """What a server holds of a client; `about` is what else it knows, None where it does not."""
+    # a reader must be able to tell "not known" from a value
     known = {"round": number, "client": client, "kind": kind, **about}
     texts = {key: str(value) for key, value in known.items() if value is not None}
     return Capture(f"round {number}, client {client}", kind, update, before, texts)

@@ -89,6 +89,7 @@ class ClientMeter:
         if not self.release or (reading is None and not decision.refused):
             return {}
         if reading is None:
+            # the keys of `Reading.release`: whoever reads them knows one form
             return {"released-best": 0.0, "released-exposed": 0.0, "released-refused": 1.0}
         return reading.release()
 

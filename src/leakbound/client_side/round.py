@@ -127,6 +127,7 @@ class ClientRound:
             raise PrivateError(
                 "the defended weights are not finite: is the learning rate too large?"
             )
+        # sending rounds to the type of the message, and rounded noise may be none
         self._check_grid(update, change if is_change else self.task.parameters, step)
         return update, ready, self.task.unflatten(change if is_change else weights)
 
@@ -195,6 +196,7 @@ def row_of(
     Raises:
         ValueError: training changed a weight that is frozen in the model of the Setup.
     """
+    # a change of what the defense does not see would leave without noise
     for name in start.frozen:
         if name not in trained or name not in sent:
             continue

@@ -85,6 +85,7 @@ class Setup:
                 "the number"
             )
         value = config[self.learning_rate]
+        # a server that adds a key could make the noise as small as it likes
         if isinstance(value, Conflict):
             raise ValueError(
                 f"learning_rate is the key {self.learning_rate!r}, which has the values "
@@ -118,6 +119,7 @@ class Setup:
 
     def _fresh(self) -> nn.Module:
         """A model without dropout, made without a draw from torch's global generator."""
+        # initial weights must not move the draws of the training around them
         with torch.random.fork_rng(devices=[]):
             model = self.model()
         for module in model.modules():

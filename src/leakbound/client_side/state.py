@@ -81,6 +81,7 @@ def _value(plain: Any, tensors: Mapping[str, Tensor], known: Mapping[str, type])
 def _known(defense: Chain) -> dict[str, type]:
     """The dataclasses that the modules of the links (and of covariances) define, by name."""
     modules = {cls.__module__ for link in defense.links for cls in type(link).__mro__}
+    # covariances are kept by noise that is correlated over rounds
     places = [sys.modules[name] for name in modules if name in sys.modules] + [covariance]
     things = [thing for place in places for thing in vars(place).values()]
     return {

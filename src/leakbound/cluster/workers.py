@@ -33,6 +33,7 @@ class Actors:
         self._plan = plan
         self._pictures = pictures
         _import_code(plan)
+        # of this process: a node must agree with them before it gets work
         self._facts = facts(plan, context)
         self._actors: dict[int, Any] = {}
         self._starting: dict[Any, int] = {}

@@ -99,6 +99,7 @@ class Applied:
             return about
         want = digest(only_arrays(reply.content, "the reply")[1])
         kept = list[AppliedStep]()
+        # backwards from what left: a step counts if its output is the next one's input
         for step in reversed(self._steps):
             if step.out == want:
                 kept = [step, *kept]
@@ -138,6 +139,7 @@ class Applied:
         )
 
     def _start(self, real: Any) -> Any:
+        # apps give these by position or by name
         signature = inspect.signature(real)
 
         def start(*given: Any, **named: Any) -> Any:

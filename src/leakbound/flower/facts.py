@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from flwr.server.strategy import FedAvg as OlderFedAvg
 from flwr.serverapp.strategy import FedAvg
 
@@ -24,8 +23,8 @@ from leakbound.flower import faults
 from leakbound.flower.compat import flower_name
 from leakbound.flower.meter import LeakMeter
 from leakbound.flower.mods import MASKING, DefenseMod
-from leakbound.risk.deployment import facts, mistakes
 from leakbound.risk.deployment.facts import Deployment, Mistake
+from leakbound.risk.deployment.file import described
 
 CLIPS = frozenset({"fixedclipping_mod", "adaptiveclipping_mod"})
 QUIET = frozenset({"arrays_size_mod", "message_size_mod"})
@@ -72,17 +71,23 @@ SAID = {
 class ModEffect:
     """What one mod does to a client's update, as one step: a clip, a noise, or something else.
 
-    `gradient`: its levels are in units of the gradient, and the learning rate is not known.
+    `facts` are by the keys of a deployment. `gradient`: its levels are in units of the gradient,
+    and the learning rate is not known.
     """
 
     name: str
-    clip: facts.ClipFacts | None = None
-    noise: facts.Noise | None = None
-    claim: facts.Claim | None = None
-    local: facts.Local | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
     masks: bool = False
     unknown: bool = False
     gradient: bool = False
+
+    @property
+    def clips(self) -> bool:
+        return "clip.kind" in self.facts
+
+    @property
+    def noisy(self) -> bool:
+        return "noise.at" in self.facts
 
 
 @dataclass(frozen=True)
@@ -165,39 +170,36 @@ def describe(
     check.given(check.count, rounds=rounds, population=population, replies=replies)
     rule = _rule(strategy)
     effects = [one for mod in reversed(mods) for one in _effects(mod, rule)]
-    clip, noise, claim, local = _client(effects, rule)
-    if rule.noisy is not None and "none" in (noise.at, clip.kind):
-        clip, noise, claim = _server(rule, effects)
-        local = facts.Local()
-    elif noise.at == "none" and not rule.known:
-        noise = facts.Noise()
-        clip = facts.ClipFacts() if clip.kind == "none" else clip
-    if noise.seeded is None and noise.at != "none":
-        noise = msgspec.structs.replace(noise, seeded=seeded)
-    who = _participation(rule, population, replies)
-    if noise.at == "server" and who.cohort and rule.noisy.num_sampled_clients != who.cohort:
-        noise, claim = _divided(rule, noise, who.cohort)
-    masked = any(one.masks for one in effects)
-    given = Deployment(
-        title=f"Flower: {rule.name or type(rule.outer).__name__}",
-        unit="client" if noise.at in ("client", "server") else None,
-        clip=clip,
-        noise=noise,
-        weights=_weights(rule),
-        sizes=None if sizes is None else tuple(sizes),
-        rounds=rounds,
-        participation=who,
-        secure_aggregation=facts.AggregationFacts(on=True, kind="secagg") if masked else None,
-        local=local,
-        correlation=None if noise.at is None else "none",
-        claim=claim,
-        sends=("examples", "clip bit") if "adaptiveclipping_mod" in _names(effects) else None,
-    )
-    named = (*_of_flower(effects, rule, given, arrays), *_of_order(effects, rule, given))
+    clips = {one.name for one in effects if one.clips}
+    stated = _of_clients(effects)
+    if rule.noisy is not None and "none" in (stated["noise.at"], stated.get("clip.kind")):
+        stated = _of_strategy(rule, effects)
+    elif stated["noise.at"] == "none" and not rule.known:  # it may add noise, or clip
+        stated = {key: value for key, value in stated.items() if value != "none"}
+    at = stated.get("noise.at")
+    if at != "none":
+        stated.setdefault("noise.seeded", seeded)
+    stated |= _participation(rule, population, replies)
+    cohort = stated.get("participation.cohort")
+    if at == "server" and cohort and rule.noisy.num_sampled_clients != cohort:
+        stated = _divided(rule, stated, cohort)
+    if any(one.masks for one in effects):
+        stated |= {"secure_aggregation.on": True, "secure_aggregation.kind": "secagg"}
+    stated |= {
+        "title": f"Flower: {rule.name or type(rule.outer).__name__}",
+        "unit": "client" if at in ("client", "server") else None,
+        "weights": _weights(rule),
+        "sizes": None if sizes is None else tuple(sizes),
+        "rounds": rounds,
+        "correlation": None if at is None else "none",
+        "sends": ("examples", "clip bit") if "adaptiveclipping_mod" in clips else None,
+    }
+    given, general = described(stated)
+    named = (*_of_flower(clips, rule, given, arrays), *_of_order(effects, rule, given))
     own = [_said(name, names) for name, names in named]
     adaptive = any(one.key == "clip.adaptive" for one in own)
-    general = (m for m in mistakes.find(given) if not (adaptive and m.name == "adaptive-clip"))
-    return given, (*own, *general)
+    rest = (one for one in general if not (adaptive and one.name == "adaptive-clip"))
+    return given, (*own, *rest)
 
 
 def _rule(strategy: Any) -> ServerRule:
@@ -216,14 +218,15 @@ def _effects(mod: Any, rule: ServerRule) -> Iterator[ModEffect]:
     """A mod's steps in the order in which they change the update."""
     name = flower_name(mod) or str(getattr(mod, "__name__", type(mod).__name__))
     if name == "LocalDpMod":
-        yield ModEffect(name, clip=facts.ClipFacts(norm=mod.clipping_norm, kind="l2", at="client"))
-        own = {"epsilon": mod.epsilon or None, "delta": mod.delta}
-        noise = facts.Noise(sensitivity=mod.sensitivity or None, at="client", **own)
-        claim = facts.Claim(rounds=1, unit="client", neighbors="add-remove", **own)
-        yield ModEffect(name, noise=noise, claim=claim)
+        yield ModEffect(name, _l2(mod.clipping_norm))
+        privacy = {"epsilon": mod.epsilon or None, "delta": mod.delta}
+        noise = {"noise.at": "client", "noise.sensitivity": mod.sensitivity or None}
+        noise |= {f"{part}.{key}": v for part in ("noise", "claim") for key, v in privacy.items()}
+        noise |= {"claim.rounds": 1, "claim.unit": "client", "claim.neighbors": "add-remove"}
+        yield ModEffect(name, noise)
     elif name in CLIPS:
         norm = rule.noisy.clipping_norm if rule.mod == name else None
-        yield ModEffect(name, clip=_clip(rule, norm, "client"))
+        yield ModEffect(name, _clip(rule, norm, "client"))
     elif name in MASKING:
         yield ModEffect(name, masks=True)
     elif isinstance(mod, DefenseMod):
@@ -232,82 +235,77 @@ def _effects(mod: Any, rule: ServerRule) -> Iterator[ModEffect]:
         yield ModEffect(name, unknown=True)
 
 
+def _l2(norm: float, at: str = "client") -> dict[str, Any]:
+    return {"clip.norm": norm, "clip.kind": "l2", "clip.at": at}
+
+
 def _of_link(mod: DefenseMod, link: Any) -> ModEffect:
     name = f"DefenseMod({link!r})"
-    replayed = mod.seed is not None
     rate = mod.setup.learning_rate
     gradient = isinstance(rate, str)
     rate = 1.0 if isinstance(rate, str) else rate
+    noise = {"noise.at": "client", "noise.seeded": mod.seed is not None}
     if isinstance(link, Clip):
-        own = facts.ClipFacts(norm=rate * link.clip_norm, kind="l2", at="client")
-        return ModEffect(name, clip=own, gradient=gradient)
+        return ModEffect(name, _l2(rate * link.clip_norm), gradient=gradient)
     if isinstance(link, ClipExamples):
-        return ModEffect(
-            name, clip=facts.ClipFacts(norm=link.clip_norm, kind="example", at="client")
-        )
+        return ModEffect(name, {**_l2(link.clip_norm), "clip.kind": "example"})
     if isinstance(link, GaussianNoise):
-        level = facts.Noise(std=rate * link.noise_std, at="client", seeded=replayed)
-        return ModEffect(name, noise=level, gradient=gradient)
+        return ModEffect(name, {**noise, "noise.std": rate * link.noise_std}, gradient=gradient)
     if type(link) is GaussianMechanism:  # not one whose noise is correlated over rounds
-        level = facts.Noise(multiplier=link.noise_multiplier, at="optimizer", seeded=replayed)
-        steps = mod.setup.steps
-        batch = mod.setup.batch_size
-        local = facts.Local(steps=steps, batch=batch, normalizer="realized")
-        return ModEffect(name, noise=level, local=local)
+        level = {"noise.multiplier": link.noise_multiplier, "noise.at": "optimizer"}
+        local = {"local.steps": mod.setup.steps, "local.batch": mod.setup.batch_size}
+        return ModEffect(name, {**noise, **level, **local, "local.normalizer": "realized"})
     if isinstance(link, LaplaceNoise):
-        return ModEffect(name, noise=facts.Noise(at="client", seeded=replayed))  # no L2 statement
+        return ModEffect(name, noise)  # no L2 statement
     return ModEffect(name, unknown=not isinstance(link, Mean))
 
 
-def _client(
-    effects: Sequence[ModEffect], rule: ServerRule
-) -> tuple[facts.ClipFacts, facts.Noise, facts.Claim, facts.Local]:
+def _of_clients(effects: Sequence[ModEffect]) -> dict[str, Any]:
     """The first noise of the clients, and the last clip before it."""
-    at = next((i for i, one in enumerate(effects) if one.noise is not None), len(effects))
-    bound = next((one for one in reversed(effects[:at]) if one.clip is not None), None)
-    clip = facts.ClipFacts(kind="none") if bound is None or bound.clip is None else bound.clip
+    at = next((i for i, one in enumerate(effects) if one.noisy), len(effects))
+    bound = next((one for one in reversed(effects[:at]) if one.clips), None)
+    stated: dict[str, Any] = {"clip.kind": "none"} if bound is None else dict(bound.facts)
     if bound is not None and any(one.unknown for one in effects[effects.index(bound) : at]):
-        clip = facts.ClipFacts()  # it may undo the clip
+        stated = {}  # it may undo the clip
     if at == len(effects):
-        return clip, facts.Noise(at="none"), facts.Claim(), facts.Local()
+        return {**stated, "noise.at": "none"}
     first = effects[at]
-    noise = first.noise or facts.Noise()
+    stated |= first.facts
     if bound is not None and bound.gradient != first.gradient:  # the rate between is not known
-        noise = msgspec.structs.replace(noise, std=None)
-    return clip, noise, first.claim or facts.Claim(), first.local or facts.Local()
+        stated.pop("noise.std", None)
+    return stated
 
 
-def _server(
-    rule: ServerRule, effects: Sequence[ModEffect]
-) -> tuple[facts.ClipFacts, facts.Noise, facts.Claim]:
+def _of_strategy(rule: ServerRule, effects: Sequence[ModEffect]) -> dict[str, Any]:
     """The noise that the strategy adds, and the clip that it relies on."""
+    stated: dict[str, Any]
     if rule.mod is None:
-        clip = _clip(rule, rule.noisy.clipping_norm, "server")
+        stated = _clip(rule, rule.noisy.clipping_norm, "server")
     else:
-        own = (one.clip for one in effects if one.name == rule.mod)
-        clip = next(own, None) or facts.ClipFacts(kind="none")
+        clips = [one.facts for one in effects if one.name == rule.mod]
+        stated = dict(clips[0]) if clips else {"clip.kind": "none"}
     z = float(rule.noisy.noise_multiplier)
     if rule.adapts and z > 0:  # the attribute is z_v, which leaves room for the clip bits
         z = (z**-2 + (2 * rule.noisy.clipped_count_stddev) ** -2) ** -0.5
-    claim = facts.Claim()
+    stated |= {"noise.multiplier": z, "noise.at": "server", "noise.on": "mean"}
     if rule.strict:
-        own = rule.noisy.accountant.config
-        claim = facts.Claim(delta=own.target_delta, unit="client", neighbors="add-remove")
-    return clip, facts.Noise(multiplier=z, at="server", on="mean"), claim
+        delta = rule.noisy.accountant.config.target_delta
+        stated |= {"claim.delta": delta, "claim.unit": "client", "claim.neighbors": "add-remove"}
+    return stated
 
 
-def _clip(rule: ServerRule, norm: float | None, at: Any) -> facts.ClipFacts:
+def _clip(rule: ServerRule, norm: float | None, at: str) -> dict[str, Any]:
     if norm is None or not rule.adapts:
-        return facts.ClipFacts(norm=norm, kind="l2", at=at)
+        return {**_l2(0.0, at), "clip.norm": norm}
     own = rule.noisy
-    wrong = bool(faults.of_adaptive(rule.name))
-    adaptive = facts.Adaptive(
-        quantile=own.target_clipped_quantile,
-        rate=own.clip_norm_lr,
-        bit_noise=own.clipped_count_stddev or None,
-        faults=wrong,
-    )
-    return facts.ClipFacts(norm=norm, kind="adaptive", adaptive=adaptive, at=at)
+    return {
+        **_l2(norm, at),
+        "clip.kind": "adaptive",
+        "clip.adaptive.quantile": own.target_clipped_quantile,
+        "clip.adaptive.rate": own.clip_norm_lr,
+        "clip.adaptive.bit_noise": own.clipped_count_stddev or None,
+        "clip.adaptive.faults": bool(faults.of_adaptive(rule.name)),
+    }
 
 
 def _averages(inner: Any) -> bool:
@@ -324,50 +322,46 @@ def _weights(rule: ServerRule) -> Any:
     return "uniform" if rule.strict else "examples"
 
 
-def _participation(
-    rule: ServerRule, population: int | None, replies: int | None
-) -> facts.Participation:
+def _participation(rule: ServerRule, population: int | None, replies: int | None) -> dict[str, Any]:
     inner = rule.inner
-    said = getattr(rule.noisy, "num_sampled_clients", None)
+    cohort = getattr(rule.noisy, "num_sampled_clients", None)
     share = getattr(inner, "fraction_train", getattr(inner, "fraction_fit", None))
     least = getattr(inner, "min_train_nodes", getattr(inner, "min_fit_clients", None))
     if rule.strict:
-        replies = said
+        replies = cohort
         held = rule.noisy.accountant.config.population_size
         population = held if population is None else population
-    if share is None or least is None:
-        return facts.Participation(cohort=said, population=population, replies=replies)
-    cohort = said
-    if population is not None:
-        cohort = max(1, min(population, max(int(population * share), least)))
-    everyone = share >= 1 or cohort == population
-    law: Any = "all" if everyone else "fixed-size"
-    return facts.Participation(law=law, cohort=cohort, population=population, replies=replies)
+    law = None
+    if share is not None and least is not None:
+        if population is not None:
+            cohort = max(1, min(population, max(int(population * share), least)))
+        law = "all" if share >= 1 or cohort == population else "fixed-size"
+    return {
+        "participation.law": law,
+        "participation.cohort": cohort,
+        "participation.population": population,
+        "participation.replies": replies,
+    }
 
 
-def _divided(rule: ServerRule, noise: facts.Noise, cohort: int) -> tuple[facts.Noise, facts.Claim]:
+def _divided(rule: ServerRule, stated: Mapping[str, Any], cohort: int) -> dict[str, Any]:
     """The noise on the sum of the clients that are really sampled."""
     said = rule.noisy.num_sampled_clients
-    z = noise.multiplier or 0.0
+    z = stated["noise.multiplier"]
+    kept = {key: value for key, value in stated.items() if not key.startswith("claim.")}
     because = f"it is divided by num_sampled_clients = {said}, and {cohort} clients are sampled"
-    return (
-        msgspec.structs.replace(noise, multiplier=z * cohort / said),
-        facts.Claim(multiplier=z, because=because),
-    )
-
-
-def _names(effects: Sequence[ModEffect]) -> set[str]:
-    return {one.name for one in effects if one.clip is not None}
+    claim = {"claim.multiplier": z, "claim.because": because}
+    return {**kept, "noise.multiplier": z * cohort / said, **claim}
 
 
 def _of_flower(
-    effects: Sequence[ModEffect],
+    clipping: set[str],
     rule: ServerRule,
     given: Deployment,
     arrays: Mapping[str, Any] | None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Faults of the installed Flower that this app meets: names, and what their texts name."""
-    clips = _names(effects) | ({rule.name} if "ServerSide" in rule.name else set())
+    clips = clipping | ({rule.name} if "ServerSide" in rule.name else set())
     found = {fault for name in clips for fault in faults.of_clip(name)}
     found |= faults.of_adaptive(rule.name) if rule.adapts else set()
     sent = {name: (tuple(v.shape), str(v.dtype)) for name, v in (arrays or {}).items()}
@@ -397,8 +391,8 @@ def _of_order(
     effects: Sequence[ModEffect], rule: ServerRule, given: Deployment
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Mods that are missing or in a wrong place."""
-    noises = [i for i, one in enumerate(effects) if one.noise is not None]
-    clips = [i for i, one in enumerate(effects) if one.clip is not None]
+    noises = [i for i, one in enumerate(effects) if one.noisy]
+    clips = [i for i, one in enumerate(effects) if one.clips]
     masks = [i for i, one in enumerate(effects) if one.masks]
     if noises and clips and given.clip.kind == "none":
         names = {"noise": effects[noises[0]].name, "clip": effects[clips[0]].name}
@@ -407,7 +401,7 @@ def _of_order(
         yield "masked-before-clip", {"mask": effects[masks[0]].name}
     if masks and "ServerSide" in rule.name:
         yield "clip-of-average", {}
-    if rule.mod is not None and rule.mod not in _names(effects):
+    if rule.mod is not None and rule.mod not in {effects[i].name for i in clips}:
         yield "no-client-clip", {"mod": rule.mod}
     end = noises[0] if noises else len(effects)
     late = [one.name for one in effects[min(clips, default=end) : end] if one.unknown]

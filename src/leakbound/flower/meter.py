@@ -94,6 +94,7 @@ class LeakMeter:
         except Exception as error:
             return self._broken(message, error)
         reading: Reading | None = None
+        # refused before training: an answer that no data of the client decides
         if decision.refused and policy.on_refuse == "error":
             self.meter.keep(who, number + 1, decision, reading)
             return error_reply(message, self.meter.refusal(decision, reading))
@@ -102,6 +103,7 @@ class LeakMeter:
         if reply.has_error():
             return reply
         try:
+            # some marks show only at the shape of an input
             if self.setup.public is None and tapped:
                 findings = inspect(task, input_shape=tuple(tapped[0].inputs.shape[1:]))
                 decision = policy.before(findings)

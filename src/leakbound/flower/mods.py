@@ -98,6 +98,7 @@ class DefenseMod:
             seeded = self.seed is not None or inside.seeded
             made = (update, ready) if whole is self.defense else None
             rate = work.own.task.plan.learning_rate
+            # sealed last: an outer mod compares its digest with what arrives
             seal(reply, whole, made=made, seeded=seeded, given=given, rate=rate)
         except Exception as error:
             return self._refuse(message, error)
@@ -158,6 +159,7 @@ class _FlowerRound:
     def answer(self, reply: Message, tapped: Tapped) -> tuple[Update, Chain]:
         """Put the defended weights into the reply; return the update and its defense."""
         key, record = only_arrays(reply.content, ANSWERED)
+        # an array that only one side has would leave, or stay, without defense
         if odd := set(record) ^ set(self.record):
             raise ValueError(
                 f"the array {min(odd)!r} is not in both {SENT} and {ANSWERED}; send back the "

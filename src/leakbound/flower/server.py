@@ -113,6 +113,7 @@ class Watched(Strategy):
         log(INFO, "\t└──> leakbound keeps what the server sees of rounds %s", list(self.rounds))
 
     def start(self, *args: Any, **named: Any) -> Result:
+        # the wrapped strategy's own loop, which calls this object's methods
         return type(self.strategy).start(self, *args, **named)
 
     def _keep(self, number: int, replies: Sequence[Message]) -> None:
@@ -127,6 +128,7 @@ class Watched(Strategy):
                     keep(self._out, captures[-1])
             except Exception as error:  # the training continues: this code only observes
                 log(WARNING, "leakbound does not keep the reply: %s", error)
+        # weights of past rounds would only fill the memory
         self._sent = {}
         self.captures += captures
         if self._on_round is not None:

@@ -99,7 +99,9 @@ def declared_of(own: ClientPolicy, given: Deployment) -> Declared:
 def judged(one: Sent, two: Sent, declared: Declared, *, same: bool) -> Iterator[Requirement]:
     """Noise, clip and sensitivity of the releases of two processes."""
     std, bound, change, _ = declared
+    # divided among all tests, so that all together keep to LEVEL
     level = LEVEL / (2 * noise.count_of(one.spans) + 3)
+    # two processes together: their noise must differ as that of two calls does
     rows = {name: np.concatenate([own, two.rows[name]]) for name, own in one.rows.items()}
     bad = [name for name, own in rows.items() if not np.isfinite(own).all()]
     if bad or not one.spans:
@@ -117,6 +119,7 @@ def judged(one: Sent, two: Sent, declared: Declared, *, same: bool) -> Iterator[
         stated = f"every entry has fresh Gaussian noise of std {std:.4g}"
         yield _tested("noise", stated, words, bool(faults))
     means = {name: own.mean(0) for name, own in rows.items()}
+    # of a mean over all calls
     variance = std**2 / len(rows["plain"])
     for name in ("plain", "large"):
         stated = f"the norm of the {name} batch's update without noise is at most {bound:.4g}"
@@ -239,6 +242,7 @@ def _called(own: ClientPolicy, declared: Declared) -> Sent:
     rows: dict[str, list[Array]] = {name: [] for name in batches}
     for _ in range(calls):
         for name, batch in batches.items():
+            # a copy: the function may change its arguments
             sent = {k: _array(v) for k, v in function(*(part.clone() for part in batch)).items()}
             shapes |= {str(key): value.shape for key, value in sent.items()}
             kept = [sent[key].ravel() for key in expected if key in sent]

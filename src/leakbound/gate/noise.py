@@ -49,6 +49,7 @@ def faults_of(rows: Array, spans: Spans, *, ratio: float, level: float) -> Itera
     """What is wrong with the noise of releases (n, P), over std."""
     # the most energy that signals add
     whole = contrasts(rows)
+    # every call may carry its whole bound
     signal = len(rows) * ratio**2
     count = len(whole)
     for name, span in spans.items():
@@ -60,12 +61,14 @@ def faults_of(rows: Array, spans: Spans, *, ratio: float, level: float) -> Itera
             share = math.sqrt(energy / number)
             yield f"{name} has noise of {share:.3g} times the stated std"
             continue
+        # one entry without noise would be lost in the sum over all
         least = float(np.square(own).sum(0).min())
         if stats.chi2.cdf(least, count) * own.shape[1] < level:
             yield f"an entry of {name} has {math.sqrt(least / count):.3g} times the stated std"
         moved = min(1.0, math.sqrt(signal / (2 * math.pi * number)))
         if _distance(own) - moved > math.sqrt(math.log(2 * math.e / level) / (2 * number)):
             yield f"the noise of {name} is not Gaussian"
+        # a generator that is seeded anew at each call gives two equal draws
         near, pair = _nearest(rows[:, span])
         if stats.chi2.cdf(near, own.shape[1]) * math.comb(len(rows), 2) < level:
             yield f"calls {pair[0] + 1} and {pair[1] + 1} have the same noise in {name}"

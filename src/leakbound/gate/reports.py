@@ -71,6 +71,7 @@ def _result(one: Requirement) -> dict[str, Any]:
         "level": "error" if one.answer == BROKEN else "warning",
         "message": {"text": _line(words)},
         "locations": [{"physicalLocation": where}],
+        # without the line: a requirement that moved is still the same one
         "partialFingerprints": {"requirement/v1": digest([place, one.subject, one.stated])},
     }
 

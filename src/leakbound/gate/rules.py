@@ -89,6 +89,7 @@ def _of_audit(own: policies.AuditPolicy, base: Path, workers: int) -> Iterator[R
         if not any(_is(name, row.defense) for row in every):
             known = ", ".join(dict.fromkeys(row.defense for row in every))
             raise ValueError(f"no configuration has the defense {name!r}; known: {known}")
+    # what did not run may be exposed, too
     idle = sum(row.verdict == NOT_RUN for row in rows)
     counts = {
         "experiments failed": sum(row.failed for row in rows),
@@ -188,6 +189,7 @@ def _cost(
     for (_, label), row in found.items():
         if label == tables.title(tables.NO_DEFENSE) or not _counts(own, label):
             continue
+        # a model that learned nothing loses nothing by a defense
         if row.unskilled:
             answers.append(UNSURE)
             words.append(f"{label}: the undefended training did not beat the majority class")
@@ -225,6 +227,7 @@ def _of_deployment(
     yield Requirement(
         "mistakes", stated, found, answer, "", *where, numbers=(len(mistakes), allowed)
     )
+    # the last row of `rises` is then that of this prior
     known = msgspec.structs.replace(given.record, kappa=own.prior)
     given = msgspec.structs.replace(given, record=known)
     rows = state(given, delta=own.delta, audiences=own.audience)

@@ -57,6 +57,7 @@ class LoggedContent(NamedTuple):
 
 def check_installed(name: str) -> None:
     """Raise `ValueError` unless "mlflow" or "wandb" can be imported; it names the extra."""
+    # a library reads its settings when it is imported
     if name not in sys.modules:
         os.environ.setdefault(*QUIET[name].split("="))
     try:
@@ -119,6 +120,7 @@ def to_wandb(found: Found, *, mode: str | None = None) -> str:
     check_installed("wandb")
     import wandb
 
+    # offline: nothing leaves this machine unless the user asks for it
     mode = mode or os.environ.get("WANDB_MODE") or "offline"
     project = os.environ.get("WANDB_PROJECT") or "leakbound"
     with _told("wandb", "WANDB_MODE and WANDB_DIR"):
@@ -195,6 +197,7 @@ def _flat(value: Any, above: str) -> dict[str, float]:
     if isinstance(value, dict):
         parts = [_flat(v, f"{above}/{name}") for name, v in value.items() if name not in FIXED]
         return {name: number for part in parts for name, number in part.items()}
+    # trackers plot numbers, and a flag is none
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return {above: float(value)} if number else {}
 
@@ -202,6 +205,7 @@ def _flat(value: Any, above: str) -> dict[str, float]:
 def _name(taken: set[str], above: str, *parts: str) -> str:
     """A new name below another. What trackers refuse becomes "_"; names that meet are numbered."""
     own = [_OTHER.sub("_", part.replace("=", ":")).strip("._") or "_" for part in parts]
+    # cut before it is numbered, so that two long names stay apart
     cut = "/".join([above, *own])[:LONGEST].rstrip("/.")
     found = next(name for n in count(1) if (name := cut + f"_{n}" * (n > 1)) not in taken)
     taken.add(found)

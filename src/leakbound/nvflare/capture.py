@@ -221,6 +221,7 @@ def _simulate(base: Path, names: Sequence[str], seconds: float, say: Say) -> Non
     """Run the simulator until it ends, or the last round is kept."""
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator"]
     command += [str(base / "job"), "-w", str(base / "workspace")]
+    # a process for each client: filters keep their state there, as at a real site
     command += ["-c", ",".join(names), "-t", str(len(names)), "-m", str(len(names))]
     path = os.pathsep.join(entry for entry in sys.path if entry)
     end = time.monotonic() + seconds
@@ -250,6 +251,7 @@ def _started(
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
+        # Ctrl-C reaches this process alone, which then ends the others
         start_new_session=True,
     )
     family: set[psutil.Process] = set()
@@ -257,6 +259,7 @@ def _started(
         yield process
     finally:
         with suppress(psutil.NoSuchProcess):
+            # listed before it dies: its children would then have no parent
             own = psutil.Process(process.pid)
             family = {own, *own.children(recursive=True)}
         for one in family:

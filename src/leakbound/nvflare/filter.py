@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -176,6 +177,7 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             self._receive(shareable, fl_ctx)
             return shareable
+        # after the last filter, a result without this mark is emptied
         fl_ctx.set_prop(ANSWERED, _task_id(fl_ctx), private=True, sticky=False)
         code = shareable.get_return_code()
         if code != ReturnCode.OK:
@@ -198,7 +200,7 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
         elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
             reply = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
             passed = fl_ctx.get_prop(ANSWERED) == _task_id(fl_ctx)
-            if not passed and _holds_weights(reply):
+            if not passed and _kind(reply) in HOLDS_WEIGHTS:
                 logger.error(MISSED)
                 reply.clear()
                 reply.update(_empty(MISSED))
@@ -229,6 +231,7 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
             got.problem = error
 
     def _answer(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        # taken first, so that no batch outlives an answer that fails
         tapped = shown()
         if _kind(shareable) == DataKind.METRICS:
             return shareable
@@ -239,6 +242,7 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
                 "the global weights of this task are unknown; in privacy.json, name the filter "
                 "under task_data_filters, too"
             )
+        # one object for each direction: only settings tell whether they belong together
         if got.owner._chain != self._chain:
             raise ValueError(
                 f"the filter under task_data_filters runs {got.owner._chain!r}, but this one "
@@ -312,6 +316,7 @@ def _result(
             data[name] = write(own if dxo.data_kind == WEIGHTS else torch.zeros_like(own), value)
     fresh = DXO(dxo.data_kind, data, {**(dxo.meta or {}), **meta})
     fresh.add_filter_history(MARKS)
+    # nothing of the client's own object is passed on: other entries of it may hold data
     answer = fresh.to_shareable()
     for key, value in shareable.get(ReservedHeaderKey.HEADERS, {}).items():
         answer.set_header(key, value)
@@ -333,10 +338,6 @@ def _kind(shareable: Any) -> Any:
         return None
 
 
-def _holds_weights(reply: Any) -> bool:
-    return _kind(reply) in HOLDS_WEIGHTS
-
-
 def chain_of(given: str | list[str]) -> Chain:
     """The chain of a filter's `defense`."""
     texts = [given] if isinstance(given, str) else given
@@ -354,12 +355,6 @@ def _texts(defense: Sequence[str] | Defense) -> list[str]:
     row = registry.row_of("defense", defense)
     rows = row.get("links", [row])
     return [
-        ",".join([one["name"], *(f"{k}={_toml(v)}" for k, v in one.items() if k != "name")])
+        ",".join([one["name"], *(f"{k}={json.dumps(v)}" for k, v in one.items() if k != "name")])
         for one in rows
     ]
-
-
-def _toml(value: Any) -> str:
-    import json
-
-    return json.dumps(value)

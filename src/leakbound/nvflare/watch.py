@@ -92,6 +92,7 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
             data = exchanged(shareable, "the server's task").data
         except ValueError:
             return
+        # workflows count from their own start_round
         self._first = number if self._first is None else self._first
         number += 1 - self._first
         if number in self.rounds:
@@ -111,6 +112,7 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
             self._note(PROBLEM, f"{name} answered {code}: {why or 'its log says why'}")
         else:
             self._keep(number, name, before, result)
+        # a job of many rounds must not run on after the last one that is asked for
         if self._waits and all((n, c) in self._seen for n in self.rounds for c in self.clients):
             self._note(DONE, f"round {number}")
             if self.notes is not None:
@@ -132,6 +134,7 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         """What is known of the filters that this result passed."""
         known = dict((self.defenses or {}).get(name, {}))
         passed = MARKS in (dxo.get_filter_history() or ())
+        # settings say what should run; only the mark says that it did
         if declared.KEY in known and not passed:
             words = f"the result does not carry the mark of {MARKS}, which its settings name"
             return undeclared(words)

@@ -153,6 +153,7 @@ def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAt
                 )
     own = {name: [_root(table[seed]) for seed in rounds] for name, table in tables.items()}
     means = {name: fmean(values) for name, values in own.items()}
+    # Of equal means, the baseline: then no attack beats it.
     best = min(means, key=lambda name: (means[name], name != BASELINE))
     tail = (1 - LEVEL) / 2
     low = min(means[name] - student_reach(values, tail) for name, values in own.items())
@@ -247,6 +248,7 @@ def _tightest(own: Sequence[Assessment], winner: Errors) -> TightestBound | str:
     Where the attacks' experiments of one round hold different bounds (a malicious server changes
     the model), the lowest covers them all.
     """
+    # Pairing in the best order lowers a batch's error below what the bound is on.
     if any(len(errors) > 1 for errors in winner.values()):
         return "single examples only"
     bounds = [(a.seed, bound) for a in own for bound in a.bounds if bound.on_error]

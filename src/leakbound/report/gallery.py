@@ -82,6 +82,7 @@ class GalleryEntry:
     @property
     def reaches(self) -> bool:
         """Whether an example meets the criterion, if only by chance."""
+        # The tolerance of the criterion itself, for scores that were rounded.
         limit = self.own.criterion.value - 1e-9
         return any(score is not None and score >= limit for score in self.own.scores)
 
@@ -162,9 +163,11 @@ def pages_of(assessments: Iterable[Assessment], names: Names) -> list[list[CardS
     )
     pages: list[list[CardSource]] = [[]]
     sizes = {key: sum(map(_size, own)) for key, own in found.items()}
+    # The first of several pages also has the tables.
     left = EXPERIMENTS if sum(sizes.values()) <= EXPERIMENTS else EXPERIMENTS // 2
     certified_first = sorted(found.items(), key=lambda one: not any(a.certificate for a in one[1]))
     for number, (key, own) in enumerate(certified_first, 1):
+        # A card that is larger than a page still needs one.
         if pages[-1] and sizes[key] > left:
             pages.append([])
             left = EXPERIMENTS
@@ -195,6 +198,7 @@ def cards_of(
             shared = {n: file for n, file in files.items() if n != "reconstruction"}
             new = {n: file for n, file in shared.items() if file != last.get(n)}
             last |= new
+            # A truth that several attacks share is drawn once.
             strips = {n: load(file) for n, file in new.items()}
             guess = files.get("reconstruction")
             yield GalleryEntry(

@@ -175,6 +175,7 @@ def families(names: Names) -> dict[str, int | None]:
     """The color of every defense, the same on the whole page; no defense has none."""
     own = dict.fromkeys(setting.name for setting in names.settings.values())
     defended = [name for name in own if name != NO_DEFENSE]
+    # More families than colors: then two share one.
     colors: dict[str, int | None] = {name: i % _NUMBERED for i, name in enumerate(defended)}
     return {name: colors.get(name) for name in own}
 
@@ -219,6 +220,7 @@ def next_command(
     data = plan.get("data")
     accepted = risk.get("probability") if isinstance(risk, dict) else None
     source = data.get("source") if isinstance(data, dict) else plan.get("public")
+    # Whoever made the run wrote its plan: it may be anything.
     if not isinstance(source, str) or not source or len(source) > 200:
         source = "YOUR_PUBLIC_DATA"
     end = f"--data {shlex.quote(source)}"

@@ -154,6 +154,7 @@ def by_setting(summary: RunSummary) -> list[SettingRow]:
 
 def _highest(costs: Sequence[MeanInterval | None]) -> MeanInterval | None:
     """The highest cost; None unless all are known."""
+    # The worst of all models is not known while one of them is not.
     known = [one for one in costs if one is not None]
     if len(known) < len(costs):
         return None

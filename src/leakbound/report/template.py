@@ -152,8 +152,9 @@ def significant(value: float | None) -> str:
 
 def upper_bound(value: float | None) -> str:
     """An upper bound of any size, such as a probability that no attacker exceeds."""
+    # It may be a number that underflowed.
     if value == 0:
-        return typeset(BELOW)  # it may be a number that underflowed
+        return typeset(BELOW)
     return typeset(format_upper(value))
 
 

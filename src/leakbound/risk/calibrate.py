@@ -127,6 +127,7 @@ class Calibration(Presented):
         if not isinstance(sample, PublicSample) or sample.basis != "sample":
             return None
         limit = math.exp(float(self.corridor.log_kappa[0]))
+        # How much denser private examples may be before the bound exceeds the target.
         margin = max(self._most_kappa / limit, self.target.gamma / float(self.corridor.bound[0]))
         return {
             "examples": sample.n,
@@ -302,6 +303,7 @@ def calibrate_setting(
         )
     _check(solve, clip_norm, noise_std, delta)
     blind = _log_baseline(wanted, setting, prior, matches)
+    # The bound's own error moves to the unsafe side, so the target is that much stricter.
     gamma = wanted.gamma / (1 + 2 * GAMMA_ERROR)
     found = _solved(solve, setting.of_person, blind, gamma)
     if isinstance(prior, PublicSample):
@@ -508,6 +510,7 @@ def _steps(excess: Excess, start: float, hidden: bool, noise: float) -> int:
     while steps > 1 and excess(steps) > 0:
         steps -= max(1, steps // 1000)
     more = max(1, steps // 20000)
+    # The search stops up to 0.005 % short of the edge: go on while it holds.
     while steps + more <= MOST_STEPS and excess(steps + more) <= 0:
         steps += more
     if excess(steps) > 0:

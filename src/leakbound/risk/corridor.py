@@ -74,12 +74,12 @@ class TrainingSetting:
     people: int = 1
 
     def __post_init__(self) -> None:
-        single("noise_multiplier", non_negative("noise_multiplier", self.noise_multiplier))
-        single("dim", whole("dim", self.dim))
-        single("norm", positive("norm", self.norm))
-        if single("steps", whole("steps", self.steps)) > MOST_STEPS:
+        single(non_negative, noise_multiplier=self.noise_multiplier)
+        single(whole, dim=self.dim)
+        single(positive, norm=self.norm)
+        if single(whole, steps=self.steps) > MOST_STEPS:
             raise ValueError(f"steps is {self.steps}; give at most {MOST_STEPS}")
-        single("sampling_rate", rate("sampling_rate", self.sampling_rate))
+        single(rate, sampling_rate=self.sampling_rate)
         check.one_of(ATTACKER_KNOWS, participation=self.participation)
         check.count(people=self.people)
         if (self.rows is None) != (self.clip_norm is None):
@@ -97,6 +97,7 @@ class TrainingSetting:
             return self
         rate = self.sampling_rate
         if rate < 1:
+            # A step holds none of the person's examples with (1 - q)^k, without cancellation.
             rate = -math.expm1(self.people * math.log1p(-rate))
         noise = self.noise_multiplier / self.people
         return replace(self, noise_multiplier=noise, sampling_rate=rate, people=1)
@@ -341,7 +342,7 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
         >>> round(epsilon(TrainingSetting(1.0, dim=4, steps=10, sampling_rate=0.1), 1e-5), 2)
         8.17
     """
-    most = single("delta", probability("delta", delta))
+    most = single(probability, delta=delta)
     own = setting.of_person
     noise = own.noise_multiplier
     steps = own.steps
@@ -350,6 +351,7 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
         return float(conversions.epsilon(noise, delta=most, steps=steps, sampling_rate=q))
     hits = scipy.stats.binom(steps, q)
     cut = most * CUT
+    # Numbers of sightings outside weigh less than the part of delta that is kept back for them.
     k = np.arange(max(0.0, hits.ppf(cut)), min(steps, hits.isf(cut)) + 1)
     mass = hits.pmf(k)
     gain = np.asarray(conversions.mu(noise, steps=np.maximum(k, 1)))
@@ -357,7 +359,7 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
 
     def holds(level: Array) -> Array:
         found = mass @ np.exp(conversions.log_delta(gain, level))
-        return np.asarray(found <= most * (1 - 3 * CUT))
+        return found <= most * (1 - 3 * CUT)
 
     high = float(conversions.epsilon(noise, delta=most, steps=steps))
     if not math.isfinite(high):

@@ -62,7 +62,7 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
         (0.667, 0.025, 0.0, 0.5)
     """
     flat = flat_images(images)
-    level = float(single("eta", positive("eta", eta))) * (1 + TIE)
+    level = single(positive, eta=eta) * (1 + TIE)
     middle = flat.mean(1)
     variance = flat.var(1)
     mean = float((np.square(flat - flat.mean(0)).mean(1) <= level).mean())
@@ -73,6 +73,7 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
     half = np.sqrt(level - variance[inside])
     low = middle[inside] - half
     high = middle[inside] + half
+    # The best constant lies at the start of some interval: count the intervals open there.
     starts = np.sort(low)
     covered = np.searchsorted(starts, starts, "right") - np.searchsorted(np.sort(high), starts)
     best = int(np.argmax(covered))

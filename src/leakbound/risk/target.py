@@ -43,8 +43,8 @@ class Target:
     goal: str | None = None
 
     def __post_init__(self) -> None:
-        single("eta", (positive if self.goal is None else non_negative)("eta", self.eta))
-        single("gamma", probability("gamma", self.gamma))
+        single(positive if self.goal is None else non_negative, eta=self.eta)
+        single(probability, gamma=self.gamma)
 
     @staticmethod
     def of_psnr(psnr: float, gamma: float, *, input_range: float = 1.0) -> Target:

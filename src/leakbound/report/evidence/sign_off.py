@@ -150,12 +150,14 @@ def fitting(
     wide = [found.answer, found.advice]
     narrow = [found.tested, found.attacker, found.criterion]
     narrow += [*found.revealed, *found.not_covered, *warnings]
+    # The page prints on one sheet: what is always there comes first, rows fill the rest.
     room = LINES - sum(_lines(text, WIDE) for text in wide) - (files + 1) // 2
     room -= sum(_lines(text, NARROW) for text in narrow) + bool(warnings)
     shown: list[SettingRow] = []
     for row in found.rows[:MOST]:
         some = [*shown, row]
         words = " ".join(meanings[word] for word in {one.verdict for one in some})
+        # At least one row, even if the page then runs over.
         if shown and sum(map(_height, some)) + _lines(words, NARROW) > room:
             break
         shown.append(row)

@@ -155,11 +155,13 @@ def _kept(own: parts.EpsilonPart) -> parts.Check:
 
 def _follows(own: Assessment) -> bool:
     """Whether a record's verdict is what its own matches and bounds give."""
+    # What did not run decides nothing.
     if own.status != "ok":
         return own.verdict in (None, "undecided")
     chances = [
         b for b in own.bounds if b.covers == "all" and None not in (b.probability, b.accepted)
     ]
+    # A record that claims an exclusion which its own numbers deny was changed by hand.
     if any(b.excludes_threshold != ((b.probability or 0) <= (b.accepted or 0)) for b in chances):
         return False
     try:

@@ -71,6 +71,7 @@ def least_noise(
         for law in laws_of(at(level)):
             if law.unit != asked or law.audience not in audiences:
                 continue
+            # several audiences and units share a law, and a bound can take seconds
             key = law.setting, law.special, law.copies, law.summed, law.beyond
             if key not in found:
                 found[key] = float(bounds(law, prior, [target.eta])[0][0])
@@ -78,6 +79,7 @@ def least_noise(
 
     largest = _largest(given)
     high = min(1.0, largest)
+    # success falls with the noise, so doubling twice brackets the answer quickly
     while not met(high):
         if high == largest:
             raise ValueError(_why(at(high), asked, audiences, target))

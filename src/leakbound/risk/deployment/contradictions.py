@@ -156,6 +156,7 @@ def _local(given: Deployment) -> Iterator[str]:
     batch = local.batch
     if not size or not batch:
         return
+    # loaders keep the last, smaller batch or drop it: both are consistent
     fewest = max(1, size // batch)
     most = math.ceil(size / batch)
     if local.steps and local.epochs:
@@ -166,6 +167,7 @@ def _local(given: Deployment) -> Iterator[str]:
                 f"local.steps is {local.steps}, but {local.epochs} epochs of {size} examples in "
                 f"batches of {batch} have {_range(low, high)}; leave one out"
             )
+    # 1 / len(loader) and batch / examples are both called the rate
     low_rate = min(batch / size, 1 / most)
     high_rate = max(min(1.0, batch / size), 1 / fewest)
     if local.rate is not None and not (

@@ -321,6 +321,7 @@ class Deployment(_Facts, frozen=True):
             own: _Facts = getattr(self, part)
             counts |= {f"{part}.{name}": getattr(own, name) for name in _counts(type(own))}
         check.given(check.count, **counts)
+        # last: it may rely on every single value being sound
         contradictions.refuse(self)
 
 
@@ -338,7 +339,8 @@ def _refuse_extremes(value: object, key: str) -> None:
     elif isinstance(value, list | tuple):
         for inner in value:
             _refuse_extremes(inner, key)
-    elif isinstance(value, int | float) and not -LARGEST <= value <= LARGEST:  # also NaN
+    # a comparison with NaN is false, so NaN is rejected here
+    elif isinstance(value, int | float) and not -LARGEST <= value <= LARGEST:
         raise ValueError(
             f"{key} is {str(value)[:20]}; give a number of at most {LARGEST:g} in size"
         )

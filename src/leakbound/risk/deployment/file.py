@@ -204,12 +204,22 @@ def placed(facts: Mapping[str, Any]) -> dict[str, Any]:
     """
     table: dict[str, Any] = {}
     for key, value in facts.items():
+        # a key that is present would be stated
         if value is None:
             continue
-        part, _, name = key.rpartition(".")
-        place = table.setdefault(part, {}) if part else table
-        place[name] = value.item() if isinstance(value, np.generic) else value
+        *parts, name = key.split(".")
+        place = table
+        for part in parts:
+            place = place.setdefault(part, {})
+        place[name] = _without_numpy(value)
     return table
+
+
+def _without_numpy(value: Any) -> Any:
+    """Numbers of live objects may be NumPy's, which a table cannot hold."""
+    if isinstance(value, list | tuple):
+        return [_without_numpy(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def described(facts: Mapping[str, Any], own: Sequence[Mistake] = ()) -> Described:
@@ -218,6 +228,7 @@ def described(facts: Mapping[str, Any], own: Sequence[Mistake] = ()) -> Describe
         given = msgspec.convert(placed(facts), Deployment)
     except msgspec.ValidationError as error:
         raise ValueError(str(error.__cause__ or error)) from None
+    # a reader knows the file or the object, and names the place more exactly
     named = {one.name for one in own}
     return given, (*own, *(one for one in mistakes.find(given) if one.name not in named))
 

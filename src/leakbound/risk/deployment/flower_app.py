@@ -60,6 +60,7 @@ def read(path: Path) -> tuple[Deployment, tuple[Mistake, ...]]:
         50
     """
     what = f"Flower app {str(path)!r}"
+    # sizes before memory: the file may be anybody's
     if path.is_file() and path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{what} is over {MOST_BYTES} bytes; give a smaller file")
     table = files.read_toml(path, what)
@@ -119,6 +120,7 @@ def _flat(table: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     for key, value in table.items():
         if isinstance(value, Mapping):
             below = {name: (own, f"{key}.{full}") for name, (own, full) in _flat(value).items()}
+            # a key at the top counts before one of the same name in a table
             found = below | found
         else:
             found[key.rpartition(".")[2].replace("_", "-").lower()] = value, key

@@ -222,6 +222,7 @@ def per_participation(given: Deployment, audience: Audience) -> Level:
     server = audience == "server"
     if noise.at is None:
         return Level("who adds noise is not stated", missing=("noise.at",))
+    # noise that the server adds comes after it has seen the updates
     if noise.at in ("none", "server") and server:
         if summed:
             return Level(f"the server sees the exact sum of the cohort: {UNBOUNDED}")
@@ -260,6 +261,7 @@ def _unusable(clip: ClipFacts, noise: Noise) -> Level | None:
         return Level("the noise comes from a seed, so it can be subtracted")
     if noise.pure_epsilon is not None:
         return None
+    # noise is worth what is clipped before it
     if clip.kind == "none" or (clip.at == "server" and noise.at != "server"):
         return Level("nothing bounds a unit's part before the noise")
     if clip.at is None and noise.at in ("client", "share"):
@@ -269,6 +271,7 @@ def _unusable(clip: ClipFacts, noise: Noise) -> Level | None:
         return Level("the L2 bound of a unit's part is not stated", missing=(missing,))
     if clip.kind == "adaptive" and noise.multiplier is None:
         return Level("the norm adapts, and the noise does not follow it")
+    # a clip of examples bounds no whole update, and one of updates no example
     if (clip.kind == "example") != (noise.at == "optimizer"):
         return Level("a clip of each example's gradient needs noise at the optimizer, and reverse")
     if std_of(clip, noise) is None:
@@ -423,6 +426,7 @@ def _adaptive(given: Deployment, level: Level) -> Level:
     missing = [] if adaptive.faults else ["clip.adaptive.faults"]
     missing += [] if who.replies else ["participation.replies"]
     try:
+        # the norm grows most if all clients are clipped and the noise on their count adds to it
         worst = 1 - adaptive.quantile + BITS * adaptive.bit_noise / (who.replies or 1)
         mu = level.mu * clients.adaptive_mu(
             1.0, bit_noise=adaptive.bit_noise * level.mu, norm_ratio=math.exp(adaptive.rate * worst)
@@ -540,6 +544,7 @@ class _Work:
             return self.steps(rounds, words, rate=who.share, see=see)
         if who.law in ("all", "server-picks"):
             apart = who.min_separation or 1
+            # rounds 1, 1 + apart, 1 + 2 apart, ...
             most = math.ceil(rounds / apart)
             words = f"all {rounds} rounds"
             if apart > 1:

@@ -193,6 +193,7 @@ def _sampling(given: Deployment) -> Iterator[Mistake]:
                 "is in one batch of every epoch, for which sampling proves no better than one "
                 "full-batch step an epoch; sample by Poisson",
             )
+        # sent, or seen in the level of the noise
         sizes = given.sends is not None and "batch size" in given.sends
         if local.normalizer == "realized" or sizes:
             yield Mistake(
@@ -243,6 +244,7 @@ def _claims(given: Deployment) -> Iterator[Mistake]:
     if own is None or own.setting is None or own.missing:
         return
     delta = claim.delta or DELTA
+    # accountants round differently
     allowed = claim.epsilon * TOLERANCE
     rounds = given.rounds or 1
     true = own.epsilon(delta)

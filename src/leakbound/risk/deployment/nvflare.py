@@ -353,6 +353,7 @@ def _of_server(client: Path, table: Table, facts: _Stated) -> str:
             return own
         task = own
         rounds = rounds + int(number)
+        # without a number, NVFlare asks every client
         cohort = one.count("num_clients")
         stated = {
             "rounds": rounds,
@@ -484,6 +485,7 @@ def _svt(facts: _Stated, one: _Filter) -> None:
     count = None
     if facts.entries is not None:
         count = min(math.ceil(fraction * facts.entries), facts.entries)
+        # NVFlare draws the noise of each sent entry for this much epsilon
         release = count * (variance or 0.0) if release is None else release
     total = None if release is None else epsilon + release
     if not facts.noisy:

@@ -149,12 +149,14 @@ def _thresholds(
     # Several audiences often have one law: it is computed once.
     same = law.setting, law.pure, law.copies, law.summed, law.beyond, law.exact
     key = *same, law.attack_noise, law.special is None
+    # a special bound is a closure, which no key identifies
     if key not in known or law.special is not None:
         known[key] = *_bounds(law, against, eta), _attained(law, against, eta)
     bound, blind, attained = known[key]
     basis = None if against.prior is None else against.prior.basis
     rows = []
     for i, (words, _) in enumerate(against.thresholds):
+        # what a fixed candidate attains, for one of several examples or on the data themselves
         base = min(1.0, max(float(np.exp(blind[i])) * law.copies, against.matched[i]))
         below = bound[i] <= against.accepted and base <= against.accepted
         verdict = decide(
