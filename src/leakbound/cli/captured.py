@@ -20,12 +20,19 @@ from leakbound._util.formats import format_explained
 from leakbound.assess.record import CERTIFIED, DISCLOSURES, EXPOSURES, Assessment
 from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
-from leakbound.captured import Capture, Settings, Skipped, TrainingInfo, UpdateResult
+from leakbound.captured import (
+    Capture,
+    Listener,
+    Output,
+    Settings,
+    Skipped,
+    TrainingInfo,
+    UpdateResult,
+)
 from leakbound.captured.assess import Case
 from leakbound.captured.capture import PREFIX, TREES
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
-from leakbound.captured.run import attacks_of
 from leakbound.cli import options
 from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, verdicts
@@ -61,13 +68,14 @@ def attack(command: options.AttackOptions) -> int:
     if command.adapter:
         model, own = _adapted(command, model)
         found = [own]
-    known = TrainingInfo(
+    training = TrainingInfo(
         command.batch_size,
         _labels(command.labels),
         command.learning_rate,
         command.local_steps,
         command.local_batch_size,
-        weight_decay=command.weight_decay,
+        None if command.defense is None else registry.parse("defense", command.defense),
+        command.weight_decay,
     )
     bar = Bar(console)
     shown = dict[int, Sequence[Finding]]()
@@ -93,14 +101,10 @@ def attack(command: options.AttackOptions) -> int:
                 found,
                 model,
                 settings,
-                known=known,
+                training,
                 truth=command.truth,
-                out=command.out,
-                name=command.model,
-                pictures=not command.no_examples,
-                watch=bar,
-                inferred=read,
-                ended=ended,
+                output=Output(command.out, command.model, pictures=not command.no_examples),
+                listener=Listener(bar, inferred=read, ended=ended),
                 skipped=skipped,
             )
     except KeyboardInterrupt:
@@ -155,8 +159,7 @@ def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Setti
         shape,
         command.input_range,
         classes,
-        attacks_of(command.attack or None),
-        None if command.defense is None else registry.parse("defense", command.defense),
+        command.attack or None,
         command.public,
         seed=command.seed,
         seconds=command.time,
