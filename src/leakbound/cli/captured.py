@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from rich.table import Table
 from torch import Tensor, nn
@@ -38,14 +36,13 @@ from leakbound.captured.observe import SEARCH
 from leakbound.cli import options
 from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, verdicts
-from leakbound.cli.terminal import brief, console, errors, table
+from leakbound.cli.terminal import as_json, brief, console, errors, table
 from leakbound.data.schema import Schema
 from leakbound.domains import Domain, TokenDomain
 from leakbound.losses import LOSSES
 from leakbound.randomness import stream
 from leakbound.risk.statement import of_assessment
 
-_OF_EXPERIMENTS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
 CLASSES = 10
 EXPOSED_CODE = 3
 """The exit code if an update exposes an example, or reveals a fact."""
@@ -59,10 +56,7 @@ MOST = 100_000
 def attack(command: options.AttackOptions) -> int:
     assert command.update is not None  # the command line asks here only then
     _check_exists(command.update)
-    for name in (*_OF_EXPERIMENTS, "lpips_weights"):
-        if getattr(command, name):
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} is for a simulated experiment; leave it out with --update")
+    options.refuse_unused(command, options.OF_UPDATES)
     for name in ("batch_size", "local_steps", "local_batch_size", "classes"):
         value = getattr(command, name)
         if value is not None and not 1 <= value <= MOST:
@@ -120,7 +114,7 @@ def attack(command: options.AttackOptions) -> int:
     for one in outcome.skipped:
         errors.say(brief(str(one)))
     if command.json:
-        print(json.dumps(msgspec.to_builtins(outcome.records), indent=1, sort_keys=True))
+        print(as_json(outcome.records))
     else:
         _show(outcome, shown, explain=command.explain)
     ends = [record.status for record in outcome.records]
