@@ -298,3 +298,27 @@ def test_links_and_lists_become_the_sites(hooks):
     found = text.lists(steps)
     assert found.startswith("1.  Do:\n\n    ```sh\n    - x\n      y\n    ```\n\n")
     assert found.endswith("\n\n    -   in\n        it\n2.  Then\n\nText")
+
+
+def test_a_link_alone_becomes_its_stored_table(hooks):
+    pytest.importorskip("mkdocs")
+    hook = importlib.import_module("hook")
+    line = "[The rows](../results/errata.json#paper-d-priprune)"
+    shown = hook._with_tables(f"Text, {line}.\n\n{line}\n", "docs/reference/a.md")
+    assert shown.startswith(f"Text, {line}.\n\nThe formulas in our copy are damaged.")
+    assert "\n| D1 (4.1) |" in shown
+    shown = hook._with_tables("[Costs](results/engine_costs.json#avx2)", "docs/a.md")
+    assert "[all rows](results/engine_choice.json)" in shown  # links fit the page that shows them
+    with pytest.raises(ValueError, match="no section"):
+        hook._with_tables("[Rows](results/errata.json#gone)", "docs/a.md")
+
+
+def test_a_name_in_the_code_gets_its_line(hooks):
+    text = hooks["repository_text"]
+    source = "import os\n\n\nclass A:\n    def g(self): ...\n"
+    assert (
+        text.with_lines("[`A.g`](../x.py#A.g) | b", lambda _: source)
+        == "[`A.g`](../x.py), line 5 | b"
+    )
+    with pytest.raises(ValueError, match="does not define"):
+        text.with_lines("[`h`](x.py#h)", lambda _: source)

@@ -54,8 +54,8 @@ class KnownNorm(record_priors.Baseline):
     name, basis = "known norm", None
 
     def __init__(self, dim, norm=1.0):
-        single("dim", whole("dim", dim))
-        self.dim, self.norm = dim, single("norm", positive("norm", norm))
+        single(whole, dim=dim)
+        self.dim, self.norm = dim, single(positive, norm=norm)
 
     def sample(self, count, generator):
         drawn = generator.standard_normal((count, self.dim))

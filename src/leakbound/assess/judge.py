@@ -181,7 +181,7 @@ def _confirmed(proof: Proof, measured: Measured, release: Released) -> Proof:
     low, high = criterion.domain.input_range
     truth = measured.paired.truth.inputs
     # A proof holds up to rounding, which a threshold of many decibels does not forgive; and the
-    # truth may be no closer than a guess, as for an image of one color.
+    # truth may be no closer than a fixed candidate, as for an image of one color.
     tolerance = max(criterion.within, OUTSIDE * (high - low))
     distance = criterion.domain.distance(truth, measured.paired.inputs)
     if proof.certificate is not None and not bool((distance <= tolerance).any()):

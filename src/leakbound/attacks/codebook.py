@@ -123,17 +123,17 @@ class Codebook(Attack):
         update = observation.update
         sizes = _sizes(observation, task)
         prior = task.buffers["shares"].double().log()
-        found = []
+        named_words = []
         sure = 1.0
         rows = zip(update.rows.double(), _precision(observation), sizes, strict=True)
         for (row, precision, size), examples in zip(rows, update.examples, strict=True):
             named, trust = _most_probable(row, precision, float(size), prior, examples)
-            found.append(named)
+            named_words.append(named)
             sure = min(sure, trust)
         problem = None
         if sure < 0.5:
             problem = f"noise hides the codewords: the answer has a probability of {sure:.2g}"
-        return answered(observation, task, task.buffers["words"][torch.cat(found)], problem)
+        return answered(observation, task, task.buffers["words"][torch.cat(named_words)], problem)
 
 
 def _sizes(observation: Observation, task: Task) -> Tensor:

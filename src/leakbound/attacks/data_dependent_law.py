@@ -18,7 +18,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound._util import optimizers
 from leakbound._util.cache import RecentCache
-from leakbound.attacks.analytic import _layer, input_layer
+from leakbound.attacks.analytic import input_layer, layer_part
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.labels import infer_labels
@@ -58,13 +58,17 @@ FLOOR = 1e-12
 """Least variance of a coordinate, as a share of the candidate's mean variance."""
 CHANGED = 0.1
 """Assumed probability that a coordinate's place in the mask differs from a replay."""
+# Under noise, the best candidate must lead by this log-likelihood; without noise, by this score.
 NATS = 3.0
 CLOSE = 0.01
+# A trace is for a plot: more points add nothing.
 TRACE_POINTS = 50
 PUBLIC_NOISE = "the defense's noise does not depend on the batch"
 FITS = (0.2, 5.0)
 """Least and largest ratio of the noise's power to the power that an answer predicts."""
+# How far a generation moves mean and spread: all the way would collapse on a lucky draw.
 PACE = 0.7
+# A label with fewer public images than this has no reliable mean: all images stand in.
 SOME = 10
 MIXED = 0.1
 """Share of the images' variance that the readout must explain in public images."""
@@ -212,13 +216,13 @@ def replay(
     """
     defense = _defense(observation)
     task = seen_task(observation)
-    found = []
+    replays = []
     for i in range(candidates.size):
         one = Batch(candidates.inputs[i : i + 1], candidates.labels[i : i + 1])
         mean = expected_rows(observation, task, one.inputs, one.labels).detach()
         sent = [_sent(observation, defense, one, generator) for _ in range(draws)]
-        found.append(_averaged(mean, sent))
-    return found
+        replays.append(_averaged(mean, sent))
+    return replays
 
 
 def _sent(observation: Observation, defense: DefenseProtocol, one: Batch, source: Source) -> Update:
@@ -254,34 +258,34 @@ def score(observation: Observation, replays: list[Replay], *, use_mean: bool = T
     seen = observation.update.rows.double()
     mask = observation.update.mask
     return torch.tensor(
-        [float(_one(seen, mask, found, use_mean)) for found in replays], dtype=torch.float64
+        [float(_one(seen, mask, candidate, use_mean)) for candidate in replays], dtype=torch.float64
     )
 
 
-def _one(seen: Tensor, mask: Tensor | None, found: Replay, use_mean: bool) -> Tensor:
+def _one(seen: Tensor, mask: Tensor | None, candidate: Replay, use_mean: bool) -> Tensor:
     shown = torch.ones_like(seen) if mask is None else mask.double()
-    mean = found.mean.double() * shown
-    if isinstance(found.law, Exact):
+    mean = candidate.mean.double() * shown
+    if isinstance(candidate.law, Exact):
         both = (seen.square().sum() * mean.square().sum()).clamp_min(1e-300)
         alike = (seen * mean).sum() / both.sqrt()
-        if found.kept is None:
+        if candidate.kept is None:
             return alike
-        return alike + 1 - (found.kept.double() - shown).abs().mean()
+        return alike + 1 - (candidate.kept.double() - shown).abs().mean()
     left = (seen - mean if use_mean else seen) * shown
-    covariance = found.law.covariance if isinstance(found.law, Gaussian) else None
+    covariance = candidate.law.covariance if isinstance(candidate.law, Gaussian) else None
     if isinstance(covariance, Structured):
         return -0.5 * covariance.whiten(left).square().sum()
-    if isinstance(found.law, Laplace):
-        scale = torch.as_tensor(found.law.scale, dtype=seen.dtype).to(seen).expand_as(seen)
+    if isinstance(candidate.law, Laplace):
+        scale = torch.as_tensor(candidate.law.scale, dtype=seen.dtype).to(seen).expand_as(seen)
         scale = scale.clamp_min(FLOOR * float(scale.mean()) + 1e-300)
         return (shown * (-left.abs() / scale - (2 * scale).log())).sum()
     variance = torch.as_tensor(covariance, dtype=seen.dtype).to(seen).expand_as(seen)
     each = _normal(left, variance.clamp_min(FLOOR * float(variance.mean()) + 1e-300))
-    if found.kept is None:
+    if candidate.kept is None:
         return (shown * each).sum()
-    sends = found.kept.double().clamp(CHANGED, 1 - CHANGED)
+    sends = candidate.kept.double().clamp(CHANGED, 1 - CHANGED)
     broad = _normal(seen, (shown * seen.square()).sum() / shown.sum().clamp_min(1))
-    each = torch.where(found.kept > 0, each, broad) + sends.log()
+    each = torch.where(candidate.kept > 0, each, broad) + sends.log()
     return torch.where(shown > 0, each, (1 - sends).log()).sum()
 
 
@@ -410,7 +414,7 @@ class VarianceReadout(Attack):
 
 def _log_power(task: Task, rows: Tensor, name: str) -> Tensor:
     """(D,) mean over the layer's rows of log y², minus each row's median; zero rows left out."""
-    weight, _ = _layer(task, rows.sum(0), name)
+    weight, _ = layer_part(task, rows.sum(0), name)
     squares = weight.double().square()
     squares = squares[squares.amax(1) > 0]
     if len(squares) == 0:
@@ -634,6 +638,7 @@ class LawEvolution(Attack):
         return Reconstruction(image(best), labels, lowest, tuple(trace), problem)
 
 
+# An audit attacks many rounds with one public set; its SVD is the same in each.
 _SPANS = RecentCache[tuple[Tensor, Tensor, Tensor]](2**26)
 
 
@@ -649,12 +654,12 @@ def _principal(public: Batch, like: Tensor, most: int) -> tuple[Tensor, Tensor, 
     return _SPANS.get((public, like.dtype, like.device, most), find)
 
 
-def _by_label(known: Tensor, own: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _by_label(known: Tensor, every: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and spread (N, K) of the public coefficients of each label; of all if few have it."""
     middles = []
     spreads = []
     for label in labels:
-        same = known[own == label]
+        same = known[every == label]
         some = same if len(same) >= SOME else known
         middles.append(some.mean(0))
         spreads.append(some.std(0))

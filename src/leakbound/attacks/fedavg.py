@@ -23,6 +23,7 @@ from leakbound.attacks.matching.settings import MatchingSettings, unlisted
 from leakbound.core import LocalPlan, NotApplicable, Observation, Reconstruction, Unit
 from leakbound.randomness import permutation
 
+# The cost of pairing images of different labels: no pixels cost as much.
 UNLIKE = 1e9
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "momentum": 0.0},
@@ -105,16 +106,16 @@ class FedAvgMatching(MatchingSettings):
 
     def find_plan(self, observation: Observation, generator: torch.Generator) -> LocalPlan:
         """The local training: set by a known defense, or the best of the candidates."""
-        told = seen_task(observation).plan
-        if told != observation.task.plan:
-            return told
+        stated = seen_task(observation).plan
+        if stated != observation.task.plan:
+            return stated
         counts = self.candidates if self.local_steps is None else (self.local_steps,)
         rules = [OPTIMIZERS[name] for name in self.optimizers] or [{}]
         if observation.defense is not None and observation.defense.starts is Unit.EXAMPLE:
             # a defense on per-example gradients implies one step
             counts = (1,)
             rules = [{}]
-        plans = [replace(told, steps=count, **rule) for count, rule in product(counts, rules)]
+        plans = [replace(stated, steps=count, **rule) for count, rule in product(counts, rules)]
         if len(plans) == 1:
             return plans[0]
         guesses = [_guess(self, observation, generator, plan) for plan in plans]
@@ -184,8 +185,8 @@ class LocalSearch:
             self.search.objective = replace(objective, terms=terms)
 
     def answer(self) -> Reconstruction:
-        found = answer(self.search)
-        return found if self.copies == 1 else self._averaged(found)
+        reconstruction = answer(self.search)
+        return reconstruction if self.copies == 1 else self._averaged(reconstruction)
 
     def misfit(self) -> float:
         """Squared distance of the best candidate's (weighted) update from the seen one, relative to
@@ -211,7 +212,7 @@ class LocalSearch:
 
     def orders(self, images: Tensor) -> list[Tensor]:
         """For each client (E, n): the index in the first epoch of each epoch's images."""
-        found = []
+        matched = []
         for block, named in zip(self.blocks(images), self.blocks(self.search.labels), strict=True):
             flat = block.detach().double().flatten(2)
             rows = [torch.arange(block.shape[1])]
@@ -221,8 +222,8 @@ class LocalSearch:
                 if named.ndim == 2 and not named.is_floating_point():  # class numbers alone
                     costs = costs + UNLIKE * (named[0][:, None] != named[epoch])
                 rows.append(torch.from_numpy(linear_sum_assignment(costs.cpu().numpy())[1]))
-            found.append(torch.stack(rows).to(images.device))
-        return found
+            matched.append(torch.stack(rows).to(images.device))
+        return matched
 
     def matched_apart(self, images: Tensor) -> Tensor:
         """Mean squared distance of matched images from their mean over the epochs."""
@@ -248,7 +249,7 @@ class LocalSearch:
         last = self.search.images().detach()
         plan = task.plan
         named = self.blocks(answer.labels)
-        for block, order, own in zip(self.blocks(last), self.orders(last), named, strict=True):
+        for block, order, names in zip(self.blocks(last), self.orders(last), named, strict=True):
             size = block.shape[1]
             at = torch.arange(self.copies * size, device=block.device).view(self.copies, size)
             trained = at < plan.steps * (plan.batch_size or size)
@@ -256,7 +257,7 @@ class LocalSearch:
             share = (share / share.sum(0))[(...,) + (None,) * (block.ndim - 2)]
             alike = torch.stack([epoch[row] for epoch, row in zip(block, order, strict=True)])
             images.append((share * alike).sum(0))
-            labels.append(own[0])
+            labels.append(names[0])
         inputs = boxed(torch.cat(images).detach(), task)
         return replace(answer, inputs=inputs, labels=torch.cat(labels))
 

@@ -27,7 +27,9 @@ INNER: dict[str, Attack] = {
     "strong_matching": strong_matching(),
 }
 TARGETS = ("class", "feature", "direction")
+# The logit of class c lies this far below the others: exp(-30) is 0 next to 1 in float32.
 FAR = 30.0
+# Of the covariance within classes: few public examples do not determine it.
 RIDGE = 0.1
 
 
@@ -151,9 +153,9 @@ class Fishing(Attack):
         scores = (seen[cut:] @ rows.T).sort(0)
         left = []
         for label in range(mine.shape[1]):
-            own = mine[cut:, label][scores.indices]
-            below = torch.cat([own[:1] * 0, (2 * own - 1).cumsum(0)])
-            left.append((below + (1 - own).sum(0)) / len(own))
+            members = mine[cut:, label][scores.indices]
+            below = torch.cat([members[:1] * 0, (2 * members - 1).cumsum(0)])
+            left.append((below + (1 - members).sum(0)) / len(members))
         off = (torch.stack(left) - 1 / self.expected).abs()  # (K, thresholds, rows)
         if self.target == "direction":  # each class has its own row
             apart = ~torch.eye(len(off), dtype=torch.bool, device=off.device)
@@ -182,6 +184,7 @@ class Fishing(Attack):
         answer = answer.expand(observation.examples, -1).reshape(observation.batch_shape).clone()
         slope, size = self._slope(observation, task, f"{head}.bias", label)
         if abs(slope) * size < 0.5:  # it was clipped, or examples of c and others canceled
+            # one example of class c gives the mean -1 / size
             slope = -1 / size
         count = min(round(abs(slope) * size), observation.examples)
         problem = f"at most {count} of {observation.examples} examples are answered"
@@ -208,7 +211,7 @@ class Fishing(Attack):
         if labels is not None:
             each = list(torch.split(labels, list(cohort)))
         classes = len(task.unflatten(task.parameters)[name])
-        seen -= sum(1 / classes - float((own == label).double().mean()) for own in each[1:])
+        seen -= sum(1 / classes - float((one == label).double().mean()) for one in each[1:])
         return seen, float(cohort[0])
 
 
@@ -241,12 +244,12 @@ def _written(task: Task, head: str, label: int, row: Tensor, bias: float) -> Tas
 def _discriminants(seen: Tensor, mine: Tensor) -> Tensor:
     """Unit rows (K, n): the linear discriminant of every class against all others."""
     count = mine.sum(0)[:, None]
-    own = mine.T @ seen / count.clamp_min(1)
+    center = mine.T @ seen / count.clamp_min(1)
     rest = (seen.sum(0) - mine.T @ seen) / (len(seen) - count).clamp_min(1)
-    inside = seen - mine @ own
+    inside = seen - mine @ center
     spread = inside.T @ inside / len(seen)
     spread.diagonal().add_(RIDGE * spread.diagonal().mean() + 1e-12)
-    return nn.functional.normalize(torch.linalg.solve(spread, (own - rest).T).T)
+    return nn.functional.normalize(torch.linalg.solve(spread, (center - rest).T).T)
 
 
 def _remaining(

@@ -58,12 +58,12 @@ class Generated(Images):
         self.model = model
         self.box = box
         self.latents = latents
-        own = {name: p.detach() for name, p in model.named_parameters()}
-        self.names = list(own)
+        start = {name: p.detach() for name, p in model.named_parameters()}
+        self.names = list(start)
         self.variables = []
         if weights:
             self.variables = [
-                p.expand(len(latents), *p.shape).clone().requires_grad_() for p in own.values()
+                p.expand(len(latents), *p.shape).clone().requires_grad_() for p in start.values()
             ]
         else:
             self.latents = latents.clone().requires_grad_()
@@ -171,10 +171,10 @@ class Gias(Attack):
 
     def _stage(self, steps: int, rate: float) -> GradientMatching:
         names = ("distance", "total_variation", "batch_norm", "statistics")
-        own = {name: getattr(self, name) for name in names}
+        settings = {name: getattr(self, name) for name in names}
         more = 0.04 if self.total_variation else 0.0
         return GradientMatching(
-            **own, noise_variation=more, steps=steps, learning_rate=rate, signed=False
+            **settings, noise_variation=more, steps=steps, learning_rate=rate, signed=False
         )
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:

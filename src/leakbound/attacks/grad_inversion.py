@@ -76,8 +76,8 @@ class GradInversion(Attack):
 
     def search(self) -> GradientMatching:
         """The settings of one start."""
-        own = {name: getattr(self, name) for name in SEARCHED}
-        return GradientMatching(**own, signed=False, schedule="cosine")
+        settings = {name: getattr(self, name) for name in SEARCHED}
+        return GradientMatching(**settings, signed=False, schedule="cosine")
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         if not has_neighbors(observation.input_shape):
@@ -122,8 +122,8 @@ class GradInversion(Attack):
         for search in searches:
             search.recall()
         images = [search.images().detach() for search in searches]
-        own = images[searches.index(best)]
-        mean = torch.stack([self._onto(own, other) for other in images]).mean(0)
+        best_images = images[searches.index(best)]
+        mean = torch.stack([self._onto(best_images, other) for other in images]).mean(0)
         with torch.no_grad():
             best.images.variables[0].copy_(mean)
         best.pull = None

@@ -29,7 +29,9 @@ from leakbound.randomness import normal, stream
 
 MEASURES = ("mean", "cosine", "random")
 LAWS = ("public", "normal", "laplace")
+# The probability that noise alone makes a step anywhere.
 CHANCE = 1e-3
+# An image is clear if its expected error is at most this share of the prior's.
 CLEAR = 0.25
 
 
@@ -106,11 +108,11 @@ class RobbingTheFed(Attack):
             self._check_statistics()
 
     def _check_statistics(self) -> None:
-        given = f"mean is {self.mean} and std is {self.std}"
+        stated = f"mean is {self.mean} and std is {self.std}"
         if self.mean is None or self.std is None or not math.isfinite(self.mean):
-            raise ValueError(f"{given}; give two finite numbers, or neither")
+            raise ValueError(f"{stated}; give two finite numbers, or neither")
         if self.law == "public":
-            raise ValueError(f'{given}, but law is "public"; give law = "normal" or "laplace"')
+            raise ValueError(f'{stated}, but law is "public"; give law = "normal" or "laplace"')
         check.positive(std=self.std)
 
     def plant(self, task: Task) -> Task:
@@ -146,12 +148,12 @@ class RobbingTheFed(Attack):
         alone = 0
         moved = False
         for row in caught(observation, task, differences=True):
-            found, clear = _decoded(row, edges, prior)
-            rest = prior.mean.expand(row.examples - len(found), -1)
-            images += [found, rest]
+            decoded, clear = _decoded(row, edges, prior)
+            rest = prior.mean.expand(row.examples - len(decoded), -1)
+            images += [decoded, rest]
             hits += clear
             alone += max(0, 2 * clear - row.examples)
-            moved = moved or edges.moved(task, row, found)
+            moved = moved or edges.moved(task, row, decoded)
         problem = None
         if moved:
             problem = "the thresholds passed over inputs in the local steps; give a smaller gain"
@@ -350,9 +352,9 @@ def _decoded(row: Caught, edges: Edges, prior: PixelPrior) -> tuple[Tensor, int]
         clarity.append(float((step.square() / variance).sum()))
         clear.append(bool(prior.left(spread).mean() <= CLEAR * prior.variance.mean()))
     order = sorted(range(len(images)), key=lambda i: -clarity[i])[: row.examples]
-    found = [images[i] for i in order]
+    clearest = [images[i] for i in order]
     none = values.new_zeros(0, len(level) - 1)
-    return torch.stack(found) if found else none, sum(clear[i] for i in order)
+    return torch.stack(clearest) if clearest else none, sum(clear[i] for i in order)
 
 
 def _steps(values: Tensor, precision: Tensor) -> list[int]:
@@ -391,7 +393,7 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
 
 def _size(step: Tensor, variance: Tensor, edges: Edges, at: int, prior: PixelPrior) -> Tensor:
     """The step of the bias, estimated from itself and from q.x, which its bin confines."""
-    own = step[-1]
+    rise = step[-1]
     trust = 1 / variance[-1]
     middle = (edges.lower[at] + edges.upper[at]) / 2
     width = edges.upper[at] - edges.lower[at]
@@ -409,8 +411,8 @@ def _size(step: Tensor, variance: Tensor, edges: Edges, at: int, prior: PixelPri
     if not bool(seen.all()):
         inside = inside + (q.square() * prior.variance).sum()
     if not bool(expected.abs() > 0):
-        return own
+        return rise
     other = (q * step[:-1]).sum() / expected
     noise = (q.square() * torch.where(seen, variance[:-1], 0)).sum()
     trust_other = expected.square() / (noise + other.square() * inside)
-    return (trust * own + trust_other * other) / (trust + trust_other)
+    return (trust * rise + trust_other * other) / (trust + trust_other)

@@ -61,8 +61,8 @@ class Pace:
 
     @property
     def left(self) -> float:
-        own = max(0.0, self.end - time.monotonic())
-        return own if self._above is None else min(own, self._above.left)
+        mine = max(0.0, self.end - time.monotonic())
+        return mine if self._above is None else min(mine, self._above.left)
 
     def step(self) -> None:
         self.steps += 1
@@ -79,6 +79,7 @@ class Pace:
         return replace(answer, problem="; ".join(filter(None, [words, answer.problem])))
 
 
+# A context variable: searches of different threads have their own limits.
 _OPEN: ContextVar[Pace | None] = ContextVar("leakbound_pace", default=None)
 
 
@@ -133,11 +134,11 @@ def planned(attack: Any) -> int:
     """The most evaluations of its objective that an attack takes; 0 for closed forms. Inferred from
     the names of the settings (`steps`, `restarts`, ...), including those of nested attacks.
     """
-    own: dict[str, Any] = {field.name: getattr(attack, field.name) for field in fields(attack)}
-    counts = [k for k in own if k in STEPS or (k.endswith("_steps") and k != CLIENTS)]
-    tried = own["candidates"] if CLIENTS in own and own[CLIENTS] is None else ()
-    steps = sum(own[name] for name in counts)
-    steps += own.get("trial", 0) * (own.get("deals", 0) + len(tried))
-    steps *= EVALUATIONS if own.get("optimizer") == "lbfgs" else 1
-    inner = [planned(value) for value in own.values() if is_dataclass(value)]
-    return int((steps + max(inner, default=0)) * math.prod(own.get(name, 1) for name in TIMES))
+    settings: dict[str, Any] = {field.name: getattr(attack, field.name) for field in fields(attack)}
+    counts = [k for k in settings if k in STEPS or (k.endswith("_steps") and k != CLIENTS)]
+    tried = settings["candidates"] if CLIENTS in settings and settings[CLIENTS] is None else ()
+    steps = sum(settings[name] for name in counts)
+    steps += settings.get("trial", 0) * (settings.get("deals", 0) + len(tried))
+    steps *= EVALUATIONS if settings.get("optimizer") == "lbfgs" else 1
+    inner = [planned(value) for value in settings.values() if is_dataclass(value)]
+    return int((steps + max(inner, default=0)) * math.prod(settings.get(name, 1) for name in TIMES))

@@ -25,6 +25,7 @@ from leakbound.core import (
 )
 from leakbound.covariance import Structured
 
+# This quantile of the units' energies is noise: few units change (bins) or are on (traps).
 QUIET = 0.1
 
 
@@ -154,24 +155,24 @@ def caught(observation: Observation, task: Task, *, differences: bool) -> list[C
     times = task.plan.total_weight
     values = part(update.rows / times).double()
     known = observation.noise_variance
-    given = None if known is None else part(known) / times**2
+    noise = None if known is None else part(known) / times**2
     seen = torch.ones_like(values)
     if update.mask is not None and observation.threat.defense_known:
         seen = part(update.mask).to(values)
     examples = update.examples if len(values) == len(update.rows) else observation.cohort
-    found = []
+    clients = []
     for i, row in enumerate(values):
         rounding = 16 * torch.finfo(update.rows.dtype).eps * row.abs().max()
         variance = rounding.square().clamp_min(1e-300).expand_as(row)
-        if given is not None:
-            variance = given[i] + variance
+        if noise is not None:
+            variance = noise[i] + variance
         elif not isinstance(update.law, Exact):
             variance = variance + _scatter(row, differences)
         precision = seen[i] / variance
         if update.mask_private and not update.drawn:
             precision = precision + _pruned(row, seen[i])
-        found.append(Caught(row, precision, examples[i]))
-    return found
+        clients.append(Caught(row, precision, examples[i]))
+    return clients
 
 
 def _pruned(row: Tensor, seen: Tensor) -> Tensor:

@@ -29,7 +29,9 @@ __all__ = [
 ]
 
 ESTIMATORS = ("optimal", "unbiased", "shrinkage", "gamma", "division")
+# Public norms that are tried, evenly spaced: each simulates the client once.
 MOST_NORMS = 64
+# A limit on the turns of the fixed point of norm and clipping scale, which stops by itself.
 TURNS = 100
 # The recurrence for the ratio of Bessel functions starts this many orders above the wanted one.
 EXTRA_ORDERS = 1000
@@ -239,26 +241,26 @@ class _Reader:
         """|X| and the scale of single examples of unknown norm."""
         noise = self.noise.square()
         spread = (noise * (2 * self.width * noise + 4 * self.energy.clamp_min(0))).sqrt()
-        length, told = self._inverted(spread)
-        sure = told & (spread < 0.1 * self.energy)
+        length, sure_norms = self._inverted(spread)
+        sure = sure_norms & (spread < 0.1 * self.energy)
         norms = length if bool(sure.all()) else torch.where(sure, length, self._agreeing(spread))
         least = 1e-12 * self.largest
-        return norms, self._scale(torch.where(told, length, norms).clamp_min(least))
+        return norms, self._scale(torch.where(sure_norms, length, norms).clamp_min(least))
 
     def _inverted(self, spread: Tensor) -> tuple[Tensor, Tensor]:
         """|X| as inferred from the update, and where this holds: a larger norm would be visible."""
         length = self._full(self.largest)
         top = (length * self._scale(length)).square()
-        told = self.energy <= top * (1 - 1e-4) - 4 * spread
+        visible = self.energy <= top * (1 - 1e-4) - 4 * spread
         signal = self.energy.clamp_min(0).sqrt()
         least = 1e-12 * self.largest
         for _ in range(TURNS):
             before = length
             length = signal / self._scale(length)
             length = length.clamp(least, self.largest)
-            if not bool((told & ((length - before).abs() > 1e-6 * before)).any()):
+            if not bool((visible & ((length - before).abs() > 1e-6 * before)).any()):
                 break
-        return length, told
+        return length, visible
 
     def _agreeing(self, spread: Tensor) -> Tensor:
         """The mean of the public norms, weighted by how well each explains the signal's energy."""
@@ -325,15 +327,15 @@ def _matched(observation: Observation, task: Task, caught: Tensor) -> tuple[Tens
     weights = torch.ones_like(caught)
     variance = observation.noise_variance
     if variance is not None:
-        own = _trap_rows(task, variance)
-        loud = own.amax().clamp_min(1e-300)
-        weights = 1 / (own / loud).clamp_min(1e-12)
+        noise = _trap_rows(task, variance)
+        loud = noise.amax().clamp_min(1e-300)
+        weights = 1 / (noise / loud).clamp_min(1e-12)
     if update.mask is not None and observation.threat.defense_known:
         weights = weights * _trap_rows(task, update.mask)
     total = weights.sum(1)
     mean = (weights * caught).sum(1) / total.clamp_min(1e-300)
     if variance is not None:
-        each = (weights.square() * own).sum(1) / total.square().clamp_min(1e-300)
+        each = (weights.square() * noise).sum(1) / total.square().clamp_min(1e-300)
         seen = (total > 0).sum(1).clamp_min(1)
         return mean, ((each * (total > 0)).sum(1) / seen).sqrt()
     copies = caught.shape[1]
@@ -412,8 +414,8 @@ class CorrelatedTrap(LinearTrap):
             raise NotApplicable(f"pattern is {pattern}, but only {count} rounds were seen")
         if any(each.rows.shape != last.rows.shape or each.bound != last.bound for each in seen):
             raise NotApplicable("the rounds differ in shape, or in the bound on an example")
-        found = (getattr(k, "factor", None) for k in getattr(observation.defense, "links", ()))
-        own = next((one for one in found if isinstance(one, Factor)), None)
+        factors = (getattr(k, "factor", None) for k in getattr(observation.defense, "links", ()))
+        own = next((one for one in factors if isinstance(one, Factor)), None)
         factor = Factor.parse("none", count) if own is None else own.first(count)
         weights = factor.weights(pattern)
         none = torch.zeros_like(last.rows)

@@ -21,8 +21,11 @@ from leakbound.attacks.planted import (
 from leakbound.core import Observation, Reconstruction, Task
 from leakbound.randomness import normal, stream
 
+# Rows that differ by this share of their size are still of the same images: values round.
 SAME = 1e-3
+# An image may leave the input range by this share of it: noise and rounding.
 SLACK = 0.05
+# The probability that noise makes any two equal rows look different.
 CHANCE = 1e-3
 MOST = 2048
 
@@ -111,8 +114,8 @@ class TrapWeights(Attack):
         left = 0
         for row in caught(observation, task, differences=False):
             reader = _WeightReader(row, task, prior)
-            found, supports = reader.all()
-            images += [*found, prior.mean.expand(row.examples - len(found), -1)]
+            decoded, supports = reader.all()
+            images += [*decoded, prior.mean.expand(row.examples - len(decoded), -1)]
             sure += sum(n > 1 for n in supports)
             left += reader.unexplained()
         problem = None
@@ -176,8 +179,8 @@ class _WeightReader:
         scaled = self.left * self.seen * self.typical.sqrt()
         square = scaled.square()
         part = scaled[rows]
-        own = square[rows] @ self.seen.T + self.seen[rows] @ square.T
-        distance = (own - 2 * part @ scaled.T).clamp_min(0) / 2
+        squares = square[rows] @ self.seen.T + self.seen[rows] @ square.T
+        distance = (squares - 2 * part @ scaled.T).clamp_min(0) / 2
         energy = (square.sum(1)[rows, None] + square.sum(1)) / 2
         distance = (distance - SAME**2 * energy).clamp_min(0)
         self.distance[rows] = distance
@@ -188,17 +191,17 @@ class _WeightReader:
         low, high = self.range
         width = high - low
         size = self.left[:, -1]
-        told = (size.square() * self.precision[:, -1] > 16) & self._loud(1.0) & ~self.used
-        size = torch.where(told, size, 1)
+        readable = (size.square() * self.precision[:, -1] > 16) & self._loud(1.0) & ~self.used
+        size = torch.where(readable, size, 1)
         images = self.left[:, :-1] / size[:, None]
         doubt = (4 / self.precision[:, :-1].sqrt()) / size.abs()[:, None] + SLACK * width
         outside = (images < low - doubt) | (images > high + doubt)
-        told &= ~(outside & (self.seen[:, :-1] > 0)).any(1)
-        agree = (self.distance <= self.limit) & self.shared & told & told[:, None]
+        readable &= ~(outside & (self.seen[:, :-1] > 0)).any(1)
+        agree = (self.distance <= self.limit) & self.shared & readable & readable[:, None]
         support = agree.sum(1)
-        best = (support == support.max()) & told
+        best = (support == support.max()) & readable
         loudest = torch.where(best, size.abs(), -1).argmax()
-        return agree[loudest] & told[loudest]
+        return agree[loudest] & readable[loudest]
 
     def _read(self, members: Tensor) -> tuple[Tensor, Tensor]:
         """The mean [d x | d] (N + 1,) of rows that agree, and its image (N,)."""

@@ -43,6 +43,7 @@ def leaves(update: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def vector(update: Any, like: Tensor | None = None) -> Tensor:
     """All numbers of an update in one float64 vector (D,), as many as in `like`."""
+    # Float64: the client's own type would round the sums over runs.
     parts = [value.reshape(-1).double() for _, value in leaves(update)]
     found = torch.cat(parts) if parts else torch.zeros(0)
     count = len(found) if like is None else len(like)

@@ -85,6 +85,7 @@ def audit_many_runs(
     quarter = runs // 4
     canary, other = _canary_pair(task, base, draws, canary)
     batches = [_joined(base, other) if claims.replace else base, _joined(base, canary)]
+    # Scores are of changes from this update: sums over runs then keep their digits.
     first = _sent(client, weights, batches[0], draws)
     start = vector(first)
     places = gradient_places(first, task)
@@ -93,6 +94,7 @@ def audit_many_runs(
     def phase(count: int) -> Iterator[tuple[bool, Tensor]]:
         """Updates with and without the canary, `count` of each, in a random order."""
         nonlocal done
+        # A program that drifts from run to run must not show as a difference.
         for place in permutation(2 * count, draws).tolist():
             held = place < count
             done = done + 1
@@ -202,6 +204,7 @@ def _canary_pair(
     inputs = torch.cat([*blank, base.inputs[:TRIED], _extremes(task, base, TRIED, draws)])
     labels = torch.unique(base.labels, dim=0)
     rows = inputs.repeat_interleave(len(labels), 0)
+    # Text models take the next tokens as labels: others would be no training.
     every = _own_labels(task, rows, labels.repeat(len(inputs), *[1] * (labels.ndim - 1)))
     if canary is not None:
         rows = torch.cat([canary.inputs, rows])
@@ -210,6 +213,7 @@ def _canary_pair(
     mean = _gradients(task, base).mean(0)
     mean = normalize(mean, dim=0)
     apart = (found - torch.outer(found @ mean, mean)).norm(dim=1)
+    # A canary that was given stands first.
     best = int(apart.argmax()) if canary is None else 0
     far = int((normalize(found) @ found[best]).argmin())
     return Batch(rows[best, None], every[best, None]), Batch(rows[far, None], every[far, None])
@@ -256,6 +260,7 @@ def _directions(
     means = [own / count for own in sums]
     change = means[1] - means[0]
     spread = (squares / count - means[0].square() - means[1].square()).clamp_min(0)
+    # An entry without noise shows the canary for certain: its weight must stay finite.
     spread += FLOOR * max(float(spread.max()), float(change.square().max()), 1e-200)
     plain = [change]
     if slope is not None:
@@ -299,6 +304,7 @@ def _event(
     best: tuple[float, int, float, int] = (-np.inf, 0, 0.0, 0)
     for way in range(chosen.shape[2]):
         values = np.unique(chosen[..., way])
+        # Between two scores: on a score, the event would depend on ties.
         cuts = np.append((values[1:] + values[:-1]) / 2, values[-1])
         for side, (high, low) in enumerate(_limits(chosen[..., way], cuts, level)):
             merits = merit(high, low)

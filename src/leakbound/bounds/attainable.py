@@ -101,7 +101,7 @@ class Attainable:
         rows = flat_images(self.examples)
         if len(rows) < FEWEST:
             raise ValueError(f"examples holds {len(rows)}; give at least {FEWEST}")
-        single("confidence", probability("confidence", self.confidence))
+        single(probability, confidence=self.confidence)
         order = np.random.default_rng(2).permutation(len(rows))
         built = min(BUILT, len(rows) // 2)
         object.__setattr__(self, "_public", rows[order[:built]])
@@ -173,7 +173,7 @@ class Attainable:
         if self.distance.squared:
             return codewords(public, eta, SIZES[-1])[0]
         chosen, _ = covering(self.distance.apart(public, public) <= eta, SIZES[-1])
-        return np.asarray(public[chosen])
+        return public[chosen]
 
     @cached_property
     def _layers(self) -> list[_LinearAttack]:
@@ -234,11 +234,11 @@ class _LinearAttack:
         found = np.zeros_like(seen)
         s = noise[part, None]
         found[part] = (seen[part] + s * spread[part]) / np.maximum(self.values + s**2, 1e-12)
-        return np.asarray(self.mean + found @ self.both.T)
+        return self.mean + found @ self.both.T
 
 
 def _clipped(rows: Array) -> Array:
-    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0))
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
 
 
 def _named(noise: Array, size: int) -> Array:

@@ -84,6 +84,7 @@ def neighbors(blocks: Iterable[Array], reach: float) -> tuple[list[Array], list[
         if pairs > MOST_PAIRS:
             near.append(np.broadcast_to(np.int32(0), len(inside)))  # takes no memory
             continue
+        # Stable: equal distances must not depend on the machine.
         order = inside[np.argsort(line[inside], kind="stable")]
         near.append(order.astype(np.int32))
         apart.append(np.maximum(0, line[order]))
@@ -113,6 +114,7 @@ def _search(near: list[Array], fits: Callable[[list[int]], bool]) -> tuple[int, 
     each, caps = (np.array([1 + _colors(own, linked) for own in of]) for of in (linked, later))
     best = 1
     calls = 0
+    # The largest possible ball first: then the others end at once.
     for first in np.argsort(-caps, kind="stable").tolist():
         if caps[first] <= best:
             break

@@ -185,6 +185,7 @@ class Visible(Composed):
     def _at(self, sigma: Array, q: float, count: int, blind: Array, rough: bool = False) -> Array:
         k, mass, left = _sampled_steps(count, q)
         k, mass, left = _likely(k, mass, left, float(np.exp(blind.min(initial=0.0))))
+        # Some rows at a time: the whole table of rows and counts may not fit.
         found = np.empty(sigma.size)
         rows = max(1, TOGETHER // len(k))
         start = scipy.special.ndtri_exp(blind)
@@ -205,7 +206,7 @@ class Visible(Composed):
 
         def excess(place: Array) -> Array:
             found = self._at(np.exp(place), q, count, blind)
-            return np.asarray(np.log(np.maximum(found, LEAST)) - goal)
+            return np.log(np.maximum(found, LEAST)) - goal
 
         free = self._at(np.zeros(target.shape), q, count, blind) <= target
         high = np.zeros(target.shape)
@@ -267,6 +268,7 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array, float]:
     If rounding makes the masses sum to less than 1, they are scaled up to 1.
     """
     variance = steps * q * (1 - q)
+    # Deep tails of many steps would be millions of numbers; a lighter cut is enough there.
     deep = LEFT if variance < 1e7 else TAIL
     reach = deep / 3 + np.sqrt((deep / 3) ** 2 + 2 * deep * variance)
     low = max(0.0, np.floor(steps * q - reach))
@@ -291,6 +293,7 @@ def _likely(k: Array, mass: Array, left: float, least: float) -> tuple[Array, Ar
 def _targets(gamma: ArrayLike, blind: Array, *more: Array) -> list[Array]:
     """All arguments, broadcast, with the one check that all inverses need."""
     target, blind, *rest = np.broadcast_arrays(probability("gamma", gamma), blind, *more)
+    # Without noise the bound is 1, with infinite noise kappa: nothing below kappa is reached.
     if np.any(blind >= np.log(target)):
         worst = int(np.argmax(blind - np.log(target)))
         raise ValueError(

@@ -59,6 +59,7 @@ def _integral(a: Array, c: Array, k: Array) -> Array:
     mode = _mode(a, c, k)
     phi = 1 / (1 + np.abs(c))
     power = _power_width(mode, k)
+    # Panels are narrow where the integrand changes fast, and double from there.
     near = np.concatenate([0 * mode, phi * DOUBLES, -phi * DOUBLES], 1)
     wide = np.concatenate([w * DOUBLES for w in (power, -power, 1 + 0 * mode, -1 - 0 * mode)], 1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -71,11 +72,12 @@ def _integral(a: Array, c: Array, k: Array) -> Array:
     half = (edges[:, 1:] - edges[:, :-1])[..., None] / 2
     r = (edges[:, :-1, None] + half * (1 + _X)).reshape(len(mode), -1)
     weight = (half * _W).reshape(len(mode), -1)
+    # The largest value is taken out, so that exp neither overflows nor vanishes.
     top = _log_integrand(mode, a, c, k)
     with np.errstate(divide="ignore"):
         total = (weight * np.exp(_relative(r, mode, a, c, k))).sum(1)
         constant = (1 - k / 2) * np.log(2) - special.gammaln(k / 2)
-        return np.asarray((constant + top)[:, 0] + np.log(total))
+        return (constant + top)[:, 0] + np.log(total)
 
 
 def _power_width(mode: Array, k: Array) -> Array:
@@ -86,7 +88,7 @@ def _power_width(mode: Array, k: Array) -> Array:
 
 
 def _log_integrand(r: Array, a: Array, c: Array, k: Array) -> Array:
-    return np.asarray(special.xlogy(k - 1, r) - r**2 / 2 + special.log_ndtr(a - c * r))
+    return special.xlogy(k - 1, r) - r**2 / 2 + special.log_ndtr(a - c * r)
 
 
 def _relative(r: Array, mode: Array, a: Array, c: Array, k: Array) -> Array:
@@ -94,7 +96,7 @@ def _relative(r: Array, mode: Array, a: Array, c: Array, k: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         growth = np.where(k > 1, (k - 1) * np.log(r / np.where(k > 1, mode, 1.0)), 0.0)
     far = special.log_ndtr(a - c * r) - special.log_ndtr(a - c * mode)
-    return np.asarray(growth - (r - mode) * (r + mode) / 2 + far)
+    return growth - (r - mode) * (r + mode) / 2 + far
 
 
 def _mode(a: Array, c: Array, k: Array) -> Array:
@@ -116,9 +118,9 @@ def _mode(a: Array, c: Array, k: Array) -> Array:
             rises = (k - 1) / r - r > c * _mills(a - c * r)
             low = np.where(rises, middle, low)
             high = np.where(rises, high, middle)
-    return np.asarray(np.where((k == 1) & (c >= 0), 0.0, np.exp(low)))
+    return np.where((k == 1) & (c >= 0), 0.0, np.exp(low))
 
 
 def _mills(z: Array) -> Array:
     """phi(z) / Phi(z), by erfcx because the logarithms cancel for z far below 0."""
-    return np.asarray(ROOT / special.erfcx(-HALF * z))
+    return ROOT / special.erfcx(-HALF * z)

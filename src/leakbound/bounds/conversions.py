@@ -97,7 +97,7 @@ def epsilon(
         fits = composed(highest) <= level[here]
 
         def holds(e: Array, composed: Delta = composed, most: Array = level[here]) -> Array:
-            return np.asarray(composed(e) <= most)
+            return composed(e) <= most
 
         least = least_where(holds, np.zeros_like(highest), highest)
         found[here] = np.where(fits, least, highest)
@@ -120,6 +120,7 @@ def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
         near = np.log1p(
             -np.exp(-u * u / 2 - np.log(2 * np.pi) / 2 - special.log_ndtr(-u)) * _mills(v)
         )
+        # Each form is exact on its own side of 0 and cancels on the other.
         found = np.where(u > 0, far, special.log_ndtr(-u) + near)
     found = np.where((m == 0) | (e == np.inf), -np.inf, np.where(m == np.inf, 0.0, found))
     return np.where(np.isnan(found), -np.inf, np.minimum(found, 0.0))
@@ -127,7 +128,7 @@ def log_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
 
 def _mills(x: Array) -> Array:
     """Phi(-x) / phi(x)."""
-    return np.asarray(np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2)))
+    return np.sqrt(np.pi / 2) * special.erfcx(x / np.sqrt(2))
 
 
 def _full_epsilon(m: Array, level: Array) -> Array:
@@ -137,7 +138,7 @@ def _full_epsilon(m: Array, level: Array) -> Array:
     high = np.maximum(-special.ndtri(level), -finite / 2)
 
     def holds(u: Array) -> Array:
-        return np.asarray(log_delta(finite, finite * (u + finite / 2)) <= np.log(level))
+        return log_delta(finite, finite * (u + finite / 2)) <= np.log(level)
 
     with np.errstate(over="ignore"):
         found = finite * (least_where(holds, low, high) + finite / 2)
@@ -147,6 +148,7 @@ def _full_epsilon(m: Array, level: Array) -> Array:
 
 def _larger(noise: float, q: float, count: int, replace: bool) -> Delta | None:
     """The larger delta of both directions; None if the grid would be too coarse."""
+    # "replace" is its own mirror; adding and removing are not.
     pairs: tuple[Pair, ...] = ("replace",) if replace else ("remove", "add")  # it has a mirror
     curves = [own for pair in pairs if (own := curve(noise, q, count, pair)) is not None]
     if len(curves) < len(pairs):

@@ -50,8 +50,8 @@ def balls_in_bins(noise_multiplier: float, *, factor: Factor, bins: int, kappa: 
         >>> round(balls_in_bins(1.0, factor=Factor.parse("none", 10), bins=10, kappa=1e-3), 5)
         0.00433
     """
-    sigma = single("noise_multiplier", positive("noise_multiplier", noise_multiplier))
-    level = single("kappa", probability("kappa", kappa))
+    sigma = single(positive, noise_multiplier=noise_multiplier)
+    level = single(probability, kappa=kappa)
     check.count(bins=bins)
     parts = [range(j, factor.rounds, bins) for j in range(min(bins, factor.rounds))]
     lengths = np.array([factor.sensitivity(part) for part in parts] + [0.0] * (bins - len(parts)))
@@ -108,7 +108,7 @@ def _sum_of(grid: Array, count: int) -> Array:
 
     def joined(a: Array, b: Array) -> Array:
         found = fft.irfft(fft.rfft(a, size) * fft.rfft(b, size), size)
-        return np.asarray(np.maximum(0.0, found[: len(grid)]))
+        return np.maximum(0.0, found[: len(grid)])
 
     total: Array | None = None
     while count:

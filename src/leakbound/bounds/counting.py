@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -67,9 +67,9 @@ def count_limit(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
         >>> round(count_limit(1, 5000), 7)
         0.0009484
     """
-    single("n", whole("n", n))
-    held = single("count", whole("count", count, 0))
-    tail = 1 - single("confidence", probability("confidence", confidence))
+    single(whole, n=n)
+    held = single(partial(whole, least=0), count=count)
+    tail = 1 - single(probability, confidence=confidence)
     return clopper_pearson(int(held), n, tail)[1]
 
 
@@ -82,7 +82,7 @@ def count_least(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
         >>> round(count_least(10, 5000), 7)
         0.0010855
     """
-    tail = 1 - single("confidence", probability("confidence", confidence))
+    tail = 1 - single(probability, confidence=confidence)
     return clopper_pearson(count, n, tail)[0]
 
 
@@ -143,6 +143,7 @@ class PublicSample(Baseline):
                     f"source_sizes is {self.source_sizes}; give the largest and the mean number of "
                     "examples of a source, both at least 1, beside sources"
                 )
+        # In the given order again, so that labels and sources keep their places.
         keep = np.sort(order[:MOST])
         object.__setattr__(self, "examples", rows[keep])
         object.__setattr__(self, "_coded", self.distance.coded(rows[keep]))
@@ -155,8 +156,8 @@ class PublicSample(Baseline):
                 labels = np.unique(labels.reshape(len(rows), -1), axis=0, return_inverse=True)[1]
             labels = labels.reshape(-1)
             object.__setattr__(self, "labels", labels[keep])
-        single("guesses", whole("guesses", self.guesses))
-        single("confidence", probability("confidence", self.confidence))
+        single(whole, guesses=self.guesses)
+        single(probability, confidence=self.confidence)
         object.__setattr__(self, "_kept", {})
         object.__setattr__(self, "_near", {})
 
@@ -249,6 +250,7 @@ class PublicSample(Baseline):
         """As `neighbors`, taken from those of a larger reach if they are known."""
         known: dict[int, tuple[float, list[Array], list[Array]]] = self._near  # type: ignore[attr-defined]
         reach = self.distance.reach(eta)
+        # Lists of a larger reach hold those of every smaller one.
         far, near, apart = known.get(place, (-1.0, [], []))
         if far < reach:
             near, apart = neighbors(self.distance.among(rows), reach)
@@ -441,7 +443,7 @@ def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
         >>> examples_needed(0.001)
         4742
     """
-    wanted = single("gamma", probability("gamma", gamma))
+    wanted = single(probability, gamma=gamma)
     found: int = math.ceil(special.gammaincinv(2, confidence) / wanted)  # Poisson, for rare events
     while 2 < found < 1_000_000 and count_limit(1, found - 1, confidence=confidence) <= wanted:
         found -= 1
@@ -485,7 +487,7 @@ def self_bounding_limit(seen: float, *, confidence: float = CONFIDENCE) -> float
         >>> [round(self_bounding_limit(seen), 2) for seen in (0.0, 1.0, 10.0)]
         [3.0, 5.74, 19.85]
     """
-    log = -math.log1p(-float(single("confidence", probability("confidence", confidence))))
+    log = -math.log1p(-single(probability, confidence=confidence))
     if seen <= 0:
         return log
     missed = lambda v: v - seen - seen * math.log(v / seen) - log  # noqa: E731

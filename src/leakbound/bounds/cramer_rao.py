@@ -140,6 +140,7 @@ def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
     values, vectors = np.linalg.eigh(root @ matrix @ root.T)
     if values[0] < -1e-8 * np.abs(values).max():
         raise ValueError(f"fisher has the eigenvalue {values[0]:.4g}; give one without any below 0")
+    # Eigenvalues are raised by their rounding, which can only lower the bound.
     slack = prior.rank * np.finfo(np.float64).eps * np.abs(values).max()
     with np.errstate(divide="ignore"):
         errors = 1 / (float(known) + np.maximum(values, 0) + slack)
@@ -214,7 +215,7 @@ def _projected(name: str, fisher: Any, prior: Prior) -> Array:
     """A Fisher information in the prior's k coordinates."""
     if prior.basis is None or np.shape(fisher) == (prior.rank, prior.rank):
         return symmetric(name, fisher, prior.rank)
-    return np.asarray(prior.basis.T @ symmetric(name, fisher, prior.dimension) @ prior.basis)
+    return prior.basis.T @ symmetric(name, fisher, prior.dimension) @ prior.basis
 
 
 def _choose(samples: Array, known: Array) -> Array:
@@ -241,7 +242,7 @@ def _shrunk_inverse(fisher: Array, known: Array, shrinkage: float) -> Array:
         factor = linalg.cho_factor(known + (1 - shrinkage) * fisher + shrinkage * mean)
     except linalg.LinAlgError:
         return np.zeros_like(known)
-    return np.asarray(linalg.cho_solve(factor, np.eye(len(fisher))))
+    return linalg.cho_solve(factor, np.eye(len(fisher)))
 
 
 def _diagonal(prior: Prior) -> tuple[Array, Array | None]:

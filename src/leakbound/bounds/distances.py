@@ -98,11 +98,11 @@ class SquaredError(Distance):
         return np.atleast_1d(positive("eta", eta, infinite=True))
 
     def paired(self, a: Array, b: Array) -> Array:
-        return np.asarray(np.square(a - b).mean(1))
+        return np.square(a - b).mean(1)
 
     def apart(self, a: Array, b: Array) -> Array:
         squares = np.square(a).sum(1)[:, None] + np.square(b).sum(1)
-        return np.asarray((squares - 2 * a @ b.T) / a.shape[1])
+        return (squares - 2 * a @ b.T) / a.shape[1]
 
     def among(self, rows: Array) -> Iterator[Array]:
         square = np.square(rows).sum(1)
@@ -138,7 +138,7 @@ class SquaredError(Distance):
 
 
 def _squares(rows: Array) -> Array:
-    return np.asarray(spatial.distance.cdist(rows, rows, "sqeuclidean") / rows.shape[1])
+    return spatial.distance.cdist(rows, rows, "sqeuclidean") / rows.shape[1]
 
 
 def _centers(apart: Array) -> Iterator[Array]:
@@ -180,7 +180,7 @@ class ColumnMisses(Distance):
         return f"{self.parts} that may differ"
 
     def paired(self, a: Array, b: Array) -> Array:
-        return np.asarray((~(np.abs(self.coded(a) - self.coded(b)) <= 1)).sum(1))
+        return (~(np.abs(self.coded(a) - self.coded(b)) <= 1)).sum(1)
 
     def apart(self, a: Array, b: Array) -> Array:
         return _misses(self.coded(a), self.coded(b), 1.0)
@@ -211,7 +211,7 @@ class ColumnMisses(Distance):
         wide = 2 * (1 + ROUNDING)
         if len(rows) <= FEW:
             above = rising - rising[:, None]
-            return np.asarray(((above >= 0) & (above <= wide)).sum(1).max(0))
+            return ((above >= 0) & (above <= wide)).sum(1).max(0)
         ends = [np.searchsorted(own, own + wide, "right") for own in rising.T]
         return np.array([(end - np.arange(len(rows))).max() for end in ends])
 

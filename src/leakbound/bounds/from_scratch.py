@@ -226,7 +226,7 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array]:
 def _relative_error(n: Array, eta: Array, r: Array) -> Array:
     """E = N eta / |X|^2, the squared sine of the angle that succeeds."""
     with np.errstate(over="ignore", under="ignore"):
-        return np.asarray(n * (eta / r / r))
+        return n * (eta / r / r)
 
 
 def _log_gamma(sigma: Array, n: Array, e: Array) -> Array:

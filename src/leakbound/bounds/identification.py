@@ -150,7 +150,7 @@ def log_blind(kappa: ArrayLike | None, log_kappa: ArrayLike | None) -> Array:
     """The logarithm of the prior-only success, from whichever of the two is given."""
     if kappa is not None and log_kappa is None:
         with np.errstate(divide="ignore"):
-            return np.asarray(np.log(probability("kappa", kappa, closed=True)))
+            return np.log(probability("kappa", kappa, closed=True))
     if log_kappa is None or kappa is not None:
         raise ValueError("kappa and log_kappa: give exactly one of them")
     return between("log_kappa", log_kappa, -np.inf, 0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 import numpy as np
@@ -102,10 +102,10 @@ class KnownModel:
             if len(labels) != len(rows):
                 raise ValueError(f"labels holds {len(labels)}; give one for each of {len(rows)}")
             object.__setattr__(self, "labels", labels)
-        single("guesses", whole("guesses", self.guesses))
-        single("confidence", probability("confidence", self.confidence))
-        single("draws", whole("draws", self.draws, 2))
-        single("seed", whole("seed", self.seed, 0))
+        single(whole, guesses=self.guesses)
+        single(probability, confidence=self.confidence)
+        single(partial(whole, least=2), draws=self.draws)
+        single(partial(whole, least=0), seed=self.seed)
         object.__setattr__(self, "_kept", {})
 
     @property
@@ -132,9 +132,8 @@ class KnownModel:
             >>> [round(public.success_bound(s, eta=0.01), 2) for s in (0.0, 0.5, 2.0)]
             [1.0, 0.25, 0.03]
         """
-        noise = non_negative("noise_multiplier", noise_multiplier)
-        level = _level(eta)
-        return self._fresh(single("noise_multiplier", noise), level, 1, 0)
+        noise = single(non_negative, noise_multiplier=noise_multiplier)
+        return self._fresh(noise, single(positive, eta=eta), 1, 0)
 
     def noise_for(self, gamma: float, eta: float) -> float:
         """The smallest noise multiplier found whose `success_bound` is at most gamma, to 1 %.
@@ -159,8 +158,8 @@ class KnownModel:
             >>> 0.95 < public.noise_for(0.2, eta=0.01) < 0.97
             True
         """
-        wanted = single("gamma", probability("gamma", gamma))
-        level = _level(eta)
+        wanted = single(probability, gamma=gamma)
+        level = single(positive, eta=eta)
         last = math.ceil(math.log(MOST_NOISE / LEAST_NOISE) / math.log1p(STEP))
         grid = np.geomspace(LEAST_NOISE, MOST_NOISE, last + 1)
         looks = 1 + math.ceil(math.log2(last + 1))
@@ -264,7 +263,7 @@ class _Group:
 
     @cached_property
     def gram(self) -> Array:
-        return np.asarray(self.root @ self.root.T)
+        return self.root @ self.root.T
 
     @property
     def prior(self) -> Array:
@@ -278,7 +277,7 @@ class _Group:
         # ln p(y | j) = (y.g_j - |g_j|^2 / 2) / s^2 + the same for all j, y.g_j = G_ij + s (L z)_j
         logs = (self.gram[chosen] - self.gram.diagonal() / 2) / noise**2 + mixed / noise
         weights = np.exp(logs - logs.max(1, keepdims=True))
-        return np.asarray(weights / weights.sum(1, keepdims=True))
+        return weights / weights.sum(1, keepdims=True)
 
     def masses(self, weights: Array, guesses: int) -> tuple[Array, Array]:
         """(T,) each: the mass that candidate examples attain, and a bound for any candidate."""
@@ -306,11 +305,12 @@ class _Group:
         for _ in range(REFINED):
             center = rough[open_].argmax(1)
             best[open_] = np.maximum(best[open_], self._sharp(padded, open_, center))
+            # This center has its sharp bound now.
             rough[open_, center] = 0.0
             open_ = open_[rough[open_].max(1) > best[open_]]
             if not len(open_):
                 break
-        return np.asarray(np.maximum(best, rough.max(1)))
+        return np.maximum(best, rough.max(1))
 
     def _sharp(self, padded: Array, draw: Indices, center: Indices) -> Array:
         """Upper bound, by draw, on the mass of a ball whose heaviest example is the center."""
@@ -321,7 +321,7 @@ class _Group:
         if largest < found.shape[1]:
             found = -np.partition(-found, largest - 1, axis=1)[:, :largest]
         found = np.cumsum(-np.sort(-found, axis=1), axis=1)
-        return np.asarray(found[np.arange(len(found)), np.minimum(most, found.shape[1]) - 1])
+        return found[np.arange(len(found)), np.minimum(most, found.shape[1]) - 1]
 
 
 def _group(place: Indices, rows: Array, root: Array, level: float) -> _Group:
@@ -372,11 +372,7 @@ def _checked(gram: ArrayLike, n: int) -> Array:
             f"gram has {longest:.6g} on its diagonal; clip the gradients, and divide their "
             "products by the squared clip norm"
         )
-    return np.asarray((found + found.T) / 2)
-
-
-def _level(eta: float) -> float:
-    return single("eta", positive("eta", eta))
+    return (found + found.T) / 2
 
 
 def _limit(values: Array, tail: float) -> float:

@@ -109,11 +109,18 @@ def arguments(**values: ArrayLike) -> Sequence[Array]:
     return np.broadcast_arrays(*(RULES[name](name, value) for name, value in values.items()))
 
 
-def single(name: str, value: Array) -> float:
-    """The single number for a law that takes no array."""
-    if value.ndim:
-        raise ValueError(f"{name} has shape {value.shape}; give a single number")
-    return float(value)
+def single(rule: Callable[[str, ArrayLike], Array], **value: ArrayLike) -> float:
+    """The value of one argument that is a single number, checked by a rule.
+
+    Example:
+        >>> single(positive, eta=0.5)
+        0.5
+    """
+    ((name, given),) = value.items()
+    checked = rule(name, given)
+    if checked.ndim:
+        raise ValueError(f"{name} has shape {checked.shape}; give a single number")
+    return float(checked)
 
 
 def one(value: Array) -> Any:

@@ -199,7 +199,7 @@ def epsilon(parts: Sequence[Part], delta: float, *, visible: bool) -> float:
 
     def holds(level: Array) -> Array:
         found = left + mass @ np.exp(log_delta(gain, level))
-        return np.asarray(found <= delta)
+        return found <= delta
 
     high = 1.0
     while not holds(np.array(high)) and high < 1e12:
@@ -211,7 +211,7 @@ def epsilon(parts: Sequence[Part], delta: float, *, visible: bool) -> float:
 
     def sampled(level: Array) -> Array:
         worst = np.maximum(*(np.asarray(c.at(level)) for c in curves if c is not None))
-        return np.asarray(worst <= delta)
+        return worst <= delta
 
     if not sampled(np.array(found)):
         return found

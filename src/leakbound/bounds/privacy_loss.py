@@ -145,11 +145,11 @@ class LossCurve:
         found = self.delta[left] + part * (self.delta[left + 1] - self.delta[left])
         before = np.exp(np.minimum(0.0, epsilon - self.first))  # up to 1 at minus infinity
         found = 1 + before * (found - 1)
-        return np.asarray(np.minimum(1.0, found + self.slack))
+        return np.minimum(1.0, found + self.slack)
 
     def _line(self, index: Array, log_kappa: Array) -> Array:
         exponent = self.first + index * self.interval + log_kappa
-        return np.asarray(np.exp(np.minimum(exponent, HUGE)) + self.delta[index])
+        return np.exp(np.minimum(exponent, HUGE)) + self.delta[index]
 
 
 def curve(
@@ -381,7 +381,7 @@ def _folded(mass: Array, length: int) -> Array:
     """The mass on a circle of `length` places."""
     wrapped = np.zeros(-(-len(mass) // length) * length)
     wrapped[: len(mass)] = mass
-    return np.asarray(wrapped.reshape(-1, length).sum(0))
+    return wrapped.reshape(-1, length).sum(0)
 
 
 def _raised(base: Array, count: int, logs: Array) -> Array:
@@ -413,4 +413,4 @@ def hockey_stick(mass: Array, beyond: float, interval: float) -> Array:
     decay = np.exp(-interval)
     found, _ = lfilter([-np.expm1(-interval)], [1, -decay], above[::-1], zi=[decay * beyond])
     rounding = 4 * UNIT * (len(found) + 1 / interval)  # of the two running sums, upwards
-    return np.asarray(np.minimum(1.0, found[::-1] * (1 + rounding)))
+    return np.minimum(1.0, found[::-1] * (1 + rounding))

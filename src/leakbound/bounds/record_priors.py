@@ -134,7 +134,7 @@ class GaussianPart:
 
         def past(x: Array) -> Array:  # where the derivative in t has become positive
             shrunk = spectrum / (1 + 2 * np.exp(x)[:, None] * spectrum)
-            return np.asarray(shrunk.sum(1) <= square)
+            return shrunk.sum(1) <= square
 
         t = np.exp(least_where(past, -far, far))
         with np.errstate(over="ignore"):
@@ -182,7 +182,7 @@ class Mixture(Baseline):
             clusters: number of groups without labels.
         """
         rows = flat_images(images)
-        k = int(single("components", whole("components", components)))
+        k = int(single(whole, components=components))
         groups = _clusters(rows, clusters) if labels is None else np.asarray(labels)
         if groups.shape != (len(rows),):
             raise ValueError(f"labels has shape {groups.shape}; give one for each of {len(rows)}")
@@ -210,17 +210,17 @@ class GaussianImages(Mixture):
     @classmethod
     def from_samples(cls, images: ArrayLike, *, components: int) -> Self:  # type: ignore[override]
         """Mean and `components` leading directions of images; the rest share a variance."""
-        k = int(single("components", whole("components", components)))
+        k = int(single(whole, components=components))
         return cls(GaussianPart.from_samples(flat_images(images), k))
 
 
 def _clusters(rows: Array, clusters: int) -> Array:
     from sklearn.cluster import KMeans
 
-    count = int(single("clusters", whole("clusters", clusters)))
+    count = int(single(whole, clusters=clusters))
     if count > len(rows):
         raise ValueError(f"clusters is {count}; give at most the number of images, {len(rows)}")
-    return np.asarray(KMeans(count, n_init=3, random_state=0).fit_predict(rows))
+    return KMeans(count, n_init=3, random_state=0).fit_predict(rows)
 
 
 class Gallery(Baseline):
@@ -376,7 +376,7 @@ def _thinned(images: ArrayLike) -> Array:
 
 def _apart(candidates: Array, rows: Array, squares: Array) -> Array:
     mean = np.square(candidates).mean(1)[:, None]
-    return np.asarray(mean + squares - 2 * candidates @ rows.T / rows.shape[1])
+    return mean + squares - 2 * candidates @ rows.T / rows.shape[1]
 
 
 def _matching(candidates: Array, rows: Array, eta: float) -> Array:

@@ -45,6 +45,7 @@ def least_root(excess: Callable[[Array], Array], low: Array, high: Array) -> Arr
     above 0. Chandrupatla's method (1997) takes about ten evaluations where bisection takes 64.
     Each entry's path depends on that entry alone.
     """
+    # `a` is the latest place, so it starts at the end that is returned if nothing is found.
     a, b = (np.array(end, dtype=float) for end in np.broadcast_arrays(high, low))
     fa = excess(a)
     fb = excess(b)
@@ -55,6 +56,7 @@ def least_root(excess: Callable[[Array], Array], low: Array, high: Array) -> Arr
     fc = fa
     part = np.full(a.shape, 0.5)
     for _ in range(3 * STEPS):
+        # Closer than this, excess is only rounding.
         near = np.minimum(np.abs(a), np.abs(b)) * 2.0**-51 + CLOSE
         open_ = (np.abs(b - a) > 2 * near) & (fa != 0) & (fb != 0) & ~never & ~always
         if not open_.any():
@@ -82,7 +84,7 @@ def _next_part(a: Array, fa: Array, b: Array, fb: Array, c: Array, fc: Array, ne
         quadratic = quadratic + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
         end = np.minimum(0.5, near / np.abs(b - a))
         found = np.where(smooth & np.isfinite(quadratic), quadratic, 0.5)
-        return np.asarray(np.clip(found, end, 1 - end))
+        return np.clip(found, end, 1 - end)
 
 
 def inward(fits: Callable[[Array], Array], value: Array, sign: float) -> Array:
@@ -107,6 +109,7 @@ def crossing(excess: Excess, fine: float, bad: float) -> float:
     """
     step = 1e-6 if bad > fine else -1e-6
     place = float(optimize.brentq(excess, fine, bad, xtol=1e-6, rtol=1e-12))
+    # Brent stops on either side: go back to the safe one.
     while excess(place) > 0:
         place = place - step
         step = 2 * step
@@ -119,6 +122,7 @@ def last_that(holds: Callable[[int], bool], guess: int) -> int:
     """The largest number that satisfies `holds`, at most 2^30, 0 if none; starts near `guess`."""
     low = min(guess, MOST_STEPS)
     step = 1
+    # Steps double, so a poor start costs only its logarithm.
     while low > 0 and not holds(low):
         low = max(0, low - step)
         step = 2 * step

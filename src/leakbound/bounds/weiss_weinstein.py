@@ -64,6 +64,7 @@ def weiss_weinstein_bound(
     grid = _grid(steps, len(known))
     shares = _checked(overlaps, grid)
     lost = 1 - (1 - confidence) ** (1 / len(shares))
+    # An eighth chooses first; each next block is as large as all before it.
     first = max(2, len(shares) // 8)
     gains = []
     ends = []
@@ -99,7 +100,7 @@ def default_steps(
     if whole.shape != known.shape or whole.min() <= 0:
         raise ValueError(f"information is wrong; give {known.shape} numbers above 0")
     powers = 2.0 ** np.arange(1 - count, 1)
-    return np.asarray(largest / np.sqrt(whole)[:, None] * powers)
+    return largest / np.sqrt(whole)[:, None] * powers
 
 
 def least_informed(fisher: Any, prior: Prior, count: int) -> tuple[Array, Array]:
@@ -168,7 +169,7 @@ def _gains(test: Array, choice: tuple[Array, Array], steps: Array, known: Array)
     first, rest = _moments(test, steps, known)
     mine = (slice(None), rows, number)
     gain = 2 * factor * steps[rows, number] * first[mine] - 2 * factor**2 * rest[mine]
-    return np.asarray(gain.sum(1))
+    return gain.sum(1)
 
 
 def _known(prior: Prior, directions: Any) -> Array:
@@ -185,7 +186,7 @@ def _known(prior: Prior, directions: Any) -> Array:
     fits = len(frame) == prior.rank
     if not fits or np.abs(frame.T @ frame - np.eye(frame.shape[1])).max() > 1e-6:
         raise ValueError(f"directions {frame.shape} is wrong; give orthonormal ({prior.rank}, r)")
-    return np.asarray(np.einsum("ir,ij,jr->r", frame, prior.matrix, frame))
+    return np.einsum("ir,ij,jr->r", frame, prior.matrix, frame)
 
 
 def _grid(steps: Any, directions: int) -> Array:

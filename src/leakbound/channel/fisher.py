@@ -159,6 +159,7 @@ def fisher_matrix(channel: Channel, batch: Batch, basis: Tensor | None = None) -
     need = count * width * 8
     if need > MOST_BYTES:
         raise NotApplicable(f"the Jacobian takes {need / 2**30:.1f} GiB; take fewer directions")
+    # One direction at a time, many in a chunk: the whole Jacobian is never differentiated at once.
     frame = torch.eye(total).to(batch.inputs) if basis is None else basis.to(batch.inputs)
     changes = []
     patterns = []

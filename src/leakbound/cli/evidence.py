@@ -49,7 +49,7 @@ def evidence(command: options.EvidenceCommand) -> int:
     images = not command.no_examples
     audited = _audited(command.audited)
     out = _place(command)
-    single("delta", probability("delta", command.delta))
+    single(probability, delta=command.delta)
     runs = [folder.read(place) for place in command.runs]
     names = [PLAN]
     if len(runs) > 1:

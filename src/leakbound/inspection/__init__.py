@@ -36,6 +36,7 @@ __all__ = [
     "statistics",
 ]
 
+# Fewer images do not show that a unit is rarely on; more take time and show nothing else.
 LEAST_PROBES = 64
 MOST_PROBES = 256
 
@@ -84,10 +85,10 @@ def inspect(
         >>> [(f.layer, f.kind, f.strength) for f in inspect(RobbingTheFed().plant(of(images)))]
         [('layer', 'imprint', 128.0)]
     """
-    found = [f for f in statistics(task, probes, input_shape=input_shape) if f.marked]
-    imprinted = {f.layer for f in found if f.kind in ("imprint", "near-duplicate rows")}
+    marks = [f for f in statistics(task, probes, input_shape=input_shape) if f.marked]
+    imprinted = {f.layer for f in marks if f.kind in ("imprint", "near-duplicate rows")}
     doubled = ("equal columns", "imprint on probes")
-    return tuple(f for f in found if not (f.kind in doubled and f.layer in imprinted))
+    return tuple(f for f in marks if not (f.kind in doubled and f.layer in imprinted))
 
 
 def statistics(
@@ -96,21 +97,21 @@ def statistics(
     """Every statistic that `inspect` tests, marked or not: for margins and calibration."""
     images = probes or task.public
     inputs = None if images is None else images.inputs[:MOST_PROBES].to(task.parameters)
-    found: list[LayerFinding] = []
+    findings: list[LayerFinding] = []
     every = layers(task)
     head = head_of(every)
     for layer in every:
         if layer.name != head:
-            found.append(parallel_rows(layer))
-            found.append(balanced_signs(layer))
+            findings.append(parallel_rows(layer))
+            findings.append(balanced_signs(layer))
         elif len(layer.rows) == task.label_range and task.label_range > 2:
-            found.append(lone_classes(layer))
+            findings.append(lone_classes(layer))
         if layer.below is not None and layer.rows.shape[1] == layer.below:
-            found.append(equal_columns(layer))
-        found.append(zeroed(layer))
+            findings.append(equal_columns(layer))
+        findings.append(zeroed(layer))
     if inputs is not None and len(inputs) >= LEAST_PROBES:
-        found += on_probes(task, [layer for layer in every if layer.name != head], inputs)
+        findings += on_probes(task, [layer for layer in every if layer.name != head], inputs)
     shape = input_shape if inputs is None else tuple(inputs.shape[1:])
     if shape is not None:
-        found += tried(task, inputs, shape)
-    return tuple(found)
+        findings += tried(task, inputs, shape)
+    return tuple(findings)

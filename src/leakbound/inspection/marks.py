@@ -21,14 +21,22 @@ from leakbound.randomness import normal, stream, uniform
 
 MANY = 4.0
 """This many similar units are a mark."""
+# Cosines of two rows, and of two columns, that count as parallel.
 PARALLEL = 0.99
 EQUAL_COLUMNS = 0.999
+# Rows with fewer effective weights are parallel by chance.
 FEW_WEIGHTS = 8.0
+# Signs of a row: the least number that says something, and the width of the balanced range in
+# standard deviations.
 FEWEST_SIGNS = 32
 BALANCED = 0.22
+# -log10 of the probability that fresh weights are as balanced.
 UNLIKELY = 12.0
+# How many times farther than the median a class lies alone.
 APART = 10.0
+# Inputs with this many times the mean weight may be constants that carry thresholds.
 HEAVY = 8.0
+# Limits the comparison of wide layers: rows tried as centers, and rows at a time.
 CENTERS = 4096
 CHUNK = 256
 
@@ -54,7 +62,7 @@ def layers(task: Task) -> list[LayerRows]:
     parts = task.tensors(task.parameters.detach())
     there = torch.ones_like(task.parameters, dtype=torch.bool) if task.kept is None else task.kept
     kept = task.unflatten(there)
-    found: list[LayerRows] = []
+    rows_of: list[LayerRows] = []
     below: int | None = None
     size: Tensor | None = None
     for name, module in task.model.named_modules():
@@ -66,10 +74,10 @@ def layers(task: Task) -> list[LayerRows]:
             under = below if linear else None
             entering = _repeated(size, rows.shape[1])
             here = kept.get(key, torch.ones_like(parts[key], dtype=torch.bool)).flatten(1)
-            found.append(LayerRows(name, rows, bias, here, linear, under, entering))
+            rows_of.append(LayerRows(name, rows, bias, here, linear, under, entering))
             size = _sizes(rows if entering is None else rows.double() * entering)
             below = len(rows) if linear else below
-    return found
+    return rows_of
 
 
 def _repeated(size: Tensor | None, width: int) -> Tensor | None:
@@ -274,16 +282,21 @@ def zeroed(layer: LayerRows) -> LayerFinding:
     return LayerFinding(layer.name, "zeroed paths", float(dead), 1.0, words)
 
 
+# Correlation of two units' outputs on images that counts as equal.
 SAME_ANSWERS = 0.999
+# A layer that is amplified this much drowns the model's own outputs.
 LOUD = 1000.0
+# Units on for at most this share of images are rare; a layer is marked if most of its units are.
 RARE = 0.25
 MOSTLY = 0.9
+# A layer of fewer units can look like that by chance.
 FEWEST_UNITS = 16
+# Four images show gains; their number does not matter.
 FEW_IMAGES = 4
 
 
 def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[LayerFinding]:
-    found = []
+    findings = []
     flat = inputs.flatten(1)
     fits = [la for la in layers if la.linear and la.rows.shape[1] == flat.shape[1]]
     try:
@@ -299,8 +312,8 @@ def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[Layer
         level = 0 if layer.bias is None else layer.bias.double() / torch.where(most > 0, most, 1)
         on = seen + level > 0
         rates = on.double().mean(0)
-        found += [_same_answers(layer, seen, rates), _rarely_active(layer, rates)]
-    return found
+        findings += [_same_answers(layer, seen, rates), _rarely_active(layer, rates)]
+    return findings
 
 
 def _same_answers(layer: LayerRows, seen: Tensor, rates: Tensor) -> LayerFinding:
@@ -396,13 +409,13 @@ def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Lay
         push = normal(output.shape, stream(0, "inspection", "push"), like=output)
         slopes = _slopes((output * push).sum(), wanted)
     base = float(slopes[0].double().norm())
-    found = []
+    findings = []
     for name, slope in zip(seen, slopes[1:], strict=True):
         gain = float(slope.double().norm()) / base
         gain = gain if math.isfinite(gain) else math.inf
         words = f"the output of {name!r} is amplified {gain:.3g} times on its way to the loss"
-        found.append(LayerFinding(name, "huge gain", gain, LOUD, words))
-    return output.detach(), found
+        findings.append(LayerFinding(name, "huge gain", gain, LOUD, words))
+    return output.detach(), findings
 
 
 def _slopes(value: Tensor, wanted: list[Tensor]) -> tuple[Tensor, ...]:

@@ -67,7 +67,7 @@ COUNTED = (
 )
 NO_ATTACK = "none"
 MEASURED = "measured update"
-"""The name of what a meter measures, in records."""
+"""The name of what a meter measures, in its assessment."""
 ACTIONS = ("ignore", "warn", "refuse")
 REFUSALS = ("error", "send nothing useful")
 SEND = "send"

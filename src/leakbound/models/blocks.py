@@ -25,6 +25,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 NORMS = ("batch", "batch_training", "group", "none")
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.RNNBase)
+# Modules whose own reset draws nothing.
 _WITH_RESET = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2d)
 
 
@@ -78,6 +79,7 @@ def new_norm(name: str, channels: int) -> nn.Module:
     return nn.GroupNorm(groups, channels) if name == "group" else nn.Identity()
 
 
+# GPT-2's.
 EMBEDDED = 0.02
 
 

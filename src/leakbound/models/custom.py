@@ -14,6 +14,7 @@ from leakbound._util import copies, files, user_code
 from leakbound.domains import TableDomain
 from leakbound.domains.arguments import TakesRows
 
+# What `build` may take or leave.
 _OFFERED = ("input_shape", "classes", "generator", "domain")
 
 
@@ -51,9 +52,9 @@ def adapted(
         >>> adapted(Net(), domain, names=("x_num", "x_cat"))(torch.eye(4)).shape
         torch.Size([4, 2])
     """
-    own = copies.duplicate(model)
-    vars(own)["forward"] = TakesRows(own.forward, domain, form, names)
-    return own
+    taking_rows = copies.duplicate(model)
+    vars(taking_rows)["forward"] = TakesRows(taking_rows.forward, domain, form, names)
+    return taking_rows
 
 
 def load_user_model(path: str, **kwargs: Any) -> nn.Module:
@@ -64,10 +65,10 @@ def load_user_model(path: str, **kwargs: Any) -> nn.Module:
     the call and then restored, so a `build` without a generator is reproducible too.
     """
     build = user_code.find("model", path)
-    given = _accepted(path, build, kwargs)
+    arguments = _accepted(path, build, kwargs)
     try:
         with user_code.seeded(kwargs.get("generator")):
-            model = build(**given)
+            model = build(**arguments)
     except Exception as error:
         raise ValueError(f"model {path!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
@@ -165,11 +166,11 @@ def _accepted(path: str, build: Callable[..., Any], kwargs: dict[str, Any]) -> d
     parameters = signature.parameters.values()
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    given = {k: v for k, v in kwargs.items() if takes_all or k in named or k not in _OFFERED}
+    arguments = {k: v for k, v in kwargs.items() if takes_all or k in named or k not in _OFFERED}
     try:
-        signature.bind(**given)
+        signature.bind(**arguments)
     except TypeError as error:
         raise ValueError(
-            f"model {path!r} cannot be called with ({', '.join(given)}): {error}"
+            f"model {path!r} cannot be called with ({', '.join(arguments)}): {error}"
         ) from error
-    return given
+    return arguments

@@ -212,7 +212,7 @@ def risk(
         (1.83, ['0.01 to 0.029', '0.001 to 0.0041', '0.0001 to 0.00055'])
     """
     goal = _target(psnr, eta, input_range)
-    single("delta", probability("delta", delta))
+    single(probability, delta=delta)
     if prior is not None:
         _check_prior(prior, dim)
     parts = _covered(tuple(_read(history)), divisor, participation)
@@ -292,7 +292,7 @@ def _target(psnr: float | None, eta: float | None, input_range: float) -> Target
         raise ValueError(f"psnr is {psnr} and eta is {eta}; give exactly one of them")
     if psnr is not None:
         return Target.of_psnr(psnr, 0.5, input_range=input_range)
-    return Target(single("eta", positive("eta", cast(float, eta))), 0.5)
+    return Target(single(positive, eta=cast(float, eta)), 0.5)
 
 
 def _upper(parts: tuple[Part, ...], setting: TrainingSetting, log_kappa: float) -> float:

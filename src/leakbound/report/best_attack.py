@@ -153,6 +153,7 @@ def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAt
                 )
     own = {name: [_root(table[seed]) for seed in rounds] for name, table in tables.items()}
     means = {name: fmean(values) for name, values in own.items()}
+    # Of equal means, the baseline: then no attack beats it.
     best = min(means, key=lambda name: (means[name], name != BASELINE))
     tail = (1 - LEVEL) / 2
     low = min(means[name] - student_reach(values, tail) for name, values in own.items())
@@ -186,6 +187,7 @@ def rounds_of(attacks: Mapping[str, Iterable[Assessment]]) -> Rounds:
         for name, some in every.items()
         if name not in own and any(a.status != "not_applicable" for a in some.values())
     )
+    # A crash in one round would otherwise look like a weak attack.
     kept = [seed for seed in seeds if _whole([some.get(seed) for some in own.values()])]
     errors = {
         name: {seed: squared_errors(some[seed].scores) for seed in kept if measured(some.get(seed))}
@@ -247,6 +249,7 @@ def _tightest(own: Sequence[Assessment], winner: Errors) -> TightestBound | str:
     Where the attacks' experiments of one round hold different bounds (a malicious server changes
     the model), the lowest covers them all.
     """
+    # Pairing in the best order lowers a batch's error below what the bound is on.
     if any(len(errors) > 1 for errors in winner.values()):
         return "single examples only"
     bounds = [(a.seed, bound) for a in own for bound in a.bounds if bound.on_error]
@@ -256,6 +259,7 @@ def _tightest(own: Sequence[Assessment], winner: Errors) -> TightestBound | str:
         by_round = grouped(
             (seed, 0.0 if psnr is None else mse_of_psnr(psnr)) for seed, psnr in values
         )
+        # A malicious server's attacks face other models, and the lowest bound covers them all.
         root = math.sqrt(fmean(min(levels) for levels in by_round.values()))
         error = math.sqrt(fmean(value for seed in by_round for value in winner[seed]))
         made.append(TightestBound(root, error / root if root else None, *kind, len(by_round)))

@@ -116,7 +116,7 @@ def column_tables(
     result. Rows count as independent.
     """
     ran = grouped((names.key(a), a) for a in assessments if a.status == "ok" and a.columns)
-    found = []
+    tables_made = []
     for row in rows:
         attacks = grouped((names.attack(a), a) for a in ran.get(row.key, ()))
         pairs = grouped(
@@ -139,9 +139,10 @@ def column_tables(
         ]
         if made:
             made.sort(key=lambda one: (not one.sensitive, -one.attack.value, one.name))
+            # From so few rows, even a perfect attack has a corrected p-value above the limit.
             fewest = math.ceil(math.log2(len(pairs) / SIGNIFICANT))
-            found.append(ColumnTable(*row.key, attack, made[0].attack.n, fewest, tuple(made)))
-    return found
+            tables_made.append(ColumnTable(*row.key, attack, made[0].attack.n, fewest, tuple(made)))
+    return tables_made
 
 
 def paired(pairs: Sequence[tuple[bool, bool]]) -> float:
@@ -159,6 +160,7 @@ def paired(pairs: Sequence[tuple[bool, bool]]) -> float:
 def row_of(own: Assessment) -> RowTable | None:
     """The best reconstructed row or sequence; None if the record holds no values."""
     scores = own.scores if own.sequences is None else own.scores[: len(own.sequences)]
+    # Without the truth there are no scores: then the first row stands for all.
     place = max(range(len(scores)), key=lambda i: scores[i] or 0.0) if scores else 0
     if own.sequences:
         return _sequence(own.sequences[place], place)

@@ -63,6 +63,7 @@ class VerdictPair:
     def change(self) -> int:
         """1 safer in the second, -1 less safe, 0 the same."""
         before, after = (
+            # A proof makes an exposure certain, and no worse.
             VERDICTS.index(EXPOSED if row.verdict == CERTIFIED else row.verdict)
             for row in (self.first, self.second)
         )
@@ -181,6 +182,7 @@ def compare(first: Run, second: Run) -> RunComparison:
 
 def _aligned(first: Iterable[Assessment], second: Iterable[Assessment]) -> list[Assessment]:
     """The second run's, an attack of one setting in each run taken as the same attack."""
+    # Versions of leakbound may hash one setting differently, and the names then differ.
     second = list(second)
     here, there = (grouped((a.attack.name, a.attack.hash) for a in own) for own in (first, second))
     moved = {
@@ -209,6 +211,7 @@ def _verdicts(
         for row in tables.configurations(first, names)
         if row.key in there
     ]
+    # What got worse must not hide below what stayed.
     return tuple(sorted(pairs, key=lambda pair: (-1, 1, 0).index(pair.change)))
 
 
@@ -258,6 +261,7 @@ def _best_attack(
         one = here[key]
         other = there.get(key)
         if key in there and (one or other):
+            # Held out: no round chooses its own attack, which would make every defense look worse.
             rounds = _over_seeds(one.held_out, other.held_out) if one and other else None
             pairs.append(BestAttackPair(key, one, other, rounds))
     return tuple(pairs)
@@ -394,6 +398,7 @@ def signed(value: float | None, digits: int = 1) -> str:
     if value is None:
         return "–"
     text = decimal(value, digits)
+    # A zero has no sign, whatever it was rounded from.
     if not text.strip("−0."):
         return text.removeprefix("−")
     return text if value < 0 else f"+{text}"

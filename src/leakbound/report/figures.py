@@ -111,6 +111,7 @@ def corridor(
     """Attained success and upper bound over rising thresholds, with the accepted probability."""
 
     def draw(axes: Axes) -> None:
+        # The accepted probability must lie inside the axis.
         least = min(LEAST_DRAWN, 10.0 ** math.floor(math.log10(max(accepted, FAINTEST)) - 1))
         low = np.maximum(attained, least)
         high = np.maximum(bound, least)
@@ -159,12 +160,13 @@ def leak_map(known: Tensor) -> Figure:
 
 
 def _explained(own: Assessment) -> list[float]:
-    found = None if own.capture is None else own.capture.explained
-    return [] if found is None or found.direction is None else [found.direction]
+    explained = None if own.capture is None else own.capture.explained
+    return [] if explained is None or explained.direction is None else [explained.direction]
 
 
 def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> Figure:
     """A figure in the house style, on whose axes `draw` draws."""
+    # A caller's own matplotlib settings must neither change our figures nor be changed.
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)

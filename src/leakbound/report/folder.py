@@ -41,10 +41,12 @@ class Run:
         """A picture by file name; None if it is missing, no PNG, or not what its name says."""
         path = self.folder / "pictures" / name
         try:
+            # The size comes first: a huge file never reaches the memory.
             content = files.read(path) if path.stat().st_size <= _PICTURE_LIMIT else b""
         except OSError:
             return None
         png = len(content) >= 24 and content.startswith(b"\x89PNG\r\n\x1a\n")
+        # A name is the hash of its content: nobody can put another picture in its place.
         if not png or record.picture_name(content) != name:
             return None
         width, height = struct.unpack(">II", content[16:24])
@@ -69,15 +71,15 @@ def read(folder: Path) -> Run:
 
 def _lines(path: Path, kind: type[R]) -> list[R]:
     """All records of a file; of several with one key, the last stands."""
-    found: dict[str, R] = {}
+    records: dict[str, R] = {}
     with _reading(path):
         for number, line in enumerate(record.read(path, kind), 1):
             if isinstance(line, Damage):
                 raise ValueError(
                     f"{path}, line {number} is damaged: {line}; run the command that made it again"
                 )
-            found[line.key] = line
-    return list(found.values())
+            records[line.key] = line
+    return list(records.values())
 
 
 @contextmanager

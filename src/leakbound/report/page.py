@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from leakbound.assess.record import (
 )
 from leakbound.assess.verdict import DIAGNOSES, meanings
 from leakbound.report import columns, overview, tables
-from leakbound.report.best_attack import BestAttackTable, TightestBound, best_attack_tables
+from leakbound.report.best_attack import best_attack_tables
 from leakbound.report.folder import Run, read
 from leakbound.report.gallery import (
     BASELINE,
@@ -46,34 +46,23 @@ LONGEST_PLAN = 100_000
 """How many letters of the plan the page shows."""
 
 
-@dataclass(frozen=True)
-class Square:
-    """One pair of defense and attack; `level`: of 0 to 1, how strong its color is."""
-
-    row: AttackSummary
-    level: float
-
-    @property
-    def unreliable(self) -> bool:
-        """Whether at least half of its experiments report that the attack did not converge."""
-        return self.row.ran > 0 and 2 * self.row.did_not_converge >= self.row.ran
-
-
-HeatLine = tuple[str, tuple[Square | None, ...], ErrorBoundRow | None]
-"""A defense, a square or None for every attack, and what bounds every attacker."""
+HeatLine = tuple[str, dict[str, AttackSummary], ErrorBoundRow | None]
+"""A defense, what each attack did, and what bounds every attacker."""
 
 
 @dataclass(frozen=True)
 class Heatmap:
     """Defense by attack on one model and batch size.
 
-    `more`: how many defenses are left out, those with the lowest scores.
+    `lowest`: the lowest score of all tables, which has no color. `more`: how many defenses are left
+    out, those with the lowest scores.
     """
 
     model: str
     batch_size: int
     attacks: tuple[str, ...]
     lines: tuple[HeatLine, ...]
+    lowest: float
     more: int
 
     @property
@@ -127,6 +116,7 @@ def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
     files = [FILE, *(f"report-{number}.html" for number in range(2, len(parts) + 1))]
     counted = (a for a in run.assessments if a.status != "not_applicable")
     place = {a.experiment: number for number, a in enumerate(counted, 1)}
+    # A run of which nothing applies still has a page.
     ends = [[place[a.experiment] for s in part for a in s.experiments] or [0] for part in parts]
     labels = [f"experiments {min(own):,} to {max(own):,}" for own in ends]
     every_page = list(zip(files, labels, strict=True))
@@ -171,6 +161,7 @@ def _context(summary: RunSummary) -> dict[str, Any]:
     criterion = own[0].criterion
     counts = Counter(row.verdict for row in rows)
     plan = json.dumps(run.info.plan, indent=1, sort_keys=True, ensure_ascii=False)
+    # A diagnosis may be of an experiment that a later run of the plan no longer has.
     by_experiment = {a.experiment: a for a in own}
     diagnoses = {
         names.key(by_experiment[one.experiment]): one
@@ -208,19 +199,14 @@ def _context(summary: RunSummary) -> dict[str, Any]:
         "worst": max(measured, key=lambda row: tables.defined([row.best_score]), default=None),
         "summaries": summaries[:ROWS],
         "summaries_left_out": len(summaries) > ROWS,
-        "lpips": any(row.lpips for row in summaries),
         "attacked_rounds": attacked_rounds(run, names),
         "diagnoses": diagnoses,
         "why": {one.word: DIAGNOSES[one.word] for one in diagnoses.values()},
-        "failed": [a for a in own if a.status == "failed"],
-        "untrained": [t for t in run.trainings if t.status == "failed"],
         "captured": captured_updates(own, names),
         "revealed": revealed(own, names),
         "truth_unknown": not truth_known,
         "labels_hidden": not all(a.threat.labels_known for a in own),
         "defenses": _defenses(own),
-        "error_bounds": any(row.error_bound for row in rows),
-        "success_bounds": any(row.success_bound for row in rows),
         "rare": tables.rare_share(rows),
         "theorems": summary.theorems.all[: tables.SHOWN],
         "missing_bounds": list(tables.missing_bounds(own, names).items()),
@@ -230,7 +216,7 @@ def _context(summary: RunSummary) -> dict[str, Any]:
         "significance": columns.SIGNIFICANT,
         "curves": tables.loss_curves(run.trainings, names),
         "strongest": _highest_median(summaries),
-        **_best_attack(best_attack_tables(own, run.trainings, names)),
+        "best_attack": best_attack_tables(own, run.trainings, names),
         "heatmaps": heatmaps(summary),
         "attacks_left_out": max(0, len(names.attacks) - LINES),
     }
@@ -300,31 +286,12 @@ def _highest_median(summaries: Sequence[AttackSummary]) -> dict[tuple[str, str],
     return {key: max(own) for key, own in medians.items()}
 
 
-def _best_attack(every: Sequence[BestAttackTable]) -> dict[str, Any]:
-    rows = [row for table in every for row in table.rows]
-    shown = []
-    room = ROWS
-    for table in every:
-        if room > 0:
-            shown.append(replace(table, rows=table.rows[:room]))
-            room -= len(table.rows)
-    return {
-        "best_attack": shown,
-        "best_attack_rows": rows,
-        "tight": any(isinstance(row.bound, TightestBound) for row in rows),
-        "losses": any(row.loss is not None for row in rows),
-    }
-
-
 def heatmaps(summary: RunSummary) -> list[Heatmap]:
     """The median score of every pair that ran, one table for each of some models and batch sizes.
 
     An attack that nowhere applies to a model and batch size has no column. All tables together
     have at most `ROWS` lines.
     """
-    criterion = summary.assessments[0].criterion
-    # From this score on, no difference is seen: the strongest color.
-    top = 100.0 if criterion.unit == "%" else 60.0
     attacks = list(summary.names.attacks)[:LINES]
     shown = list(dict.fromkeys((row.model, row.batch_size) for row in summary.attacks))[:PANELS]
     ran = [
@@ -335,30 +302,25 @@ def heatmaps(summary: RunSummary) -> list[Heatmap]:
         and row.attack in attacks
     ]
     lowest = min((row.score.median for row in ran if row.score), default=0.0)
+    panels = grouped(((row.model, row.batch_size), row) for row in ran)
     bounds = {row.key: row.error_bound for row in summary.configurations}
 
-    def square(row: AttackSummary) -> Square:
-        level = 0.0
-        if row.score and lowest < top:
-            level = (min(row.score.median, top) - lowest) / (top - lowest)
-        return Square(row, round(level, 2))
-
     def highest(line: HeatLine) -> float:
-        scores = (one.row.score for one in line[1] if one)
+        scores = (row.score for row in line[1].values())
         return max((score.median for score in scores if score), default=-math.inf)
 
-    by_panel = grouped(((row.model, row.batch_size), row) for row in ran)
     made = []
-    for (model, size), own in by_panel.items():
-        met = {row.attack for row in own}
+    for (model, size), rows in panels.items():
+        met = {row.attack for row in rows}
         heads = tuple(attack for attack in attacks if attack in met)
-        lines: list[HeatLine] = []
-        for defense, some in grouped((row.defense, row) for row in own).items():
-            known = {row.attack: square(row) for row in some}
-            squares = tuple(map(known.get, heads))
-            lines.append((defense, squares, bounds.get((model, size, defense))))
-        room = ROWS // len(by_panel)
+        lines = [
+            (defense, {row.attack: row for row in own}, bounds.get((model, size, defense)))
+            for defense, own in grouped((row.defense, row) for row in rows).items()
+        ]
+        # Every table gets its share of the lines, or the first one would take them all.
+        room = ROWS // len(panels)
         if len(lines) > room:
             lines.sort(key=highest, reverse=True)
-        made.append(Heatmap(model, size, heads, tuple(lines[:room]), max(0, len(lines) - room)))
+        left_out = max(0, len(lines) - room)
+        made.append(Heatmap(model, size, heads, tuple(lines[:room]), lowest, left_out))
     return made

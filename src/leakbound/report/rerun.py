@@ -64,6 +64,7 @@ def reruns(plan: Table, assessments: Iterable[Assessment]) -> dict[str, Rerun]:
         except _DAMAGED:
             continue
         lines = [rerun.command, *(rerun.plan or "").splitlines()]
+        # A terminal would act on what it cannot show.
         if all(line.isprintable() for line in lines):
             offered[a.experiment] = rerun
     return offered
@@ -95,6 +96,7 @@ def _model(row: Table) -> Table:
 
 def _spec(row: Table) -> dict[str, Any]:
     settings = {str(key): value for key, value in row["settings"]}
+    # It would overwrite the name of the attack or model itself.
     if "name" in settings:
         raise KeyError("a setting is called name")
     return {"name": row["name"], **settings}
@@ -108,6 +110,7 @@ def _defense(links: list[Table]) -> dict[str, Any]:
 def _tables(plan: Table) -> list[str]:
     tables = {name: dict(plan[name]) for name in _TABLES if plan.get(name) is not None}
     if "risk" in tables and tables["risk"].get("probability") is None:
+        # TOML has no null: 0 accepts nothing, which a plan reads as none.
         tables["risk"]["probability"] = 0
     tables["criterion"] = {name: plan.get(name) for name in CRITERION}
     tables["metrics"] = {"lpips_weights": plan.get("lpips_weights")}

@@ -64,6 +64,7 @@ def revealed(assessments: Iterable[Assessment], names: Names) -> list[RevealedFa
     lines = []
     by_update = grouped((update(a), a) for a in assessments if counted(a.facts))
     for label, own in by_update.items():
+        # Another seed is another batch, which reveals other facts.
         facts = _distinct(a for a in own if a.seed == own[0].seed)
         lines.append(RevealedFacts(label, tuple(of_fact(fact, shown=LISTED) for fact in facts)))
     return lines
@@ -200,6 +201,7 @@ def advice(
     extent = "one update"
     against = ""
     if training is not None:
+        # One update is less than the training: only its own noise, or more, carries over.
         whole = [row for row in enough if row.defense in covered]
         if training.holds and whole:
             enough = whole
@@ -212,6 +214,7 @@ def advice(
                 f"no defense that is enough here has its noise multiplier ({noise})"
             )
             against = f"It is not enough for the declared training: {why}. "
+    # A cost is at most 1, so an unknown one stands last.
     best = min(enough, key=lambda row: (row.cost.mean if row.cost else 2.0, safety(row)))
     cheapest = "" if best.cost is None else " at the lowest cost"
     name = f"{shortened(best.defense)} ({best.verdict})"

@@ -165,6 +165,11 @@ class AttackSummary(ReportPart, frozen=True):
     failed: int
 
     @property
+    def unreliable(self) -> bool:
+        """Whether at least half of its experiments report that the attack did not converge."""
+        return self.ran > 0 and 2 * self.did_not_converge >= self.ran
+
+    @property
     def key(self) -> ConfigurationKey:
         return self.model, self.batch_size, self.defense
 
@@ -300,6 +305,7 @@ class Names:
         kinds = grouped((record.defense.name, record.defense.parameters) for record in both)
         hashes = grouped((a.attack.name, a.attack.hash) for a in assessments)
         self._varying = {name: _varying(rows) for name, rows in kinds.items()}
+        # Two settings of one attack would look alike: their hashes tell them apart.
         self._twins = {name for name, found in hashes.items() if len({*found}) > 1}
         for record in both:
             setting = self._setting(record.defense)
@@ -331,6 +337,7 @@ class Names:
     def _setting(self, defense: DefenseInfo) -> DefenseSetting:
         name = defense.name
         own = defense.parameters
+        # Only what differs between the settings helps a reader to tell them apart.
         varying = self._varying[name] or [key for key in own if _is_number(own[key])][:NAMED]
         strength = tuple((key, own.get(key)) for key in varying)
         label = " ".join([title(name), *(_pair(*item) for item in strength)])
@@ -381,10 +388,10 @@ class RunSummary:
 
 def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     """Values by key, both in the order of their first appearance."""
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def middle(values: Sequence[float]) -> MedianInterval | None:
@@ -396,6 +403,7 @@ def middle(values: Sequence[float]) -> MedianInterval | None:
         return None
     ordered = sorted(values)
     n = len(values)
+    # The largest rank at which both tails together still miss at most 5 %.
     rank = 0
     while rank < n // 2 and bdtr(rank, n, 0.5) <= (1 - LEVEL) / 2:
         rank += 1
@@ -429,6 +437,7 @@ def largest_share(
         return None, None
     tail = (1 - LEVEL) / (2 * len(counts))
     limits = {name: clopper_pearson(*count, tail) for name, count in counts.items()}
+    # Equal shares of different n are not equally certain.
     best = max(counts, key=lambda name: (counts[name][0] / counts[name][1], limits[name]))
     hits, n = counts[best]
     return best, ShareInterval(hits, n, hits / n, *limits[best], LEVEL)
@@ -461,8 +470,8 @@ def defined(values: Iterable[float | None]) -> list[float]:
 
 
 def attack_summaries(assessments: Iterable[Assessment], names: Names) -> list[AttackSummary]:
-    found = grouped(((*names.key(a), names.attack(a)), a) for a in assessments)
-    return [_attack_summary(key, own) for key, own in found.items()]
+    by_attack = grouped(((*names.key(a), names.attack(a)), a) for a in assessments)
+    return [_attack_summary(key, own) for key, own in by_attack.items()]
 
 
 def _attack_summary(key: tuple[str, int, str, str], own: Sequence[Assessment]) -> AttackSummary:
@@ -495,8 +504,8 @@ def configurations(
 ) -> list[Configuration]:
     assessments = list(assessments)
     theorems = theorems or Theorems(assessments)
-    found = grouped((names.key(a), a) for a in assessments)
-    return [_configuration(key, own, names, theorems) for key, own in found.items()]
+    by_key = grouped((names.key(a), a) for a in assessments)
+    return [_configuration(key, own, names, theorems) for key, own in by_key.items()]
 
 
 def _configuration(
@@ -522,6 +531,7 @@ def _configuration(
         proved=len(proved),
         chance=by_chance(own),
         mean_error=max(defined(map(mean_error, psnrs)), default=None),
+        # Other scores than PSNR have no mean squared error.
         baseline=mean_error(v for a in ok if psnrs for v in defined(a.baseline)),
         error_bound=strongest_bound(ok, theorems),
         success_bound=success_bound(ok, theorems),
@@ -545,6 +555,7 @@ def strongest_bound(ran: Sequence[Assessment], theorems: Theorems) -> ErrorBound
         ErrorBoundRow(median(own), one.name, one.prior, one.number, len(own), len(ran))
         for one, own in levels.items()
     ]
+    # An upper bound on PSNR: the lowest says most.
     return min(rows, key=lambda row: row.psnr, default=None)
 
 
@@ -556,21 +567,22 @@ def rare_share(rows: Iterable[Configuration]) -> float | None:
 
 def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBoundRow | None:
     """The probability that covers all attackers, of the worst experiment."""
-    found: dict[Basis, list[tuple[float, Bound]]] = {basis: [] for basis in PROTECTS}
+    by_basis: dict[Basis, list[tuple[float, Bound]]] = {basis: [] for basis in PROTECTS}
     for bound in (bound for a in ran for bound in a.bounds if bound.covers == "all"):
         if bound.probability is not None:
-            found[bound.basis].append((bound.probability, bound))
+            by_basis[bound.basis].append((bound.probability, bound))
     worst = {
-        basis: max(own, key=lambda one: one[0]) for basis, own in found.items() if len(own) > 0
+        basis: max(own, key=lambda one: one[0]) for basis, own in by_basis.items() if len(own) > 0
     }
     if not worst:
         return None
+    # `PROTECTS` goes from what needs the fewest conditions to what needs most.
     basis, (value, bound) = next(iter(worst.items()))
     # A limit that some experiment lacks is none for the configuration.
     others = tuple(
         (other, most)
         for other, (most, _) in worst.items()
-        if other != basis and len(found[other]) == len(ran)
+        if other != basis and len(by_basis[other]) == len(ran)
     )
     best = max((a.attained for a in ran if a.attained), key=lambda one: one.success, default=None)
     one = theorems.of(bound)
@@ -584,7 +596,7 @@ def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBound
         prior=one.prior,
         accepted=bound.accepted,
         theorem=one.number,
-        experiments=len(found[basis]),
+        experiments=len(by_basis[basis]),
         of_experiments=len(ran),
     )
 
@@ -623,13 +635,14 @@ def training_costs(
 
 
 def loss_curves(trainings: Iterable[Training], names: Names) -> list[TrainingCurve]:
-    found = grouped(
+    by_defense = grouped(
         ((names.model(t), names.defense(t), t.optimizer), dict(t.curve))
         for t in trainings
         if t.status == "ok" and t.curve
     )
     rows = []
-    for key, own in found.items():
+    for key, own in by_defense.items():
+        # Seeds that stopped early would bend the mean of later rounds.
         by_round = {r: [curve[r] for curve in own] for r in sorted(set(own[0]).intersection(*own))}
         losses = {
             r: None if None in values else fmean(v for v in values if v is not None)
@@ -696,6 +709,7 @@ def plain(value: Any) -> str:
 
 
 def _bound_key(bound: Bound) -> tuple[str, str, str, str | None]:
+    # Bounds on the error have no accepted probability, so it cannot separate them.
     accepted = None
     if not bound.on_error:
         accepted = "none named" if bound.accepted is None else f"{bound.accepted:g}"
@@ -713,7 +727,7 @@ def _is_number(value: Any) -> bool:
 def _varying(rows: list[dict[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for row in rows for name in row)
     texts = {name: {json.dumps(row.get(name), sort_keys=True) for row in rows} for name in names}
-    return [name for name, found in texts.items() if len(found) > 1]
+    return [name for name, values in texts.items() if len(values) > 1]
 
 
 def _pair(name: str, value: Any) -> str:

@@ -70,6 +70,7 @@ def environment_of(**settings: Any) -> Environment:
 
     class Pages(Environment):
         def getattr(self, obj: Any, attribute: str) -> Any:
+            # `versions.items` is the version of a library of that name, not the method.
             own = isinstance(obj, Mapping) and attribute in obj
             return obj[attribute] if own else super().getattr(obj, attribute)
 
@@ -152,8 +153,9 @@ def significant(value: float | None) -> str:
 
 def upper_bound(value: float | None) -> str:
     """An upper bound of any size, such as a probability that no attacker exceeds."""
+    # It may be a number that underflowed.
     if value == 0:
-        return typeset(BELOW)  # it may be a number that underflowed
+        return typeset(BELOW)
     return typeset(format_upper(value))
 
 

@@ -74,12 +74,12 @@ class TrainingSetting:
     people: int = 1
 
     def __post_init__(self) -> None:
-        single("noise_multiplier", non_negative("noise_multiplier", self.noise_multiplier))
-        single("dim", whole("dim", self.dim))
-        single("norm", positive("norm", self.norm))
-        if single("steps", whole("steps", self.steps)) > MOST_STEPS:
+        single(non_negative, noise_multiplier=self.noise_multiplier)
+        single(whole, dim=self.dim)
+        single(positive, norm=self.norm)
+        if single(whole, steps=self.steps) > MOST_STEPS:
             raise ValueError(f"steps is {self.steps}; give at most {MOST_STEPS}")
-        single("sampling_rate", rate("sampling_rate", self.sampling_rate))
+        single(rate, sampling_rate=self.sampling_rate)
         check.one_of(ATTACKER_KNOWS, participation=self.participation)
         check.count(people=self.people)
         if (self.rows is None) != (self.clip_norm is None):
@@ -97,6 +97,7 @@ class TrainingSetting:
             return self
         rate = self.sampling_rate
         if rate < 1:
+            # A step holds none of the person's examples with (1 - q)^k, without cancellation.
             rate = -math.expm1(self.people * math.log1p(-rate))
         noise = self.noise_multiplier / self.people
         return replace(self, noise_multiplier=noise, sampling_rate=rate, people=1)
@@ -106,10 +107,10 @@ class TrainingSetting:
         """The effective noise multiplier of a trap with this number of rows."""
         if self.rows is None or self.clip_norm is None:
             return self.noise_multiplier
-        found = from_scratch.effective_noise(
+        noise = from_scratch.effective_noise(
             self.noise_multiplier, clip_norm=self.clip_norm, norm=self.norm, rows=self.rows
         )
-        return float(found)
+        return float(noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +165,7 @@ class Corridor:
         attained = float(self.attained[index])
         bound = float(self.bound[index])
         own = self.setting
+        # A baseline that matched more of the data than kappa says refutes the prior.
         guess = max(float(np.exp(self.log_kappa[index])), matched or 0.0)
         baseline = guess
         if _distance(self.prior).squared:
@@ -244,13 +246,14 @@ def corridor(
         lower = attained_success(setting, levels)
         baseline = np.where(levels * setting.dim >= setting.norm**2, 1.0, 0.0)  # the zero image
         names = ("linear trap",) * len(levels)
+        # Both are exact at some settings, and rounding may put either on top.
         over = (lower > upper) & (lower < upper * (1 + ROUNDING))
         lower = np.where(over, upper, lower) if prior is None else lower
     else:
-        found = attacks.success(seen_of(setting), levels, parts=2)  # other half: kappa's limit
-        lower = found.success
-        baseline = found.baseline
-        names = found.attack
+        attained = attacks.success(seen_of(setting), levels, parts=2)  # other half: kappa's limit
+        lower = attained.success
+        baseline = attained.baseline
+        names = attained.attack
     scope = replace(
         bound_law(setting).scope,
         prior=f"averaged over {SPHERE if prior is None else prior.name}; other examples fixed or "
@@ -304,7 +307,7 @@ def attained_success(setting: TrainingSetting, eta: Array) -> Array:
     with np.errstate(
         invalid="ignore"
     ):  # no noise and no sighting: 0 / 0 inside, a prior-only baseline
-        found = from_scratch.averaged(
+        success = from_scratch.averaged(
             setting.trap_noise,
             dim=setting.dim,
             eta=eta,
@@ -313,19 +316,19 @@ def attained_success(setting: TrainingSetting, eta: Array) -> Array:
             norm=setting.norm,
             participation=setting.participation,
         )
-    return np.asarray(found)
+    return np.asarray(success)
 
 
 def success_bound(setting: TrainingSetting, log_kappa: ArrayLike) -> Array:
     """Upper bound on any attacker's success, for the logarithm of the prior-only success."""
     setting = setting.of_person
-    found = bound_law(setting)(
+    bound = bound_law(setting)(
         setting.noise_multiplier,
         sampling_rate=setting.sampling_rate,
         steps=setting.steps,
         log_kappa=log_kappa,
     )
-    return np.asarray(found)
+    return np.asarray(bound)
 
 
 def epsilon(setting: TrainingSetting, delta: float) -> float:
@@ -341,7 +344,7 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
         >>> round(epsilon(TrainingSetting(1.0, dim=4, steps=10, sampling_rate=0.1), 1e-5), 2)
         8.17
     """
-    most = single("delta", probability("delta", delta))
+    most = single(probability, delta=delta)
     own = setting.of_person
     noise = own.noise_multiplier
     steps = own.steps
@@ -350,14 +353,15 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
         return float(conversions.epsilon(noise, delta=most, steps=steps, sampling_rate=q))
     hits = scipy.stats.binom(steps, q)
     cut = most * CUT
+    # Numbers of sightings outside weigh less than the part of delta that is kept back for them.
     k = np.arange(max(0.0, hits.ppf(cut)), min(steps, hits.isf(cut)) + 1)
     mass = hits.pmf(k)
     gain = np.asarray(conversions.mu(noise, steps=np.maximum(k, 1)))
     gain = np.where(k == 0, 0.0, gain)
 
     def holds(level: Array) -> Array:
-        found = mass @ np.exp(conversions.log_delta(gain, level))
-        return np.asarray(found <= most * (1 - 3 * CUT))
+        delta_at = mass @ np.exp(conversions.log_delta(gain, level))
+        return delta_at <= most * (1 - 3 * CUT)
 
     high = float(conversions.epsilon(noise, delta=most, steps=steps))
     if not math.isfinite(high):
@@ -380,8 +384,8 @@ def around(
     squares, width = (levels, width) if distance.squared else (levels**2, 1.0)
     ends = psnr_of_mse(squares, width)
     places = np.linspace(ends.min() - AROUND, ends.max() + AROUND, count)
-    found = mse_of_psnr(places, width)
-    return places.tolist(), found if distance.squared else found**0.5, "PSNR threshold (dB)"
+    levels_at = mse_of_psnr(places, width)
+    return places.tolist(), levels_at if distance.squared else levels_at**0.5, "PSNR threshold (dB)"
 
 
 def people_words(people: int) -> str:

@@ -24,12 +24,19 @@ from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import has_neighbors
 from leakbound.randomness import uniform
 
+# Public images that show what kind of inputs the layer takes.
 PROBES = 64
+# Inputs that are 0 at more than this share of places come from a ReLU.
 OFTEN = 0.1
+# What counts as 0: relative to the root mean square (leaky ReLUs send small negatives).
 NEAR = 0.02
+# A gain this many standard deviations from 0 is no noise.
 SURE = 4.0
+# An image may leave the input range by this share of it, and no more than this share of its
+# pixels may leave it further: separation is exact up to noise only.
 SLACK = 0.1
 OUTSIDE = 0.1
+# The quantile that sets the scale: the brightest single pixel may be noise.
 BRIGHT = 0.995
 
 
@@ -90,8 +97,8 @@ class Heard:
     @property
     def signs(self) -> Tensor:
         """(B,) 1 or -1, the factors for the sources."""
-        told = self.separated.sources.mean(1) if self.positive else self.gains
-        return torch.where(told < 0, -1.0, 1.0).to(told)
+        direction = self.separated.sources.mean(1) if self.positive else self.gains
+        return torch.where(direction < 0, -1.0, 1.0).to(direction)
 
     @property
     def signed(self) -> bool:
@@ -164,14 +171,14 @@ def probed(
             )
     with torch.no_grad():
         forward(replace(task, model=model), probe)
-    found = [(name, inputs) for name, inputs in seen if layer in (None, name)]
-    if not found:
+    fitting = [(name, inputs) for name, inputs in seen if layer in (None, name)]
+    if not fitting:
         wanted = "trained linear layer" if layer is None else f"linear layer {layer!r}"
         raise NotApplicable(f"the model runs no {wanted}")
-    name, inputs = found[0]
+    name, inputs = fitting[0]
     if _weight(name) not in task.names:
         raise NotApplicable(f"the linear layer {name!r} is frozen: its gradient is not sent")
-    once = sum(other == name for other, _ in found) == 1
+    once = sum(other == name for other, _ in fitting) == 1
     if not once or inputs.ndim != 2 or len(inputs) != len(probe):
         raise NotApplicable(f"the linear layer {name!r} sees more than one vector per example")
     return name, probe, inputs
@@ -245,8 +252,8 @@ def _scaled(heard: Heard, task: Task) -> tuple[Tensor, str | None]:
     low, high = task.input_range
     sources = heard.signs[:, None] * heard.separated.sources
     bright = max(abs(low), abs(high)) / sources.abs().quantile(BRIGHT, dim=1).clamp_min(1e-300)
-    told = 1 / heard.gains.abs().clamp_min(1e-300)
-    scale = torch.where(heard.sure, told, bright)[:, None]
+    known = 1 / heard.gains.abs().clamp_min(1e-300)
+    scale = torch.where(heard.sure, known, bright)[:, None]
     images = scale * sources
     slack = SLACK * (high - low) + 3 * scale * heard.separated.noise[:, None]
     outside = ((images < low - slack) | (images > high + slack)).double().mean(1)

@@ -28,23 +28,34 @@ __all__ = [
     "whitener",
 ]
 
+# Alternating least squares with withheld entries: rounds, and the penalty at first and at last,
+# relative to the largest singular value.
 ROUNDS = 100
 PENALTIES = (0.1, 1e-8)
 TINY = 1e-300
+# The fixed point: iterations, and the change of all rows at which it has settled.
 TURNS = 300
 SETTLED = 1e-9
+# Draws of Gaussian rows that show how much contrast chance finds.
 DRAWS = 10
+# Smoothing of the absolute value, and of the bend at 0, from stage to stage.
 WIDTHS = (0.1, 0.03, 0.01)
 BENDS = (0.03, 0.01, 0.001)
+# Weight of negative values of what cannot be negative.
 COST = 8.0
+# The penalty on negative values grows from stage to stage: its slope and its smoothing.
 SLOPES = ((1.0, 0.02), (4.0, 0.02), (16.0, 0.02), (64.0, 0.005), (256.0, 0.005))
+# Below this noise, rows are moved to where their sources are exactly 0, with a width that shrinks
+# by the factor at each of the steps, down to the least.
 EXACT = 1e-5
 SHARPENED = 30
 SHRINK = 0.7
 LEAST = 1e-6
 KINDS = ("general", "nonnegative", "image", "nonnegative image")
 SOLVERS = ("likelihood", "contrast")
+# A value below this share of the root mean square is 0.
 ZERO = 1e-2
+# A source has to exceed the contrast of Gaussian rows by this factor.
 MARGIN = 1.5
 
 
@@ -88,6 +99,7 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
         )
     by_row = weights.amax(1, keepdim=True)
     if bool((weights == by_row).all()):
+        # Weights of whole rows scale them, so a truncated SVD is the best fit.
         left, inner = _truncated(matrix * by_row, rank)
         left = left / by_row
         columns = by_row
@@ -100,6 +112,7 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
     level = _level(weights * (matrix - left @ inner), weights, rank)
     noise = level * torch.linalg.inv(_grams(left, columns.square()).mean(0))
     share = float((weights > 0).double().mean())
+    # The largest singular value of a matrix of noise (Marchenko and Pastur).
     edge = math.sqrt(level) * sum(math.sqrt(side * share) for side in matrix.shape)
     loud = left * weights.square().mean(1, keepdim=True).sqrt()
     sides = [torch.linalg.qr(side, mode="r")[1] for side in (loud, inner.T)]
@@ -271,8 +284,8 @@ def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
             return now
 
         search.step(closure)  # type: ignore[no-untyped-call]
-    found = value.detach()
-    return found if bool(found.isfinite().all()) else start
+    end = value.detach()
+    return end if bool(end.isfinite().all()) else start
 
 
 def _fixed_point(turn: Tensor, white: Tensor, slope: float, turns: int = TURNS) -> Tensor:

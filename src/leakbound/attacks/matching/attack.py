@@ -76,8 +76,8 @@ class GradientMatching(MatchingSettings):
                 groups[batch_key(search)].append(search)
             for group in groups.values():
                 run(self, group)
-            found = [answer(search) for search in searches]
-            answers += [self._second_chance(f, *pair) for f, pair in zip(found, few, strict=True)]
+            results = [answer(search) for search in searches]
+            answers += [self._second_chance(f, *pair) for f, pair in zip(results, few, strict=True)]
         return answers
 
     def _second_chance(

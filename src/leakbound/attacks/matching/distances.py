@@ -8,6 +8,7 @@ from torch import Tensor
 from leakbound.domains import smooth_axes
 
 Span = tuple[int, int]
+# Its square is still a normal number in float32.
 TINY = 1e-12
 
 
@@ -106,16 +107,16 @@ class Cosine:
         The component of `seen` orthogonal to the candidate gives both: its squared length is (1 -
         cos)(1 + cos).
         """
-        own = guess[0]
+        white = guess[0]
         free = into[0]
         if self.weights is not None:
-            own = own * self.weights
-        square = torch.mul(own, own, out=free).sum()
-        inner = torch.mul(own, self.seen, out=free).sum()
+            white = white * self.weights
+        square = torch.mul(white, white, out=free).sum()
+        inner = torch.mul(white, self.seen, out=free).sum()
         scale = square.clamp_min(TINY**2).rsqrt() * self.inverse  # their product may overflow
         # for a vanishing candidate the length is clamped, and no longer depends on it
         along = torch.where(square > TINY**2, inner / square, 0.0)
-        torch.addcmul(self.seen, own, -along, out=free)
+        torch.addcmul(self.seen, white, -along, out=free)
         # `vector_norm` adds in turn, too
         across = free.square().sum().sqrt() * self.inverse
         cosine = inner * scale
@@ -183,9 +184,9 @@ def variation_gradients(images: Tensor) -> list[tuple[Tensor, Tensor]]:
         step = images.diff(dim=axis)
         count = max(1, step[0].numel())
         side = step.shape[axis]
-        for own, part in zip(values, step.abs(), strict=True):
-            own.append(part.sum() / count)
+        for sums, part in zip(values, step.abs(), strict=True):
+            sums.append(part.sum() / count)
         step.sign_().div_(count)
         gradients.narrow(axis, 1, side).add_(step)
         gradients.narrow(axis, 0, side).sub_(step)
-    return list(zip((torch.stack(own).sum() for own in values), gradients, strict=True))
+    return list(zip((torch.stack(sums).sum() for sums in values), gradients, strict=True))

@@ -95,8 +95,8 @@ class Search:
 
     def record(self, total: Tensor, match: Tensor, gradients: Sequence[Tensor]) -> Tensor:
         """Store an evaluation with its gradients; return whether it is the best so far."""
-        for variable, own in zip(self.variables, gradients, strict=True):
-            variable.grad = own
+        for variable, gradient in zip(self.variables, gradients, strict=True):
+            variable.grad = gradient
         with torch.no_grad():
             better = total < self.best
             self.best = torch.where(better, total, self.best)
@@ -106,7 +106,7 @@ class Search:
         self.match = match.detach()
         if not self.trace:
             self.trace.append(float(self.match))
-            self.vanished = not any(bool(own.any()) for own in gradients)
+            self.vanished = not any(bool(gradient.any()) for gradient in gradients)
         return better
 
     def recall(self) -> None:
@@ -149,7 +149,7 @@ def engine_for(observation: Observation, task: Task, many: bool = False) -> Exac
     plan = task.plan
     cohort = observation.cohort
     size = cohort[0]
-    if any(own != size for own in cohort):
+    if any(examples != size for examples in cohort):
         return None
     unit = observation.update.unit if observation.defense is None else observation.defense.starts
     rows = observation.examples if unit is Unit.EXAMPLE else len(cohort)
@@ -305,4 +305,4 @@ def _variations(
     if all(wanted):
         return variation_gradients(stacked)
     pairs = zip(stacked, wanted, strict=True)
-    return [variation_gradients(own[None])[0] if asked else None for own, asked in pairs]
+    return [variation_gradients(images[None])[0] if asked else None for images, asked in pairs]

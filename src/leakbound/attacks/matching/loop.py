@@ -28,13 +28,17 @@ from leakbound.randomness import normal
 
 __all__ = ["answer", "begin", "run", "solve"]
 
+# An objective that stays above this share of its first value did not fall.
 STUCK = 0.9
+# Largest unexplained share of an update whose coordinates were all seen.
 UNEXPLAINED = 0.1
 MASKED = 1e-3
 """Largest unexplained share of an exact update if a known mask withholds a part. With fewer
 coordinates, wrong images match them better (at 90 % pruned, to half a percent).
 """
+# From this share of noise on, a match proves little.
 MOSTLY = 0.99
+# Reading a point waits for the device, and a plot needs no more.
 TRACE_POINTS = 50
 MARKS = (3 / 8, 5 / 8, 7 / 8)
 """The shares of the steps after which the learning rate falls to a tenth."""
@@ -81,8 +85,8 @@ def unexplained_problem(objective: Objective, images: Tensor, labels: Tensor) ->
 def unexplained(objective: Objective, images: Tensor, labels: Tensor) -> float:
     """Share of the (weighted) update energy that no multiple of a candidate's update explains."""
     task = objective.task
-    own = seen_task(objective.observation).plan
-    plan = replace(task.plan, epsilon=own.epsilon)  # a search may smooth it
+    plain = seen_task(objective.observation).plan
+    plan = replace(task.plan, epsilon=plain.epsilon)  # a search may smooth it
     objective = replace(objective, task=replace(task, plan=plan))
     rows = objective.seen_of(objective.rows(images, labels)).detach()
     scale = 1.0 if objective.weights is None else objective.weights

@@ -34,6 +34,7 @@ LEAST = 1e-9
 """How much the damping grows after a step that failed and falls after one that did not, and its
 least value.
 """
+# A step is tried at three lengths, with up to six dampings.
 ATTEMPTS = 6
 LENGTHS = (1.0, 0.5, 0.25)
 RISE = 1.5
@@ -81,10 +82,10 @@ class Linearized:
 
     def pull(self, u: Tensor) -> Tensor:
         """Jᵀ u, in the shape of the point."""
-        (own,) = torch.autograd.grad(
+        (gradient,) = torch.autograd.grad(
             self._rows, self._x, u, retain_graph=True, materialize_grads=True
         )
-        return own
+        return gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,5 +358,5 @@ def _means(public: Batch, labels: Tensor) -> Tensor:
     every = public.inputs.mean(0)
     if public.labels.ndim > 1 or labels.ndim > 1 or labels.is_floating_point():
         return every.expand(len(labels), *every.shape).clone()
-    own = [public.inputs[public.labels == label] for label in labels.to(public.labels)]
-    return torch.stack([one.mean(0) if len(one) else every for one in own])
+    members = [public.inputs[public.labels == label] for label in labels.to(public.labels)]
+    return torch.stack([one.mean(0) if len(one) else every for one in members])

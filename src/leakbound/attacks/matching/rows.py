@@ -107,7 +107,7 @@ def _aligned(domain: TableDomain, best: Reconstruction, other: Reconstruction) -
 
 def _pooled(domain: TableDomain, rows: Tensor) -> Tensor:
     """The mean shares of categories and the median of numbers, over searches (R, N, n)."""
-    found = rows.median(0).values
+    pooled = rows.median(0).values
     for start, stop in domain.groups:
-        found[:, start:stop] = rows[:, :, start:stop].mean(0)
-    return found
+        pooled[:, start:stop] = rows[:, :, start:stop].mean(0)
+    return pooled

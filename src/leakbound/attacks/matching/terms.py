@@ -21,7 +21,9 @@ from leakbound.attacks.matching.settings import MatchingSettings
 from leakbound.client import batch_norms, batch_statistics, statistics_of
 from leakbound.core import NotApplicable, Observation, Statistics, Task
 
+# Up to this many examples, features are matched one by one; see `feature_form`.
 FEW = 8
+# Public images that give the statistics of batch norms.
 PUBLIC = 512
 
 

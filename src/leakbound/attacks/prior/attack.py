@@ -137,10 +137,10 @@ class LearnedPrior(Attack):
             chain.run()
         nats = torch.tensor([chain.nats for chain in chains], dtype=torch.float64)
         weights = torch.softmax(-nats.nan_to_num(nan=torch.inf).clamp_max(1e300) / ALIKE, 0)
-        found = sum(w * c.answer.double() for w, c in zip(weights, chains, strict=True))
-        assert isinstance(found, Tensor)  # there is a chain
+        mean = sum(w * c.answer.double() for w, c in zip(weights, chains, strict=True))
+        assert isinstance(mean, Tensor)  # there is a chain
         best = chains[int(weights.argmax())]
-        images = boxed(prior.natural(found.to(best.answer)), observation.task)
+        images = boxed(prior.natural(mean.to(best.answer)), observation.task)
         return Reconstruction(
             images, best.labels, best.nats, tuple(best.trace), best.problem(images)
         )
@@ -248,8 +248,8 @@ class _Chain:
 
     def _denoised(self, x: Tensor, sigma: float) -> Tensor:
         labels = self.labels
-        told = labels if labels.ndim == 1 and not labels.is_floating_point() else None
-        return self.prior.denoise(x, sigma, told)
+        classes = labels if labels.ndim == 1 and not labels.is_floating_point() else None
+        return self.prior.denoise(x, sigma, classes)
 
     def _descend(self, steps: int, anchor: Tensor, sigma: float, reach: float, done: float) -> None:
         """Adam on the likelihood plus the distance to the anchor; its rate falls to 0."""
@@ -327,21 +327,21 @@ def softened(task: Task, probe: Tensor, hardness: float) -> Task:
     (of examples `probe`).
     """
     model = copies.duplicate(task.model)
-    found = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ReLU | nn.LeakyReLU)]
+    rectifiers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ReLU | nn.LeakyReLU)]
     spread: dict[str, float] = {}
 
     def measure(name: str, module: nn.Module) -> None:
-        def look(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            spread[name] = float(given[0].detach().double().std())
+        def look(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            spread[name] = float(args[0].detach().double().std())
 
         module.register_forward_pre_hook(look)
 
-    for name, module in found:
+    for name, module in rectifiers:
         measure(name, module)
     with torch.no_grad():
         forward(replace(task, model=model), probe)
     model = copies.duplicate(task.model)  # without hooks
-    for name, _ in found:
+    for name, _ in rectifiers:
         if spread.get(name, 0.0) > 0:
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, nn.Softplus(hardness / spread[name]))

@@ -23,6 +23,7 @@ UNITS = {True: 32, False: 128}
 SMALLEST = 8
 FOLDED = 16
 """Sides of images from which convolutions fit, and from which they work at half the resolution."""
+# The noise level enters as sines and cosines of these frequencies.
 WAVES = (1.0, 2.0, 4.0, 8.0)
 
 
@@ -117,12 +118,12 @@ class Denoiser(nn.Module):
         """Examples (N, *S) without their noise, whose standard deviations are `sigma` (N,)."""
         level = sigma.log() / 4
         known = [wave(level * k) for k in WAVES for wave in (torch.sin, torch.cos)]
-        own = x.new_zeros(len(x), self.classes)
+        labeled = x.new_zeros(len(x), self.classes)
         if labels is not None and self.classes:
-            own = functional.one_hot(labels, self.classes).to(x)
+            labeled = functional.one_hot(labels, self.classes).to(x)
         wide = sigma.view(-1, *[1] * (x.ndim - 1))
         total = 1 + wide.square()
-        out = self.net(x / total.sqrt(), torch.cat([torch.stack(known, 1), own], 1))
+        out = self.net(x / total.sqrt(), torch.cat([torch.stack(known, 1), labeled], 1))
         return cast(Tensor, x / total + out * wide / total.sqrt())
 
 
@@ -138,6 +139,7 @@ def _layer(before: int, after: int, flat: bool) -> nn.Module:
 LEAST = 0.01
 MOST = 8.0
 """Noise levels, in standard deviations of the public examples."""
+# Adam on 64 examples a step; the rate rises over the first steps, then falls along a cosine.
 BATCH = 64
 RATE = 2e-3
 WARM = 50
@@ -241,8 +243,8 @@ class _Training:
         wide = sigma.view(-1, *[1] * (clean.ndim - 1))
         labeled = self.labels is not None and bool(uniform((1,), source) >= UNLABELED)
         labels = self.labels[at] if labeled and self.labels is not None else None
-        found = self.model(clean + wide * normal(clean.shape, source), sigma, labels)
-        loss: Tensor = ((found - clean).square() * (1 + 1 / wide.square())).mean()
+        denoised = self.model(clean + wide * normal(clean.shape, source), sigma, labels)
+        loss: Tensor = ((denoised - clean).square() * (1 + 1 / wide.square())).mean()
         return loss
 
 

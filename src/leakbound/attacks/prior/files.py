@@ -25,6 +25,7 @@ KIND = "learned prior 1"
 MOST = 20 * 2**20
 """Bytes of a file of weights."""
 SUFFIX = ".safetensors"
+# An audit attacks many rounds with one public set, and training takes longer than an attack.
 _TRAINED: RecentCache[Denoiser] = RecentCache()
 
 
@@ -121,8 +122,8 @@ def prior_for(
     def denoise(x: Tensor, sigma: float, labels: Tensor | None) -> Tensor:
         known = labels if labels is not None and bool((labels < model.classes).all()) else None
         with torch.no_grad():
-            found: Tensor = model(x, x.new_full((len(x),), sigma), known)
-        return found
+            denoised: Tensor = model(x, x.new_full((len(x),), sigma), known)
+        return denoised
 
     return DenoisingPrior(denoise, model.center, model.scale)
 
@@ -162,7 +163,7 @@ def _of_user(name: str, observation: Observation, generator: torch.Generator) ->
     without their Gaussian noise of standard deviation `sigma`.
     """
     with user_code.seeded(generator):
-        own = user_code.find("prior", name)(input_shape=observation.input_shape)
+        denoiser = user_code.find("prior", name)(input_shape=observation.input_shape)
     low, high = observation.task.input_range
     like = observation.update.rows
     center = like.new_full(observation.input_shape, (low + high) / 2)
@@ -170,12 +171,12 @@ def _of_user(name: str, observation: Observation, generator: torch.Generator) ->
 
     def denoise(x: Tensor, sigma: float, labels: Tensor | None) -> Tensor:
         with torch.no_grad():
-            found = own(center + scale * x, sigma * (high - low) / 4)
-        if not isinstance(found, Tensor) or found.shape != x.shape:
+            denoised = denoiser(center + scale * x, sigma * (high - low) / 4)
+        if not isinstance(denoised, Tensor) or denoised.shape != x.shape:
             raise ValueError(
                 f"prior {name!r} returned no tensor of the shape {tuple(x.shape)}; return examples "
                 "as they were given, without their noise"
             )
-        return (found.to(x) - center) / scale
+        return (denoised.to(x) - center) / scale
 
     return DenoisingPrior(denoise, center, scale)

@@ -74,6 +74,7 @@ def probabilities(rows: Sequence[Configuration]) -> CorridorStrips | None:
         return None
     known = [p for _, bound in pairs for p in (bound.probability, bound.accepted) if p]
     known += [r.reconstructed.value for r, _ in pairs if r.reconstructed and r.reconstructed.hits]
+    # Below this the digits rest on no assumption about data.
     least = math.floor(math.log10(max(FAINTEST, min([1e-3, *known]))))
     low = max(-12, least - 1)
 
