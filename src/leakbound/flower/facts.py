@@ -25,82 +25,82 @@ from leakbound.flower.meter import LeakMeter
 from leakbound.flower.mods import MASKING, DefenseMod
 from leakbound.risk.deployment.facts import Deployment, Mistake
 from leakbound.risk.deployment.file import described
-from leakbound.risk.deployment.mistakes import Rule, said
+from leakbound.risk.deployment.mistakes import MistakeRule, said
 
 CLIPS = frozenset({"fixedclipping_mod", "adaptiveclipping_mod"})
 QUIET = frozenset({"arrays_size_mod", "message_size_mod"})
 RULES = {
-    "nan-disables-clip": Rule(
+    "nan-disables-clip": MistakeRule(
         "clip.norm",
         "one NaN in an update makes its norm NaN, min(1, NaN) is 1, and no entry is clipped; "
         "let clients refuse updates that are not finite",
         fatal=False,
     ),
-    "zero-update-raises": Rule(
+    "zero-update-raises": MistakeRule(
         "clip.norm",
         "an update of zero raises a division by zero, and the error reveals it; leave clients"
         " out that have nothing to train on",
         fatal=False,
     ),
-    "adaptive-wrong-sign": Rule(
+    "adaptive-wrong-sign": MistakeRule(
         "clip.adaptive",
         "the count of clipped clients is used as the count of unclipped ones: the norm runs "
         "to 0 or grows until nothing is clipped; take a fixed clip norm",
         fatal=False,
     ),
-    "noise-of-next-norm": Rule(
+    "noise-of-next-norm": MistakeRule(
         "clip.adaptive",
         "the noise has the level of the next round's norm: mu is {ratio:.4g} times as large "
         "in a round in which all updates are clipped; take a fixed clip norm",
     ),
-    "scalars-pass": Rule(
+    "scalars-pass": MistakeRule(
         "clip.norm",
         "the array {bare!r} has no dimension: Flower counts it in the norm, but does not clip"
         " it, and LocalDpMod adds no noise to it; give it the shape (1,), or do not send it",
     ),
-    "integer-buffers": Rule(
+    "integer-buffers": MistakeRule(
         "clip.norm",
         "the array {whole!r} holds whole numbers: clipping it raises, and its noise is cut to"
         " whole numbers; do not send it",
         fatal=False,
     ),
-    "example-weights": Rule(
+    "example-weights": MistakeRule(
         "weights",
         "FedAvg weighs updates by num-examples, and the noise is for equal weights: a client "
         "with a share w of the examples has a mu that is (number of clients) times w as "
         "large; let clients report equal numbers, or give accountant= to the strategy",
         fatal=False,
     ),
-    "count-mismatch": Rule(
+    "count-mismatch": MistakeRule(
         "participation.replies",
         "the noise is for {count} replies; fewer only cause a warning: with half of them mu "
         "is twice as large; give accountant= to the strategy, which stops such a round",
         fatal=False,
     ),
-    "no-average": Rule(
+    "no-average": MistakeRule(
         "weights",
         "the noise is for an average, and {average} is not FedAvg's: what one client moves it"
         " by is not known; wrap FedAvg",
     ),
-    "noise-before-clip": Rule(
+    "noise-before-clip": MistakeRule(
         "clip.kind",
         "{noise} adds noise before {clip} clips: the noise is scaled down with the update; "
         "put the clip after it in the list of mods",
     ),
-    "masked-before-clip": Rule(
+    "masked-before-clip": MistakeRule(
         "secure_aggregation",
         "{mask} masks the update before it is clipped; put it first in the list of mods",
     ),
-    "clip-of-average": Rule(
+    "clip-of-average": MistakeRule(
         "clip.at",
         "under secure aggregation the server can clip only the average, so no client's part "
         "is bounded; clip on the clients",
     ),
-    "no-client-clip": Rule(
+    "no-client-clip": MistakeRule(
         "clip.kind",
         "the strategy relies on clients that clip, and they have no {mod}; add it",
     ),
-    "unknown-mod": Rule(
+    "unknown-mod": MistakeRule(
         "clip.norm",
         "{late} runs between the clip and the noise and may undo the clip; put it last in the"
         " list of mods",

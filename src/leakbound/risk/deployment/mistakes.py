@@ -20,7 +20,7 @@ TOLERANCE = 1.02
 """Ratio of a true to a claimed epsilon up to which accountants differ (RDP is above, CLT below)."""
 
 
-class Rule(NamedTuple):
+class MistakeRule(NamedTuple):
     """A kind of mistake: the key that shows it, its sentence, and whether the guarantee fails."""
 
     key: str
@@ -28,94 +28,94 @@ class Rule(NamedTuple):
     fatal: bool = True
 
 
-RULES: dict[str, Rule] = {
-    "classical-formula": Rule(
+RULES: dict[str, MistakeRule] = {
+    "classical-formula": MistakeRule(
         "noise.epsilon",
         "the classical Gaussian formula has no proof above epsilon 1: at epsilon {epsilon:g} its "
         "true delta is {true}, not {delta:g}; take the noise multiplier from `leakbound calibrate` "
         "or an accountant",
     ),
-    "sensitivity-below-clip": Rule(
+    "sensitivity-below-clip": MistakeRule(
         "noise.sensitivity",
         "the noise is for a sensitivity of {sensitivity:g}, but clipping lets a unit move the "
         "update by {bound:.4g}, {ratio:.4g} times as much; give the clip norm",
     ),
-    "seeded-noise": Rule(
+    "seeded-noise": MistakeRule(
         "noise.seeded",
         "whoever knows the seed can subtract the noise; take it from the operating system",
     ),
-    "scaled-noise": Rule(
+    "scaled-noise": MistakeRule(
         "noise.multiplier",
         "the accountant takes a noise multiplier of {claimed:g}, but the noise has "
         "{multiplier:.4g}{because}",
     ),
-    "rounded-shares": Rule(
+    "rounded-shares": MistakeRule(
         "noise.at",
         "shares of Gaussian noise that are rounded before the sum are not the Gaussian mechanism; "
         "take discrete Gaussian or Skellam noise and its accountant",
     ),
-    "elementwise-clip": Rule(
+    "elementwise-clip": MistakeRule(
         "clip.kind",
         "the noise is for a sensitivity of {sensitivity:g}, but entries of at most {norm:g} give "
         "an L2 norm of up to {size}; clip the whole update's L2 norm",
     ),
-    "nothing-clipped": Rule("clip.kind", "{why}"),
-    "adaptive-clip": Rule(
+    "nothing-clipped": MistakeRule("clip.kind", "{why}"),
+    "adaptive-clip": MistakeRule(
         "clip.adaptive",
         "the clip norm moves away from its quantile, and the noise follows the next round's "
         "smaller norm (exp(rate (1 - quantile)) times smaller if all are clipped); take a fixed "
         "clip norm",
     ),
-    "unequal-weights": Rule(
+    "unequal-weights": MistakeRule(
         "weights",
         "one client weighs {share:.4g} in the mean, but the noise is for 1/{cohort}: its mu is "
         "{ratio:.4g} times as large; weigh clients equally",
     ),
-    "fewer-replies": Rule(
+    "fewer-replies": MistakeRule(
         "participation.replies",
         "the noise is for {cohort} clients, but {replies} reply: mu is {ratio:.4g} times as large; "
         "divide by a constant, or stop the round",
     ),
-    "aggregation-alone": Rule(
+    "aggregation-alone": MistakeRule(
         "secure_aggregation",
         "secure aggregation sends the exact sum, so nothing random bounds what it reveals; let "
         "clients add shares of noise",
     ),
-    "shared-key": Rule(
+    "shared-key": MistakeRule(
         "secure_aggregation.shared_key",
         "all clients hold one secret key, so the server and any client together read every update; "
         "let clients add noise",
     ),
-    "shuffled-batches": Rule(
+    "shuffled-batches": MistakeRule(
         "local.sampler",
         "the accountant is for Poisson sampling, but batches are shuffled: an example is in one "
         "batch of every epoch, for which sampling proves no better than one full-batch step an "
         "epoch; sample by Poisson",
     ),
-    "batch-size-seen": Rule(
+    "batch-size-seen": MistakeRule(
         "sends",
         "the size of each batch can be seen{power}, so the accountant may not count batches as "
         "hidden; divide by the expected size",
     ),
-    "false-amplification": Rule(
+    "false-amplification": MistakeRule(
         "participation.law",
         "the accountant counts participation as secret and random, but {seen}; count every "
         "participation",
     ),
-    "uncounted-rounds": Rule(
+    "uncounted-rounds": MistakeRule(
         "claim.epsilon",
         "epsilon {claimed:g} is that of {some} of {rounds} rounds; all together have at most "
         "{true} at delta {delta:g}",
     ),
-    "epsilon-too-small": Rule(
+    "epsilon-too-small": MistakeRule(
         "claim.epsilon", "epsilon is at most {true} at delta {delta:g}, not {claimed:g}"
     ),
-    "missing-two": Rule(
+    "missing-two": MistakeRule(
         "claim.neighbors",
         "replacing one {unit} moves the sum by up to 2C: epsilon is {true} at delta {delta:g}, not "
         "{claimed:g}, which is that of adding or removing it",
     ),
-    CLEAR: Rule(
+    CLEAR: MistakeRule(
         "sends",
         "{what} leave the client without noise, and no number here covers them; do not send them, "
         "or add noise",
@@ -132,7 +132,7 @@ PREDICTABLE = {
 
 
 def said(
-    name: str, rules: Mapping[str, Rule] = RULES, *, key: str | None = None, **values: Any
+    name: str, rules: Mapping[str, MistakeRule] = RULES, *, key: str | None = None, **values: Any
 ) -> Mistake:
     """A mistake in words: the sentence of its rule with values; `key` if another one shows it."""
     rule = rules[name]
