@@ -36,27 +36,17 @@ from leakbound.engines.sensitivity import Sensitivity, sensitivity
 from leakbound.randomness import stream
 
 SEEDS = range(3)
-Case = tuple[str, int, int]
-"""An estimator with its directions, and those that pass forward only."""
+Case = tuple[str, int]
+"""An estimator with its directions."""
 
 CASES: dict[int, list[Case]] = {
-    16: [
-        *[("per_sample", k, 0) for k in (1, 2, 3)],
-        *[("with_forward", 1, m) for m in (2, 4, 8)],
-        ("with_forward", 2, 8),
-        ("batch", 10, 0),
-    ],
-    1: [
-        *[("per_sample", k, 0) for k in (2, 5, 10, 12, 20, 40)],
-        *[("with_forward", k, 4 * k) for k in (2, 4, 6, 10)],
-        ("batch", 10, 0),
-        ("batch", 20, 0),
-    ],
+    16: [*[("per_sample", k) for k in (1, 2, 3)], ("batch", 10)],
+    1: [*[("per_sample", k) for k in (2, 5, 10, 12, 20, 40)], ("batch", 10), ("batch", 20)],
 }
 SIZES = {"digits": (8,), "mnist5k": (16, 28), "photos": (32, 64)}
-SIZE_CASES: list[Case] = [("per_sample", 3, 0), ("with_forward", 1, 4), ("with_forward", 4, 16)]
+SIZE_CASES: list[Case] = [("per_sample", 1), ("per_sample", 3)]
 BATCHES = (1, 4, 16, 64)
-MANY: Case = ("with_forward", 20, 80)
+MANY: Case = ("per_sample", 40)
 """What counts as the truth of `stale`: known to about 5 %."""
 REFERENCE = 20_000_000
 """Above so many lanes times entries of an image many directions stand for the oracle."""
@@ -74,7 +64,7 @@ def setting(seed: int, size: int, data: str = "mnist5k", side: int = 28) -> tupl
 
 def estimate(task: Task, batch: Batch, case: Case, repetition: int = 0) -> Sensitivity:
     """One estimate from its own draws."""
-    name, k, forward = case
+    name, k = case
     source = stream(repetition, "benchmark", *case)
     return sensitivity(
         task,
@@ -83,7 +73,6 @@ def estimate(task: Task, batch: Batch, case: Case, repetition: int = 0) -> Sensi
         source,
         estimator=name,
         directions=k,
-        forward=forward or None,
     )
 
 
@@ -99,8 +88,8 @@ def score(values: Tensor, exact: Sensitivity) -> tuple[float, float]:
 
 def title(case: Case) -> str:
     """The estimator's name in the tables."""
-    name, k, forward = case
-    return f"`{name}`, k = {k}" + (f" + {forward}" if forward else "")
+    name, k = case
+    return f"`{name}`, k = {k}"
 
 
 def accuracy(size: int) -> None:
@@ -110,7 +99,7 @@ def accuracy(size: int) -> None:
     for seed in SEEDS:
         task, batch = setting(seed, size)
         start = time.perf_counter()
-        exact = estimate(task, batch, ("exact", 1, 0))
+        exact = estimate(task, batch, ("exact", 1))
         print(f"seed {seed}: oracle in {time.perf_counter() - start:.1f} s", flush=True)
         rank, _ = score(torch.ones_like(exact.values), exact)
         table.setdefault("s = 1", []).append((rank, float("nan")))
@@ -172,9 +161,9 @@ def peak(run: Callable[[], object]) -> int:
 def reference(task: Task, batch: Batch) -> tuple[Sensitivity, str]:
     """The oracle, or many directions if it is too expensive."""
     if batch.inputs.numel() * batch.inputs[0].numel() <= REFERENCE:
-        return estimate(task, batch, ("exact", 1, 0)), "exact"
-    many = 100 if batch.size <= 4 else 25
-    return estimate(task, batch, ("with_forward", many, 4 * many), 99), f"{many} + {4 * many}"
+        return estimate(task, batch, ("exact", 1)), "exact"
+    many = 300 if batch.size <= 4 else 75
+    return estimate(task, batch, ("per_sample", many), 99), f"k = {many}"
 
 
 def sizes(data: str) -> None:
@@ -288,7 +277,7 @@ def _stale(seed: int, start: int, size: int) -> dict[tuple[str, int], tuple[floa
         given = dict(old)
         if after in (0, 50):
             given["s = 1"] = torch.ones_like(truth.values)
-            for case in (("per_sample", 1, 0), ("per_sample", 2, 0), ("with_forward", 1, 4)):
+            for case in (("per_sample", 1), ("per_sample", 2)):
                 given[f"{title(case)}, today"] = estimate(now, batch, case).values
         for name, used in given.items():
             live = truth.values > 0

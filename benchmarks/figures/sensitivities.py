@@ -20,20 +20,10 @@ from leakbound.engines.sensitivity import Sensitivity, sensitivity
 from leakbound.randomness import stream
 
 QUALITY = 0.975
-Way = tuple[str, int, int | None]
+Way = tuple[str, int]
 WAYS: dict[int, tuple[Way, ...]] = {
-    16: (
-        ("with_forward", 1, None),
-        ("with_forward", 2, None),
-        ("per_sample", 2, None),
-        ("per_sample", 3, None),
-        ("batch", 10, None),
-    ),
-    1: (
-        *(("with_forward", k, None) for k in (4, 5, 10)),
-        *(("per_sample", k, None) for k in (10, 12, 20)),
-        ("batch", 10, None),
-    ),
+    16: (("per_sample", 2), ("per_sample", 3), ("batch", 10)),
+    1: (*(("per_sample", k) for k in (10, 12, 20)), ("batch", 10)),
 }
 TARGETS = {16: "≤ 4.5", 1: "< 8"}
 
@@ -60,7 +50,7 @@ def run(size: int, rounds: int, seeds: int, repetitions: int) -> tuple[list[Figu
     jobs |= {_name(way): lambda w=way: _estimate(one, w, 0) for way in WAYS[size]}  # type: ignore[misc]
     times = interleave(jobs, rounds)
     unit = count(gradient).operations
-    exact = [_estimate(given, ("exact", 1, None), 0) for given in settings]
+    exact = [_estimate(given, ("exact", 1), 0) for given in settings]
     found = {}
     for way in WAYS[size]:
         ranks = [
@@ -74,18 +64,15 @@ def run(size: int, rounds: int, seeds: int, repetitions: int) -> tuple[list[Figu
 
 
 def _name(way: Way) -> str:
-    name, k, forward = way
-    return f"{name}, k = {k}" + ("" if forward is None else f" + {forward} forward")
+    name, k = way
+    return f"{name}, k = {k}"
 
 
 def _estimate(given: Setting, way: Way, repetition: int) -> Sensitivity:
-    name, k, forward = way
+    name, k = way
     source = stream(repetition, "bench", *(str(part) for part in way))
     inputs = given.truth.inputs
-    more = {} if forward is None else {"forward": forward}
-    return sensitivity(
-        given.task, inputs, given.labels, source, estimator=name, directions=k, **more
-    )
+    return sensitivity(given.task, inputs, given.labels, source, estimator=name, directions=k)
 
 
 def _rank(found: Sensitivity, exact: Sensitivity) -> float:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from leakbound import check
-from leakbound._util.decibels import PSNR_CAP, mse_of_psnr, psnr_of_mse
+from leakbound._util.decibels import PSNR_CAP, capped_psnr, mse_of_psnr, psnr_of_mse
 from leakbound.domains import has_neighbors
 from leakbound.pairing import Paired, squared_distances
 
@@ -76,9 +76,7 @@ def rmse(paired: Paired, *, data_range: float) -> Values:
 
 def psnr(paired: Paired, *, data_range: float) -> Values:
     """Peak signal-to-noise ratio 10 log10(R^2 / MSE) in dB, at most `PSNR_CAP`."""
-    floor = 10 ** (-PSNR_CAP / 10)
-    errors = _errors(paired, data_range)
-    return [-10 * math.log10(max(error / data_range**2, floor)) for error in errors]
+    return [capped_psnr(error, data_range) for error in _errors(paired, data_range)]
 
 
 def ssim(paired: Paired, *, data_range: float) -> Values:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util import pictures
+from leakbound._util.decibels import capped_psnr
 from leakbound._util.formats import format_number
 from leakbound.core import Batch, Reconstruction
 from leakbound.domains.base import squared_distances
@@ -49,7 +49,7 @@ class Paired:
         captions = []
         for true, own in zip(truth, guess, strict=True):
             error = float((own - true).square().mean())
-            level = f"; {format_number(-10 * math.log10(max(error, 1e-15)))} dB" if unit else ""
+            level = f"; {format_number(capped_psnr(error))} dB" if unit else ""
             captions.append(f"MSE {format_number(error)}{level}")
         span = (0.0, 1.0) if unit else scale
         return pictures.block(

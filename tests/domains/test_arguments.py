@@ -15,7 +15,7 @@ from leakbound.core import Batch, NotApplicable, Task
 from leakbound.data import Schema
 from leakbound.domains import Column, TableDomain
 from leakbound.domains.arguments import CLOSE, arguments
-from leakbound.engines import taps
+from leakbound.engines import examples
 from leakbound.models import adapted
 from leakbound.randomness import stream
 
@@ -151,7 +151,7 @@ def built(name):
 def as_user(name, model, domain, inputs):
     """The user's own call, on codes made without the package."""
     named = {}
-    for column, (start, stop) in zip(domain.columns, domain.places, strict=True):
+    for column, start, stop in domain.placed:
         part = inputs[:, start:stop]
         named[column.name] = part.argmax(1) if column.name in ("c0", "c1", "c2") else part
     codes = torch.stack([named[f"c{k}"] for k in range(3)], 1)
@@ -346,7 +346,7 @@ def test_form_and_names_are_checked():
 
 
 def test_no_engine_takes_such_a_model_for_one_of_plain_rows():
-    """A table alone uses its weights once, as a layer that may be tapped does."""
+    """A table alone uses its weights once, as a linear layer does."""
 
     class Alone(nn.Module):
         def __init__(self):
@@ -358,7 +358,7 @@ def test_no_engine_takes_such_a_model_for_one_of_plain_rows():
 
     domain = TableDomain((table().columns[1],))
     task = Task.of(Alone(), domain=domain)
-    assert taps.plan(task, torch.eye(3), torch.arange(3)) is None
+    assert examples.plan(task, (3,)) is None
     with pytest.raises(NotApplicable):
         LinearInversion()(_seen(task, torch.eye(3)[:1], torch.tensor([0])), stream(0))
 

@@ -5,7 +5,7 @@ from torch.nn import functional
 
 from leakbound import client
 from leakbound.core import Task
-from leakbound.engines import bundle, calls, plain_chain, single
+from leakbound.engines import bundle, calls, examples, single
 from leakbound.engines.reader import Kind, Unreadable
 
 
@@ -40,8 +40,8 @@ def test_a_module_without_weights_may_come_again():
     wanted = client.gradient(task, x, y)
     found = bundle.Bundle(bundle.chain(task, (1, 2, 2)), task.parameters[None])
     torch.testing.assert_close(found.gradient(x[None], y[None])[0], wanted)
-    point = plain_chain.ChainPoint(task, plain_chain.plan(task, x), x, y)
-    torch.testing.assert_close(point.gradient() / 2, wanted)
+    rows = examples.ExampleRows(task, examples.plan(task, (1, 2, 2)), x, y)
+    torch.testing.assert_close(rows.gradient() / 2, wanted)
     assert single.plan(task, (2, 1, 2, 2)) is not None
 
 

@@ -95,7 +95,7 @@ def test_the_engine_that_is_chosen_gives_autograds_gradient(task, batch, size):
     )
 
 
-@pytest.mark.parametrize("estimator", ["exact", "per_sample", "batch", "with_forward"])
+@pytest.mark.parametrize("estimator", ["exact", "per_sample", "batch"])
 def test_sensitivities_are_the_jacobians(task, batch, estimator):
     task, inputs = double(task), batch.inputs.double()
     found = sensitivity(task, inputs, batch.labels, stream(0), estimator=estimator, directions=400)

@@ -117,6 +117,7 @@ FAST = {
     ),
     "circular": lambda: _conv(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), last=72),
     "tokens": lambda: Tokens(front=False),
+    "in_place": lambda: _conv(nn.Conv2d(1, 2, 3), nn.LeakyReLU(inplace=True), last=32),
     "halved": lambda: nn.Sequential(nn.Flatten(), Halved(36, 5), nn.Tanh(), nn.Linear(5, CLASSES)),
 }
 GENERIC = {
@@ -126,7 +127,6 @@ GENERIC = {
     "owner": Owner,
     "rows_in_front": lambda: Tokens(front=True),
     "merged": lambda: Merged(front=False),
-    "in_place": lambda: _conv(nn.Conv2d(1, 2, 3), nn.LeakyReLU(inplace=True), last=32),
 }
 MODELS = FAST | GENERIC
 
@@ -165,11 +165,11 @@ def jacobian(task, inputs, labels):
 
 
 def draws(count, name="pooled", **settings):
-    """(count, P) values and errors of an estimator's draws on three examples, and the truth."""
+    """(count, P) values of an estimator's draws on three examples, and the truth."""
     task, (x, y) = build(name), batch(3)
     found = [sensitivity(task, x, y, stream(i, "draw"), **settings) for i in range(count)]
     exact = sensitivity(task, x, y, stream(0), estimator="exact").values
-    return torch.stack([f.values for f in found]), torch.stack([f.error for f in found]), exact
+    return torch.stack([f.values for f in found]), exact
 
 
 def worst_z(values, truth):

@@ -10,7 +10,7 @@ from torch.func import grad, jvp, vmap
 
 from leakbound import client, models
 from leakbound.core import Task
-from leakbound.engines import plain_chain
+from leakbound.engines import examples
 from leakbound.engines import sensitivity as estimate
 from leakbound.engines.sensitivity import along, example_changes, example_gradients, moved
 from leakbound.randomness import normal, stream
@@ -76,7 +76,7 @@ def task(request):
 @pytest.mark.parametrize("soft", [False, True])
 def test_they_are_those_of_torch_func(task, soft):
     x, y = _batch(task, soft)
-    assert plain_chain.plan(task, x) is not None
+    assert examples.plan(task, x.shape[1:]) is not None
     ways = normal(x.shape, stream(0, "ways"), like=x)
     _exact(example_gradients(task, x, y), client.example_gradients(task, x, y))
     _exact(example_changes(task, x, y, ways), estimate.pair_changes(task, x, y, ways))
@@ -137,7 +137,7 @@ def test_slopes_pass_in_all_of_pytorchs_ways(monkeypatch):
     task = _task(BUILDS["pools"])
     x, y = _batch(task)
     ways = normal((2, *x.shape), stream(0, "ways"), like=x)
-    monkeypatch.setattr(estimate, "ChainPasses", lambda *_: pytest.fail("it has no slopes"))
+    monkeypatch.setattr(estimate, "ExamplePasses", lambda *_: pytest.fail("it has no slopes"))
 
     def of(images):
         gradient, changes = moved(task, images, y, ways)

@@ -37,7 +37,7 @@ def _held(size, chunk=4, **settings):
     return _peak(run), 4 * len(task.parameters)
 
 
-@pytest.mark.parametrize("estimator", ["batch", "per_sample", "with_forward"])
+@pytest.mark.parametrize("estimator", ["batch", "per_sample"])
 def test_more_directions_take_no_more(estimator):
     few, own = _held(8, estimator=estimator, directions=8)
     many, _ = _held(8, estimator=estimator, directions=20)
@@ -45,7 +45,7 @@ def test_more_directions_take_no_more(estimator):
     assert few < 40 * own
 
 
-@pytest.mark.parametrize("estimator", ["batch", "per_sample", "with_forward"])
+@pytest.mark.parametrize("estimator", ["batch", "per_sample"])
 def test_more_examples_take_no_more_than_their_inputs(estimator):
     chunk = 2 if estimator == "batch" else 4
     few, own = _held(8, chunk, estimator=estimator, directions=2)

@@ -43,3 +43,13 @@ def psnr_of_mse(mse: Any, data_range: float = 1.0) -> Any:
         with np.errstate(divide="ignore"):
             return 10 * np.log10(data_range**2 / mse)
     return 10 * math.log10(data_range**2 / mse) if mse > 0 else math.inf
+
+
+def capped_psnr(mse: float, data_range: float = 1.0) -> float:
+    """The PSNR of a reconstruction in dB, at most `PSNR_CAP`.
+
+    Example:
+        >>> capped_psnr(0.01), capped_psnr(0.0)
+        (20.0, 150.0)
+    """
+    return -10 * math.log10(max(mse / data_range**2, 10 ** (-PSNR_CAP / 10)))

@@ -40,9 +40,10 @@ class _StepByStep(nn.RNNBase):
                 f"{self.mode} takes a PackedSequence; give series of one length as a tensor"
             )
         alone = input.dim() == 2
-        swap = self.batch_first
-        x = input.unsqueeze(1) if alone else input.transpose(0, 1) if swap else input
-        given = () if hx is None else hx if isinstance(hx, tuple) else (hx,)
+        swap = self.batch_first and not alone
+        x = input.unsqueeze(1) if alone else input
+        x = x.transpose(0, 1) if swap else x
+        given = hx if isinstance(hx, tuple) else (hx,) * (hx is not None)
         starts = [own.unsqueeze(1) if alone else own for own in given]
         ends = list[State]()
         sides = 2 if self.bidirectional else 1
@@ -56,7 +57,8 @@ class _StepByStep(nn.RNNBase):
             x = torch.cat(parts, -1) if sides > 1 else parts[0]
         last = [torch.stack(own) for own in zip(*ends, strict=True)]
         last = [own.squeeze(1) for own in last] if alone else last
-        output = x.squeeze(1) if alone else x.transpose(0, 1) if swap else x
+        output = x.transpose(0, 1) if swap else x
+        output = output.squeeze(1) if alone else output
         return output, last[0] if len(last) == 1 else tuple(last)
 
     def _scan(self, x: Tensor, name: str, state: State, back: bool) -> tuple[Tensor, State]:

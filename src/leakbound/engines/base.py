@@ -38,7 +38,7 @@ class Engine(Protocol):
     A pull (vector-Jacobian product) belongs to the last gradient. Nothing waits for the device.
     """
 
-    cells: int
+    num_searches: int
 
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Batch-mean gradients (N, P) at inputs (N, B, *S), with labels (N, B) or (N, B, K)."""

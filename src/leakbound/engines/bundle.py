@@ -32,7 +32,7 @@ from leakbound.engines.activations import Activation
 from leakbound.engines.base import LINE, Pulled, aligned
 from leakbound.engines.calls import sequence
 from leakbound.engines.loss import closed, head
-from leakbound.engines.reader import Kind, Layer, Shape, Unreadable, plain_weights, pools_first
+from leakbound.engines.reader import Kind, Layer, Shape, Unreadable, pools_first
 from leakbound.task import Loss, Task
 
 Pair = Sequence[int]
@@ -106,11 +106,11 @@ class Bundle:
         kept: Tensor | None = None,
         loss: Loss = nn.functional.cross_entropy,
     ) -> None:
-        self.cells = len(parameters)
+        self.num_searches = len(parameters)
         self.loss = loss
         self.kept = kept
         self.layers = [build(parameters) for build in found.builds]
-        self.found = aligned(self.cells, parameters)
+        self.found = aligned(self.num_searches, parameters)
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class Bundle:
     def pull(self, cotangent: Tensor) -> Pulled:
         v = cotangent.detach()
         if self.kept is not None:
-            v = torch.mul(v, self.kept, out=aligned(self.cells, v))
+            v = torch.mul(v, self.kept, out=aligned(self.num_searches, v))
         moved: Tensor | None = None
         for layer in self.layers:
             moved = layer.tangent(moved, v)
@@ -168,9 +168,9 @@ def _build(task: Task, layer: Layer) -> Build | None:
         return (lambda _: BundledFlatten()) if images else None
     if kind is Kind.LINEAR and len(layer.before) == 1:
         return lambda flat: BundledLinear(flat, _place(task, layer))
-    if kind is Kind.CONVOLUTION and plain_weights(task.model.get_submodule(layer.name)):
-        stride, padding, dilation, _ = options["options"]
-        if dilation == [1, 1]:
+    if kind is Kind.CONVOLUTION and images and "turned" not in options:
+        stride, padding, dilation, groups = options["options"]
+        if dilation == [1, 1] and groups == 1:
             kernel = task.model.get_parameter(str(layer.weights[0])).shape[2:]
             place = _place(task, layer)
             return lambda flat: BundledConvolution(flat, place, kernel, stride, padding)

@@ -11,49 +11,36 @@ from torch import Tensor
 from leakbound.randomness import Source, normal
 
 BYTES = 2**26
+TOGETHER = 16
+"""Up to this many rows, small kernels take as long for several directions as for one."""
 
 
 @dataclass(frozen=True, eq=False)
 class RandomDirections:
-    """One Gaussian direction per example and repetition.
-
-    `leading`: the first pairs of `rounds` are the batch in order.
-    """
+    """One Gaussian direction per example and repetition."""
 
     inputs: Tensor
     source: Source
     repetitions: int
-    leading = True
 
-    def rounds(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """At most `step` pairs at once: the examples' indices (n,) and the directions (n, *S)."""
-        size = len(self.inputs)
-        places = torch.arange(size, device=self.inputs.device)
-        for drawn in self._drawn(max(1, step // size)):
-            which = places.repeat(len(drawn))
-            directions = drawn.flatten(0, 1)
-            for at in range(0, len(which), step):
-                yield which[at : at + step], directions[at : at + step]
+    def blocks(self, step: int) -> Iterator[tuple[slice, Tensor]]:
+        """Some examples and their directions (k, n, *S), at most `step` pairs.
 
-    def blocks(self, step: int) -> Iterator[tuple[slice, Iterator[Tensor]]]:
-        """Groups of examples, and their directions (k, n, *S), at most `step` pairs at once.
-
-        Every example comes with its first block.
+        Examples come in order, and those of equal slices one after another.
         """
-        # drawn for the whole batch, as many as stay small
         size = len(self.inputs)
         few = min(step, size)
+        copies = copied(step, few)
+        # drawn for the whole batch, as many as stay small
         together = max(fitting(self.inputs.numel(), self.inputs, BYTES // 8), step // few)
-        for drawn in self._drawn(together):
-            for start in range(0, size, few):
-                part = slice(start, min(start + few, size))
-                yield part, iter(torch.split(drawn[:, part], max(1, step // few)))
-
-    def _drawn(self, together: int) -> Iterator[Tensor]:
         for start in range(0, self.repetitions, together):
             count = min(together, self.repetitions - start)
             each = [normal(self.inputs.shape, self.source, like=self.inputs) for _ in range(count)]
-            yield torch.stack(each)
+            drawn = torch.stack(each)
+            for at in range(0, size, few):
+                part = slice(at, min(at + few, size))
+                for directions in torch.split(drawn[:, part], copies):
+                    yield part, directions
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,29 +48,25 @@ class UnitDirections:
     """Each input value of each example by itself."""
 
     inputs: Tensor
-    leading = False
 
-    def rounds(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        each = self.inputs[0].numel()
-        for start in range(0, self.inputs.numel(), step):
-            stop = min(start + step, self.inputs.numel())
-            part = torch.arange(start, stop, device=self.inputs.device)
-            yield part // each, self._units(part % each)
-
-    def blocks(self, step: int) -> Iterator[tuple[slice, Iterator[Tensor]]]:
-        entries = torch.arange(self.inputs[0].numel(), device=self.inputs.device)
-        for at in range(len(self.inputs)):
-            each = (self._units(part)[:, None] for part in torch.split(entries, step))
-            yield slice(at, at + 1), each
-
-    def _units(self, entries: Tensor) -> Tensor:
+    def blocks(self, step: int) -> Iterator[tuple[slice, Tensor]]:
+        """As `RandomDirections.blocks`."""
         shape = self.inputs.shape[1:]
-        units = self.inputs.new_zeros(len(entries), shape.numel())
-        return units.scatter_(1, entries[:, None], 1.0).view(-1, *shape)
+        entries = torch.arange(shape.numel(), device=self.inputs.device)
+        for at in range(len(self.inputs)):
+            for part in torch.split(entries, step):
+                units = self.inputs.new_zeros(len(part), shape.numel())
+                units.scatter_(1, part[:, None], 1.0)
+                yield slice(at, at + 1), units.view(-1, 1, *shape)
 
 
 Directions = RandomDirections | UnitDirections
-"""Pairs of an example and a direction, in two orders: flat, and grouped by example."""
+"""Pairs of an example and a direction, grouped by example."""
+
+
+def copied(step: int, examples: int) -> int:
+    """How many directions of each example pass at once, if `step` pairs fit in memory."""
+    return max(1, min(step, TOGETHER) // examples)
 
 
 def fitting(elements: int, like: Tensor, limit: int = BYTES) -> int:

@@ -60,6 +60,14 @@ class FixedNormRule(Rule):
             return change
         return change.addcmul_(self.delta, channels(weight * self.rate, delta))
 
+    def standard(self) -> Tensor:
+        """The values, standardized."""
+        return (self.x - channels(self.mean, self.x)) * channels(self.rate, self.x)
+
+    def standard_change(self, x: Tensor) -> Tensor:
+        """The change of `standard` with that of x."""
+        return x * channels(self.rate, x)
+
     def _curve(self, delta: Tensor) -> None:
         if self.gradients[0] is not None:
             product = delta * (self.x - channels(self.mean, delta))
@@ -101,7 +109,7 @@ class NormRule(Rule):
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
         weight, bias = (None if own is None else self._wide(own) for own in self.directions)
-        self.hat = self._standard()
+        self.hat = self.standard()
         own = None
         self.changes = x is not None
         if weight is not None:
@@ -140,9 +148,13 @@ class NormRule(Rule):
             torch.sum(product, over, out=self.gradients[0])
         self.write_bias(delta, over)
 
-    def _standard(self) -> Tensor:
+    def standard(self) -> Tensor:
         """The values, standardized."""
         return self._norm(None, None)[0]
+
+    def standard_change(self, x: Tensor) -> Tensor:
+        """The change of `standard` with that of x, after `tangent`."""
+        return self.hat_change
 
     def _projected(self, change: Tensor) -> Tensor:
         """P of a change."""
@@ -213,7 +225,7 @@ class LayerNormRule(NormRule):
     def _over(self, value: Tensor) -> tuple[int, ...]:
         return tuple(range(value.ndim - len(self.shape)))
 
-    def _standard(self) -> Tensor:
+    def standard(self) -> Tensor:
         return (self.x - self.mean).mul_(self.rate)  # a third of the kernel's time
 
     def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

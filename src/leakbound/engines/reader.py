@@ -12,8 +12,6 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any
 
-from torch import nn
-
 
 class Unreadable(Exception):
     """Why a model or one of its layers cannot be read, or is not supported by an engine."""
@@ -160,13 +158,3 @@ def pools_first(layers: Layers, exactly: bool = True) -> Layers:
 
 def _as(place: Layer, layer: Layer) -> Layer:
     return replace(place, kind=layer.kind, options=layer.options, name=layer.name)
-
-
-def plain_weights(module: nn.Module) -> bool:
-    """Whether a layer is a plain Linear, or a plain Conv2d without groups, padded with zeros."""
-    return type(module) is nn.Linear or (
-        type(module) is nn.Conv2d
-        and module.groups == 1
-        and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-    )

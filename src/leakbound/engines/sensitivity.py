@@ -1,28 +1,27 @@
 """How much every coordinate of a client's gradient reveals of its inputs: s_i = ||d g_i / d x||^2.
 
-Plain chains of layers use the engine of `plain_chain`; other models use that of `taps` for sums of
-squares, otherwise `torch.func`.
+Models that can be read use the engine of `examples`; others use `torch.func`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 
 from leakbound import check, client
 from leakbound.core import NotApplicable, Task
-from leakbound.engines import plain_chain, taps
+from leakbound.engines import examples
 from leakbound.engines.directions import Directions, RandomDirections, UnitDirections, fitting
+from leakbound.engines.examples import ExamplePasses, ExampleRows
 from leakbound.engines.loss import closed
-from leakbound.engines.plain_chain import ChainPasses, ChainPoint
-from leakbound.engines.weight_changes import Forward, Power, power_of
-from leakbound.randomness import Source, normal
+from leakbound.engines.reader import Layers
+from leakbound.randomness import Source, normal, stream
 
 __all__ = [
     "ESTIMATORS",
@@ -36,61 +35,48 @@ __all__ = [
     "sensitivity",
 ]
 
-ESTIMATORS = ("exact", "batch", "per_sample", "with_forward")
-"""The estimators of `sensitivity`: every input by itself, the paper's, ours, and ours with more
-directions that only pass forward.
-"""
+ESTIMATORS = ("exact", "batch", "per_sample")
+"""The estimators of `sensitivity`: every input by itself, the paper's, and ours."""
 
 MOST_BYTES = 1_500_000_000
 """Memory for `example_products`."""
 
-DIRECTIONS = {"batch": 10, "per_sample": 10, "with_forward": 4}
-"""Directions for one example by default: the paper's number; the others rank coordinates at least
-as well (Spearman correlation with the exact ranking 0.96 and more on SimpleConvNet).
-"""
+DIRECTIONS = 10
+"""Directions by default: the paper's number."""
 
 
 def default_directions(estimator: str, examples: int) -> int:
     """The default number of directions of `sensitivity` for a batch of `examples`.
 
-    Examples have separate directions, so the product counts: 10 for `per_sample` (at least 2 each),
-    4 for `with_forward`. The direction of `batch` moves all examples: 10 for every batch.
+    With `per_sample` examples have separate directions, so the product counts: 10, at least 2 for
+    each. The direction of `batch` moves all examples: 10 for every batch.
 
     Example:
         >>> [default_directions("per_sample", examples) for examples in (1, 4, 16)]
         [10, 3, 2]
     """
     if estimator == "batch":
-        return DIRECTIONS["batch"]
-    least = 2 if estimator == "per_sample" else 1
-    return max(least, math.ceil(DIRECTIONS[estimator] / max(1, examples)))
+        return DIRECTIONS
+    return max(2, math.ceil(DIRECTIONS / max(1, examples)))
 
 
 @dataclass(frozen=True, eq=False)
 class Sensitivity:
-    """Squared sensitivity of every gradient coordinate to the whole batch, with its error.
+    """Squared sensitivity of every gradient coordinate to the whole batch.
 
-    `values` (P,) estimate s, `error` (P,) are their standard errors, zeros for `exact`.
-    `relative_error` is the expected ||values - s|| / ||s|| from the same draws. `gradient` (P,) is
-    g itself, up to rounding. `directions` does not count those that only pass forward.
+    `values` (P,) estimate s, and `gradient` (P,) is g itself, up to rounding. With k directions and
+    B examples the relative standard error of a value is sqrt(2/k) for `batch`, between sqrt(2/(kB))
+    and sqrt(2/k) for `per_sample`, and 0 for `exact`.
     """
 
     values: Tensor
     gradient: Tensor
-    error: Tensor | None
-    relative_error: float
     estimator: str
     directions: int
 
     def of(self, kept: Tensor) -> Sensitivity:
         """The estimate for a model that has only the weights where `kept` (P,) is True."""
-        error = None if self.error is None else self.error * kept
-        values = self.values * kept
-        relative = self.relative_error
-        if error is not None and self.estimator in ("per_sample", "with_forward"):
-            relative = _relative(values, error)
-        gradient = self.gradient * kept
-        return replace(self, values=values, gradient=gradient, error=error, relative_error=relative)
+        return replace(self, values=self.values * kept, gradient=self.gradient * kept)
 
 
 def sensitivity(
@@ -101,7 +87,6 @@ def sensitivity(
     *,
     estimator: str = "per_sample",
     directions: int | None = None,
-    forward: int | None = None,
     chunk: int | None = None,
 ) -> Sensitivity:
     """Estimate s_i = ||d g_i / d x||^2 for every parameter i; x is the whole batch.
@@ -116,13 +101,9 @@ def sensitivity(
         estimator: "per_sample" gives every example a separate Gaussian direction and sums the
             squares (variance like 1 / (directions * B)). "batch" moves the whole batch along one
             direction at a time (the paper's: values / s is chi2_k / k). "exact" moves every input
-            by itself. "with_forward" is "per_sample" with more directions for the weights of plain
-            Linear layers, which cost only a forward pass: unbiased, but values below 0 become their
-            standard error. A model that is not a plain chain of layers gets "per_sample" instead.
+            by itself.
         directions: k, how many directions to average over; None: see `default_directions`, and
             `exact` instead of `per_sample` if an example has no more inputs than that.
-        forward: for "with_forward", how many directions only pass forward; None: 4 for each other
-            one.
         chunk: how many examples' directions (for `batch`: directions) are computed at once; None:
             by a limit of about 64 MB (for `batch`: 128 MB).
 
@@ -147,110 +128,80 @@ def sensitivity(
             estimator = "exact"
     elif estimator != "exact":
         check.count(directions=directions)
-    check.given(check.count, forward=forward)
     inputs = inputs.detach()
-    parts = _plain(task, inputs, labels)
-    given = (task, inputs, labels, chunk)
-    passes = ChainPasses(*given, parts) if parts else AnyPasses(*given)
+    size = len(inputs)
     if estimator == "batch":
-        found = _batch(passes, source, directions)
+        values, gradient = _batch(task, inputs, labels, source, directions, chunk)
     elif task.coupled:
         raise NotApplicable(
             "batch norm in training mode couples the examples, so no single example has a "
             "sensitivity; use the estimator 'batch'"
         )
     elif estimator == "exact":
-        power, gradient = passes.powers(UnitDirections(inputs))
-        values = power.total / len(inputs) ** 2
-        found = Sensitivity(values, gradient, torch.zeros_like(values), 0.0, "exact", 0)
+        directions = 0
+        total, gradient = _squares(task, inputs, labels, UnitDirections(inputs), chunk)
+        values = total / size**2
     else:
-        more = forward or 4 * directions
-        found = _drawn(passes, source, directions, more if estimator == "with_forward" else 0)
+        drawn = RandomDirections(inputs, source, directions)
+        total, gradient = _squares(task, inputs, labels, drawn, chunk)
+        values = total / (directions * size**2)
+    found = Sensitivity(values, gradient, estimator, directions)
     return found if task.kept is None else found.of(task.kept)
 
 
-def _drawn(passes: ChainPasses | AnyPasses, source: Source, k: int, forward: int) -> Sensitivity:
-    name = "per_sample"
-    more = None
-    size = len(passes.inputs)
-    if forward and isinstance(passes, ChainPasses):
-        name = "with_forward"
-        more = passes.forward_only(source, k, forward)
-    power, gradient = passes.powers(RandomDirections(passes.inputs, source, k), more)
-    # a draw is q = ||.||^2 chi2_1: its variance 2 ||.||^4 is two thirds of its mean square
-    error = power.norm * (math.sqrt(2 / 3) / (k * size**2))
-    values = power.total / (k * size**2)
-    values = torch.where(values > 0, values, error)  # only `with_forward` can be below 0
-    return Sensitivity(values, gradient, error, _relative(values, error), name, k)
+def _squares(
+    task: Task, inputs: Tensor, labels: Tensor, pairs: Directions, chunk: int | None
+) -> tuple[Tensor, Tensor]:
+    """The sums (P,) over pairs of the squared changes of each example's gradient; the gradient."""
+    total = torch.zeros_like(task.parameters)
+    layers = examples.plan(task, inputs.shape[1:])
+    if not _is_mean(task, inputs, labels):
+        for part, directions in pairs.blocks(1):
+            alone = inputs.new_zeros(1, *inputs.shape)
+            alone[:, part] = len(inputs) * directions
+            total += along(task, inputs, labels, alone)[0].detach().square()
+    elif layers is not None:
+        step = chunk or fitting(examples.elements(layers), inputs)
+        return ExamplePasses(task, inputs, labels, layers, step).squares(pairs)
+    else:
+        step = chunk or fitting(_elements(task, inputs[:1]), inputs)
+        for part, directions in pairs.blocks(step):
+            for way in directions:
+                total += pair_changes(task, inputs[part], labels[part], way).square().sum(0)
+    return total, client.gradient(task, inputs, labels).detach()
 
 
-def _batch(passes: ChainPasses | AnyPasses, source: Source, directions: int) -> Sensitivity:
-    task = passes.task
-    inputs = passes.inputs
-    step = passes.chunk or fitting(_elements(task, inputs), inputs, limit=2**25)
+@torch.no_grad()
+def _is_mean(task: Task, inputs: Tensor, labels: Tensor) -> bool:
+    """Whether the batch's loss is the mean of each example's own; a user's loss may weight them."""
+    if _known_mean(task, labels):
+        return True
+    outputs = client.forward(task, inputs)
+    for own in (outputs, normal(outputs.shape, stream(0, "outputs"), like=outputs)):
+        pairs = zip(torch.split(own, 1), torch.split(labels, 1), strict=True)
+        each = torch.stack([task.loss(*pair) for pair in pairs])
+        if not torch.allclose(task.loss(own, labels), each.mean(), rtol=1e-4):
+            return False
+    return True
+
+
+def _batch(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    source: Source,
+    directions: int,
+    chunk: int | None,
+) -> tuple[Tensor, Tensor]:
+    step = chunk or fitting(_elements(task, inputs), inputs, limit=2**25)
     total = torch.zeros_like(task.parameters)
     for start in range(0, directions, step):
         count = min(step, directions - start)
         drawn = torch.stack([normal(inputs.shape, source, like=inputs) for _ in range(count)])
-        total = total + passes.along(drawn).square().sum(0)
-    values = total / directions
-    spread = math.sqrt(2 / directions)
-    relative = spread if bool((values > 0).any()) else 0.0
-    return Sensitivity(values, passes.gradient(), values * spread, relative, "batch", directions)
-
-
-def _relative(values: Tensor, error: Tensor) -> float:
-    norm = torch.linalg.vector_norm
-    variance = float(norm(error, dtype=torch.float64)) ** 2
-    squares = float(norm(values, dtype=torch.float64)) ** 2 - variance  # E values^2 - variance
-    return math.sqrt(variance / squares) if squares > 0 else 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class AnyPasses:
-    """As `ChainPasses`, for a batch and any model: through taps, otherwise by `torch.func`."""
-
-    task: Task
-    inputs: Tensor
-    labels: Tensor
-    chunk: int | None
-
-    def powers(
-        self, pairs: Directions, more: Mapping[str, Forward] | None = None
-    ) -> tuple[Power, Tensor]:
-        """As `ChainPasses.powers`; `more` is None here."""
-        task = self.task
-        inputs = self.inputs
-        labels = self.labels
-        found = taps.plan(task, inputs, labels)
-        size = len(inputs)
-        wide = found.elements if found else _elements(task, inputs[:1])
-        sums: Power | None = None
-        gradient: Tensor | None = None
-        left = size if pairs.leading else 0
-        covered = pairs.leading
-        for places, tangents in pairs.rounds(self.chunk or fitting(wide, inputs)):
-            x = inputs[places]
-            y = labels[places]
-            fresh = min(left, len(places))
-            fast = taps.powers(task, found, x, y, tangents, fresh) if found else None
-            if fast:
-                part, first = fast
-                if first is not None:
-                    gradient = first / size if gradient is None else gradient + first / size
-            else:
-                part = power_of(pair_changes(task, x, y, tangents))
-                covered = covered and not fresh
-            sums = part if sums is None else sums.plus(part)
-            left = left - fresh
-        assert sums is not None  # a batch has at least one example
-        return sums, self.gradient() if gradient is None or not covered else gradient
-
-    def along(self, directions: Tensor) -> Tensor:
-        return along(self.task, self.inputs, self.labels, directions).detach()
-
-    def gradient(self) -> Tensor:
-        return client.gradient(self.task, self.inputs, self.labels).detach()
+        with torch.no_grad():
+            gradient, changes = _moved(task, inputs, labels, drawn, chunk)
+        total += changes.square().sum(0)
+    return total / directions, gradient
 
 
 def _elements(task: Task, inputs: Tensor) -> int:
@@ -283,8 +234,8 @@ def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Ten
 def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient (P,) and its changes (k, P) as `along` gives them, up to rounding.
 
-    Differentiable as `along` is. If no derivatives are needed, plain chains of layers use the
-    engine of `plain_chain`.
+    Differentiable as `along` is. If no derivatives are needed, most models use the engine of
+    `examples`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -292,15 +243,20 @@ def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tup
         >>> [part.shape for part in moved(Task.of(model), x, torch.tensor([0]), directions)]
         [torch.Size([10]), torch.Size([3, 10])]
     """
+    return _moved(task, inputs, labels, directions, None)
+
+
+def _moved(
+    task: Task, inputs: Tensor, labels: Tensor, directions: Tensor, chunk: int | None
+) -> tuple[Tensor, Tensor]:
     traced = _traced(inputs, labels, directions, task.parameters)
-    parts = None if traced else _plain(task, inputs, labels)
-    if parts is None:
+    layers = None if traced else _layers(task, inputs, labels)
+    if layers is None:
         changes = along(task, inputs, labels, directions)
         return client.pure_gradient(task, inputs, labels), changes
     with torch.no_grad():
-        passes = ChainPasses(task, inputs, labels, None, parts)
-        changes = passes.along(directions)
-        gradient = passes.gradient()
+        step = chunk or fitting(examples.elements(layers), inputs)
+        changes, gradient = ExamplePasses(task, inputs, labels, layers, step).along(directions)
     if task.kept is not None:
         return gradient * task.kept, changes * task.kept
     return gradient, changes
@@ -312,7 +268,8 @@ def _traced(*tensors: Tensor) -> bool:
         return True
     floating = [t for t in tensors if t.is_floating_point()]
     back = torch.is_grad_enabled() and any(t.requires_grad for t in floating)
-    return back or any(taps.parted(t)[1] is not None for t in floating)
+    moving = (forward_ad.unpack_dual(t).tangent for t in floating)  # type: ignore[no-untyped-call]
+    return back or any(tangent is not None for tangent in moving)
 
 
 @torch.no_grad()
@@ -324,17 +281,17 @@ def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
         >>> example_gradients(Task.of(model), torch.ones(3, 4), torch.tensor([0, 1, 1])).shape
         torch.Size([3, 10])
     """
-    parts = _plain(task, inputs, labels)
-    if parts is None:
+    layers = _layers(task, inputs, labels)
+    if layers is None:
         return client.example_gradients(task, inputs, labels).detach()
-    found = ChainPoint(task, parts, inputs.detach(), labels).each()
+    found = ExampleRows(task, layers, inputs.detach(), labels).each()
     return found if task.kept is None else found * task.kept
 
 
 @torch.no_grad()
 def example_products(task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
     """Inner products (B, B) of `example_gradients` in float64, without these gradients; None if the
-    model is no plain chain, or the examples at once take more than MOST_BYTES.
+    engine does not support the model, or the examples at once take more than MOST_BYTES.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -342,8 +299,8 @@ def example_products(task: Task, inputs: Tensor, labels: Tensor) -> Tensor | Non
         torch.Size([3, 3])
     """
     large = _elements(task, inputs) * inputs.element_size() > MOST_BYTES
-    parts = None if large or task.kept is not None else _plain(task, inputs, labels)
-    return None if parts is None else ChainPoint(task, parts, inputs.detach(), labels).products()
+    layers = None if large or task.kept is not None else _layers(task, inputs, labels)
+    return None if layers is None else ExampleRows(task, layers, inputs.detach(), labels).products()
 
 
 @torch.no_grad()
@@ -352,15 +309,18 @@ def example_changes(task: Task, inputs: Tensor, labels: Tensor, directions: Tens
 
     Includes a pruned model's missing weights, as if they were present.
     """
-    parts = _plain(task, inputs, labels)
-    if parts is None:
+    layers = _layers(task, inputs, labels)
+    if layers is None:
         return pair_changes(task, inputs, labels, directions)
-    return ChainPoint(task, parts, inputs.detach(), labels).each(directions)
+    return ExampleRows(task, layers, inputs.detach(), labels).each(directions)
 
 
-def _plain(task: Task, inputs: Tensor, labels: Tensor) -> plain_chain.Parts | None:
-    """The plain chain of a task whose loss is the examples' mean; a user's loss may weight them."""
+def _layers(task: Task, inputs: Tensor, labels: Tensor) -> Layers | None:
+    """The layers for the engine of examples, if the loss is the mean of each example's own."""
+    whole = _known_mean(task, labels) and not task.coupled
+    return examples.plan(task, inputs.shape[1:]) if whole else None
+
+
+def _known_mean(task: Task, labels: Tensor) -> bool:
     ignored = not labels.is_floating_point() and bool((labels < 0).any())
-    if not closed(task.loss) or ignored:
-        return None
-    return plain_chain.plan(task, inputs)
+    return closed(task.loss) and not ignored

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -81,63 +81,109 @@ def plan(task: Task, input_shape: Shape, curved: bool = False) -> Layers | None:
     return known[key]
 
 
+class Passes:
+    """The four passes over a model's layers, each by its rule, which keeps what later ones need.
+
+    Values, deltas and their changes are lists, by the number of the layer's output.
+    """
+
+    def __init__(self, layers: Layers, rules: Sequence[Rule]) -> None:
+        self.layers = list(zip(layers, rules, strict=True))
+        self.count = 1 + max(layer.output for layer in layers)
+        self.last = layers[-1].output
+        self.values: list[Any] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The output."""
+        before = self.values
+        same = bool(before) and len(before[0]) == len(inputs)
+        self.values = [None] * self.count
+        self.values[0] = inputs
+        for layer, rule in self.layers:
+            if same and not layer.live:  # it depends on neither inputs nor weights
+                self.values[layer.output] = before[layer.output]
+                continue
+            if isinstance(rule, rules.StraightCallRule):
+                rule.examples = len(inputs)
+            own = [self.values[source] for source in layer.sources]
+            self.values[layer.output] = rule.forward(*own)
+        return cast(Tensor, self.values[self.last])
+
+    def backward(self, delta: Tensor) -> list[Any]:
+        """The deltas from that of the output; gradients are written."""
+        deltas = self._started(delta)
+        for layer, rule in reversed(self.layers):
+            if layer.moving or layer.owns:
+                _spread(deltas, layer.sources, rule.backward(self._of(deltas, layer)))
+        return deltas
+
+    def tangent(self, inputs: Tensor | None) -> list[Any]:
+        """The values' changes, when the inputs change, and the weights along `Rule.directions`."""
+        tangents: list[Any] = [None] * self.count
+        tangents[0] = inputs
+        for layer, rule in self.layers:
+            if layer.live:
+                own = [tangents[source] for source in layer.sources]
+                tangents[layer.output] = rule.tangent(*own)
+        return tangents
+
+    def moved(self, change: Tensor, *, to_inputs: bool = True) -> list[Any]:
+        """The deltas' changes from that of the output's; to the first weights, or the inputs."""
+        changes = self._started(change)
+        for layer, rule in reversed(self.layers):
+            if layer.live and (to_inputs or layer.moving):
+                _spread(changes, layer.sources, rule.moved(self._of(changes, layer)))
+        return changes
+
+    def _started(self, last: Tensor) -> list[Any]:
+        deltas: list[Any] = [None] * self.count
+        deltas[self.last] = last
+        return deltas
+
+    def _of(self, deltas: list[Any], layer: Layer) -> Tensor:
+        """A layer's delta: zero if nothing that depends on it reaches the output."""
+        found = deltas[layer.output]
+        return torch.zeros_like(self.values[layer.output]) if found is None else found
+
+
 class Single:
-    """One search: `base.Engine` with `cells` 1, which overwrites its last gradient with the next.
+    """One search: `base.Engine` with `num_searches` 1; each gradient overwrites the last one.
 
     The model and its buffers are never written to. `row` (P,) holds the gradient, and then the
     derivative of <gradient, cotangent> in the weights, which may be overwritten before a gradient.
     None: that derivative is not computed.
     """
 
-    cells = 1
+    num_searches = 1
 
     def __init__(self, task: Task, plan: Layers, row: Tensor | None = None) -> None:
         self.task = task
-        self.layers = plan
         tensors = task.tensors(task.parameters.detach())
         curved = row is not None
         self.row = torch.zeros_like(task.parameters, requires_grad=False) if row is None else row
         places = task.unflatten(self.row)
-        self.rules: list[Rule] = []
+        made: list[Rule] = []
         self.frozen: list[dict[str, Tensor]] = []
-        for layer in self.layers:
+        for layer in plan:
             own = [name for name in layer.weights if name is not None and layer.owns]
             # frozen weights of a layer that is trained have change zero; their gradient is not used
             still = {name: torch.zeros_like(tensors[name]) for name in own if name not in places}
             unread = {name: torch.empty_like(value) for name, value in still.items()}
             self.frozen.append(still)
-            weights = _chosen(layer.weights, tensors)
-            buffers = _chosen(layer.buffers, task.buffers)
-            gradients = _chosen(layer.weights, {**places, **unread})
+            weights = chosen(layer.weights, tensors)
+            buffers = chosen(layer.buffers, task.buffers)
+            gradients = chosen(layer.weights, {**places, **unread})
             given = Given(weights, buffers, gradients, layer.moving, curved)
-            self.rules.append(RULES[layer.kind](given, **layer.options))
-        self.passes = list(zip(self.layers, self.rules, strict=True))
-        self.count = 1 + max(layer.output for layer in self.layers)
+            made.append(RULES[layer.kind](given, **layer.options))
+        self.passes = Passes(plan, made)
         self.kept = None if task.kept is None else task.kept.to(task.parameters.dtype)
         self.head: LossHead | None = None
-        self.values: list[Any] | None = None
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        same = self.values is not None and len(self.values[0]) == inputs.shape[1]
-        values: list[Any] = [None] * self.count
-        values[0] = inputs[0].detach()
-        for layer, rule in self.passes:
-            if isinstance(rule, rules.StraightCallRule):
-                rule.examples = inputs.shape[1]
-            if self.values is not None and same and not layer.live:  # it is the same
-                values[layer.output] = self.values[layer.output]
-            else:
-                values[layer.output] = rule.forward(*[values[s] for s in layer.sources])
-        output = self.layers[-1].output
-        self.head = head(self.task.loss, values[output], labels[0].detach())
-        deltas: list[Any] = [None] * len(values)
-        deltas[output] = self.head.deltas
-        for layer, rule in reversed(self.passes):
-            if layer.moving or layer.owns:
-                delta = _of(deltas, layer, values)
-                _spread(deltas, layer.sources, rule.backward(delta))
-        self.values = values
+        output = self.passes.forward(inputs[0].detach())
+        self.head = head(self.task.loss, output, labels[0].detach())
+        self.passes.backward(self.head.deltas)
         if self.kept is not None:
             self.row.mul_(self.kept)
         return self.row[None]
@@ -145,31 +191,23 @@ class Single:
     @torch.no_grad()
     def pull(self, cotangent: Tensor) -> Pulled:
         # pruned weights have derivatives, too: the gradient of other weights depends on them
-        if self.head is None or self.values is None:
+        if self.head is None:
             raise ValueError("pull was called before gradient; call gradient first")
         row = cotangent[0] if self.kept is None else cotangent[0] * self.kept
         parts = self.task.unflatten(row)
-        tangents: list[Any] = [None] * self.count
-        for (layer, rule), still in zip(self.passes, self.frozen, strict=True):
+        for (layer, rule), still in zip(self.passes.layers, self.frozen, strict=True):
             if layer.owns:
-                rule.directions = _chosen(layer.weights, {**parts, **still} if still else parts)
-            if layer.live:
-                tangents[layer.output] = rule.tangent(*[tangents[s] for s in layer.sources])
-        output = self.layers[-1].output
-        deltas: list[Any] = [None] * len(tangents)
-        deltas[output], labels = self.head.moved(tangents[output])
-        for layer, rule in reversed(self.passes):
-            if layer.live:
-                delta = _of(deltas, layer, self.values)
-                _spread(deltas, layer.sources, rule.moved(delta))
-        inputs = deltas[0].clone(memory_format=torch.contiguous_format)
+                rule.directions = chosen(layer.weights, {**parts, **still} if still else parts)
+        moved = self.passes.tangent(None)[self.passes.last]
+        change, labels = self.head.moved(moved)
+        inputs = self.passes.moved(change)[0].clone(memory_format=torch.contiguous_format)
         return Pulled(inputs[None], None if labels is None else labels[None])
 
 
 class LocalSteps:
-    """One client's local plan: `base.Engine` with `cells` 1, whose gradient is `local_update`'s."""
+    """One client's local plan: an `Engine` whose gradient is that of `client.local_update`."""
 
-    cells = 1
+    num_searches = 1
 
     def __init__(self, task: Task, layers: Layers) -> None:
         self.task = task
@@ -217,7 +255,7 @@ class LocalSteps:
         return Pulled(slopes, soft)
 
 
-def _chosen(names: Sequence[str | None], tensors: Mapping[str, Tensor]) -> Some:
+def chosen(names: Sequence[str | None], tensors: Mapping[str, Tensor]) -> Some:
     return tuple(None if name is None else tensors.get(name) for name in names)
 
 
@@ -229,12 +267,6 @@ def _spread(deltas: list[Any], sources: tuple[int, ...], back: Back) -> None:
             deltas[source] = own if before is None else before + own
 
 
-def _of(deltas: list[Any], layer: Layer, values: list[Any]) -> Tensor:
-    """A layer's delta: zero if nothing that depends on it reaches the output."""
-    found = deltas[layer.output]
-    return torch.zeros_like(values[layer.output]) if found is None else found
-
-
 def layers_of(task: Task, shape: Shape) -> Layers:
     """The layers of the task's model for inputs (B, *shape), not compared with autograd."""
     return pools_first(read(task, shape))
@@ -242,7 +274,7 @@ def layers_of(task: Task, shape: Shape) -> Layers:
 
 def _plan(task: Task, shape: Shape, curved: bool) -> Layers | None:
     try:
-        weights = _weights_of_no_one(task)
+        weights = arbitrary_weights(task)
         plain = replace(task, public=None, parameters=weights, kept=None)
         plain = replace(
             plain, loss=lambda outputs, _: torch.sin(outputs).mean()
@@ -259,7 +291,7 @@ def _plan(task: Task, shape: Shape, curved: bool) -> Layers | None:
         return None
 
 
-def _weights_of_no_one(task: Task) -> Tensor:
+def arbitrary_weights(task: Task) -> Tensor:
     """Arbitrary weights: what is inferred of a model must not depend on the first caller."""
     source = torch.Generator().manual_seed(0)
     parts = list[Tensor]()
