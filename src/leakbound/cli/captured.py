@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from rich.table import Table
 from torch import Tensor, nn
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from leakbound import captured, registry, tensors
 from leakbound._util import stops
 from leakbound._util.formats import format_explained
-from leakbound.assess.record import CERTIFIED, DISCLOSURES, EXPOSURES, Assessment
+from leakbound.assess.record import CERTIFIED, DISCLOSURES, ESTIMATE, EXPOSURES, Assessment, Bound
 from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
 from leakbound.captured import (
@@ -36,16 +34,14 @@ from leakbound.captured.capture import PREFIX, TREES
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
 from leakbound.cli import options
-from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, verdicts
-from leakbound.cli.terminal import brief, console, errors, table
+from leakbound.cli.terminal import as_json, brief, console, errors, safe, table
 from leakbound.data.schema import Schema
 from leakbound.domains import Domain, TokenDomain
 from leakbound.losses import LOSSES
 from leakbound.randomness import stream
 from leakbound.risk.statement import of_assessment
 
-_OF_EXPERIMENTS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
 CLASSES = 10
 EXPOSED_CODE = 3
 """The exit code if an update exposes an example, or reveals a fact."""
@@ -59,10 +55,7 @@ MOST = 100_000
 def attack(command: options.AttackOptions) -> int:
     assert command.update is not None  # the command line asks here only then
     _check_exists(command.update)
-    for name in (*_OF_EXPERIMENTS, "lpips_weights"):
-        if getattr(command, name):
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} is for a simulated experiment; leave it out with --update")
+    options.refuse_unused(command, options.OF_UPDATES)
     for name in ("batch_size", "local_steps", "local_batch_size", "classes"):
         value = getattr(command, name)
         if value is not None and not 1 <= value <= MOST:
@@ -120,7 +113,7 @@ def attack(command: options.AttackOptions) -> int:
     for one in outcome.skipped:
         errors.say(brief(str(one)))
     if command.json:
-        print(json.dumps(msgspec.to_builtins(outcome.records), indent=1, sort_keys=True))
+        print(as_json(outcome.records))
     else:
         _show(outcome, shown, explain=command.explain)
     ends = [record.status for record in outcome.records]
@@ -492,3 +485,29 @@ def _remarks(records: Sequence[Assessment], *, explain: bool) -> None:
     for said in of_assessment(first, reasons=False):
         console.say(brief(said))
     show_scope(first.bounds, explain=explain)
+
+
+def show_scope(bounds: Sequence[Bound], *, explain: bool) -> None:
+    """What the bounds rest on; without `explain` only where to find it."""
+    if not bounds:
+        return
+    if not explain:
+        covers = ", ".join(dict.fromkeys(map(_covered, bounds)))
+        priors = "; ".join(dict.fromkeys(bound.prior for bound in bounds))
+        console.print(
+            f"[dim]bounds cover: {covers}; prior: {brief(priors)}; unit: one update of this batch. "
+            "Assumptions: --explain[/dim]"
+        )
+        return
+    for bound in bounds:
+        source = f" \\[{safe(bound.equation)}]" if bound.equation else ""
+        console.print(
+            f"[bold]{safe(bound.name)}[/bold]: covers {_covered(bound)}; prior: "
+            f"{safe(bound.prior)}; unit: one update of this batch{source}"
+        )
+        for assumption in bound.assumptions:
+            console.print(f"  - {safe(assumption)}")
+
+
+def _covered(bound: Bound) -> str:
+    return "nothing (an estimate)" if bound.covers == ESTIMATE else f"{bound.covers} attackers"
