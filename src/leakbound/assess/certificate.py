@@ -94,6 +94,7 @@ def certificate(
     equal = float(sizes.min()) > (1 - EQUAL) * float(sizes.max())
     size = got.abs() / got.abs().max().clamp_min(1e-30)
     signs = bool(((size < SIGNS) | (size > 1 - SIGNS)).all())
+    # One active unit leaves an outer product for any mixture of inputs, so it shows nothing.
     if len(sizes) < 2 or (equal and signs) or _unknown(seen, name, weight, image):
         return Proof()
     counted = "batch size" in sure
@@ -148,6 +149,7 @@ def _of_outputs(seen: Observation, image: Tensor) -> tuple[float | None, Tensor 
     gives, None if it leaves more than rounding of some tensor; and the sum.
     """
     task = seen.task.to(image.device, torch.float64)
+    # float64: the test compares parts in a thousand of each tensor, which float32 sums may lose.
     row = seen.update.rows[0].double()
     with torch.enable_grad():
         flat = task.parameters.requires_grad_()
@@ -180,6 +182,7 @@ def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) ->
     if seen.task.domain is not None:
         drawn = seen.task.domain.start(PROBES, source).to(image)
     flat = image.flatten()
+    # Shuffled, the image keeps its values: other units are then due to their places alone.
     mixed = torch.stack([flat[permutation(len(flat), source)] for _ in range(PROBES)])
     inputs = torch.cat([image, drawn, mixed.reshape(drawn.shape)])
     model = copies.duplicate(seen.task.model)

@@ -93,6 +93,7 @@ def chance(criterion: Criterion, truth: Batch, candidates: Tensor, decoys: Batch
         return Chance(p_value=None, decoys=0, level=LEVEL)
     victims = _labels(truth)
     others = _labels(decoys)
+    # Labels are kept: a decoy of another class is farther away, and would make any match look good.
     kept = comparable(victims, others).nonzero()[:MOST, 0]
     if len(kept) < FEWEST:
         return Chance(p_value=None, decoys=len(kept), level=LEVEL)

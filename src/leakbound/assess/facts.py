@@ -83,6 +83,7 @@ def together(
 
     Items that are rarest in public examples come first in their fact.
     """
+    # Reversed, so that the first of equal facts wins: attacks say more than what needs none.
     once = {(fact.kind, fact.subject): fact for fact in reversed([*facts])}
     often = {} if domain is None or public is None else domain.frequencies(public.inputs)
 

@@ -103,6 +103,7 @@ def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[
     release = evidence.release
     reconstruction = evidence.reconstruction
     domain = release.criterion.domain
+    # Before the truth is seen: a proof rests on the update alone.
     proof = _proof(evidence)
     limits = _limits(evidence, settings)
     measured: Measured | None = None

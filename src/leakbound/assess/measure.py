@@ -80,6 +80,7 @@ def measure(
     baseline = pair(truth, Reconstruction(guesses(domain, truth, public)), domain.costs)
     met = criterion.met(truth.inputs, paired.inputs, baseline.inputs)
     test = chance(criterion, truth, answer.inputs, decoys)
+    # A proof needs no test: it holds whatever other examples look like.
     if not proved and any(met):
         if test.p_value is None:
             close = _unlike_any_guess(domain, paired, baseline.inputs, public, decoys)
@@ -106,6 +107,7 @@ def _unlike_any_guess(
     distances = domain.distance(inputs, paired.inputs)
     guessed = domain.distance(inputs, baseline)
     if decoys is not None:
+        # A baseline that is near any of them may be near the truth by chance as well.
         few = Batch(decoys.inputs[:COMPARED], decoys.labels[:COMPARED])
         blind = guesses(domain, few, public)
         guessed = torch.cat([guessed, domain.distance(few.inputs, blind)])
@@ -267,6 +269,7 @@ def strip(images: Tensor, input_range: tuple[float, float]) -> tuple[str, bytes]
     from PIL import Image
 
     low, high = input_range
+    # PNG holds whole numbers: what lies outside of the range is cut, as a viewer would.
     pixels = ((images.detach().cpu().double() - low) / (high - low)).clamp(0, 1)
     if pixels.shape[1] != 3:
         pixels = pixels[:, :1]

@@ -74,6 +74,7 @@ class Released:
         public = self.public
         if public is None or public.inputs.is_inference() or public.labels.is_inference():
             return make()  # changes to them cannot be detected
+        # The version counts too: examples that were overwritten in place are others.
         kept = _MADE.setdefault(public, {})
         place = key, public.inputs._version, public.labels._version
         if place not in kept:

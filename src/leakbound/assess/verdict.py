@@ -161,6 +161,7 @@ def together(given: Iterable[Verdict | None]) -> Verdict:
 
     What was not run leaves the rest undecided.
     """
+    # One exposure outweighs a proof of safety elsewhere; the other words are ordered.
     known = {one for one in given if one is not None}
     if EXPOSED in known:
         return EXPOSED
@@ -179,6 +180,7 @@ def of_configuration(records: Iterable[Assessment]) -> Verdict:
     own = list(records)
     if own and not any(one.status == "ok" for one in own):
         return NOT_RUN
+    # Matches of many experiments are many tries: single levels do not add up to that of all.
     tests = [one.chance for one in own if one.chance is not None]
     proved = any(one.certificate is not None for one in own) or any(t.closer for t in tests)
     together_p = by_chance(own)

@@ -164,6 +164,7 @@ def explained(inferred: InferredContext, answer: Reconstruction) -> records.Expl
         rows = expected_rows(observation, task, answer.inputs, labels.to(answer.inputs.device))
     if observation.update.mask is not None:
         rows = rows * observation.update.mask
+    # Sums of parts: an update may be too large for a copy in double precision.
     sums = torch.zeros(4, dtype=torch.float64, device=seen.device)
     parts = (torch.split(part.flatten(), PART) for part in (seen, rows.detach()))
     for one, two in zip(*parts, strict=True):  # an update may have gigabytes

@@ -150,6 +150,7 @@ class Work:
         for rank, spec in enumerate(_attacks(self.settings, self.cases[at].inferred)):
             if (at, rank) not in self.made:
                 found.append(Job(at, rank, spec, planned(plans.build_attack(spec)), cost))
+        # Closed forms first: a run that is stopped early has them all.
         self.jobs = sorted(found, key=lambda job: (job.steps, job.at))
 
     def run(self, watch: Watch) -> Assessment:
@@ -469,7 +470,7 @@ def attack_all(
     with one_thread(), Pace(settings.seconds) as pace:
         kept = None if out is None else _Kept(out)
         cases: list[Case] = []
-        read: list[Callable[..., Case]] = []
+        read: list[Callable[..., Case]] = []  # to read one again, once its steps are found
         lost = list(skipped)
         for capture in captures:
             watch(0, 0, f"reading {capture.name}", None)

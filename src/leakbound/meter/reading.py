@@ -328,6 +328,7 @@ def measure(
         quick=True,
         pictures=False,
     )
+    # Without an attack first: its bounds stand even if no attack applies to the model.
     records = [judge(evidence, settings)[0]]
     doubts = [_doubt(task, update, batch, defense)]
     attacks = (LinearInversion(), PlantedLayer(), *policy.attacks)  # closed forms are cheap
@@ -341,6 +342,7 @@ def measure(
         except NotApplicable as error:
             record = replace_record(record, status="not_applicable", reason=error.reason)
         records.append(record)
+    # Several attacks are several tests: together they have the level of one.
     verdict = of_configuration(records)
     facts = together([fact for one in records for fact in one.facts])
     words = _words(verdict, records, evidence.release.criterion.domain.noun)
