@@ -96,7 +96,7 @@ def _write(out: Path, content: EvidenceReport, runs: Sequence[tuple[Run, str]]) 
         CARD: pages.card(content).encode(),
         **plans,
     }
-    write_files(out.parent, beside)
+    write_files(out.parent, beside)  # before the page, which holds their digests
     common = pages.digests(out.parent, (annex, DATA, CARD))
     digests = [
         pages.digests(run.folder, RECORDS)

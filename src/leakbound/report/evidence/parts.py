@@ -361,8 +361,8 @@ def cleaned(subject: Subject) -> Subject:
 
     The plan to run again must stay as it is; TOML escapes what nobody sees.
     """
-    found = msgspec.convert(clean(msgspec.to_builtins(subject)), Subject)
-    return msgspec.structs.replace(found, rerun=subject.rerun)
+    shown = msgspec.convert(clean(msgspec.to_builtins(subject)), Subject)
+    return msgspec.structs.replace(shown, rerun=subject.rerun)
 
 
 def clean(value: Any, depth: int = 0) -> Any:
@@ -385,7 +385,7 @@ def clean(value: Any, depth: int = 0) -> Any:
 
 def _shown(text: str) -> str:
     text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-    # Marks that turn the reading direction could show an approver another text.
+    # Marks that turn the reading direction could show a reader another text.
     return "".join(
         "\ufffd" if unicodedata.category(c) in _UNSEEN and c not in "\n\t" else c for c in text
     )
