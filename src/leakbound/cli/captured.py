@@ -54,7 +54,11 @@ MOST = 100_000
 
 def attack(command: options.AttackOptions) -> int:
     assert command.update is not None  # the command line asks here only then
-    _check_exists(command.update)
+    if not command.update.exists():
+        raise ValueError(
+            f"update is {str(command.update)!r}, which does not exist; give a file, or a folder "
+            "that `leakbound capture` wrote"
+        )
     options.refuse_unused(command, options.OF_UPDATES)
     for name in ("batch_size", "local_steps", "local_batch_size", "classes"):
         value = getattr(command, name)
@@ -122,14 +126,6 @@ def attack(command: options.AttackOptions) -> int:
     if any(one.verdict in (*EXPOSURES, *DISCLOSURES) for one in outcome.records):
         return EXPOSED_CODE
     return 0 if "ok" in ends else 2
-
-
-def _check_exists(path: Path) -> None:
-    if not path.exists():
-        raise ValueError(
-            f"update is {str(path)!r}, which does not exist; give a file, or a folder that "
-            "`leakbound capture` wrote"
-        )
 
 
 def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Settings:
