@@ -106,10 +106,9 @@ def measure(client: Client, trials: int, few: bool) -> None:
         outcome = captured.attack_update(
             captured.load(after, before),
             model,
-            input_shape=SHAPE,
+            captured.Settings(SHAPE, attacks=specs(client, few)),
+            captured.TrainingInfo(**{name: known[name] for name in client.told}),
             truth=batch,
-            attacks=specs(client, few),
-            **{name: known[name] for name in client.told},
         )
         for record in outcome.records:
             records[record.attack.name].append(record)

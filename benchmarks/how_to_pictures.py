@@ -258,7 +258,7 @@ def flower() -> None:
 
 def from_flower() -> None:
     """What two clients of the quickstart app leak in round 1."""
-    from leakbound.captured import attack_update, load_all
+    from leakbound.captured import Settings, attack_update, load_all
     from leakbound.flower import capture_app
 
     config = {"images-per-client": 1, "batch-size": 1}
@@ -274,7 +274,7 @@ def from_flower() -> None:
     for capture in found:
         truth = images[int(capture.about["client"]) - 2]
         outcome = attack_update(
-            capture, Net(), input_shape=(1, 28, 28), attacks=["inverting_gradients_large_steps"]
+            capture, Net(), Settings((1, 28, 28), attacks="inverting_gradients_large_steps")
         )
         image = outcome.answers[0].inputs[0]
         true.append((truth, ""))

@@ -85,11 +85,9 @@ def measure(name, app, clients, attacked, config, specs, *, told, defense=None, 
             outcome = captured.attack_update(
                 capture,
                 Net(),
-                input_shape=(1, 28, 28),
-                defense=defense,
+                captured.Settings((1, 28, 28), attacks=[spec]),
+                captured.TrainingInfo(defense=defense, **told),
                 truth=truth_of(number, clients, count),
-                attacks=[spec],
-                **told,
             )
             (record,) = outcome.records
             if record.status != "ok":

@@ -21,7 +21,7 @@ from leakbound.assess.measure import guesses
 from leakbound.attacks import Attack, GradientMatching, idlg, inverting_gradients
 from leakbound.attacks.base import BestOf
 from leakbound.core import Batch, Reconstruction, Task, ThreatModel
-from leakbound.data.masks import photo_masks
+from leakbound.data.packaged import photo_masks
 from leakbound.data.raw import Options, fit
 from leakbound.data.series import ecg
 from leakbound.defenses import NoDefense

@@ -62,7 +62,7 @@ class Scene:
         """The share of columns that are right if numbers may be LOOSE standard deviations off."""
         right = []
         deviation = self.inputs.std(0)
-        for column, (start, stop) in zip(self.domain.columns, self.domain.places, strict=True):
+        for column, start, stop in self.domain.placed:
             a, b = truth[:, start:stop], found[:, start:stop]
             near = (a - b).abs()[:, 0] <= LOOSE * deviation[start]
             right.append(a.argmax(1) == b.argmax(1) if column.categorical else near)
@@ -123,7 +123,7 @@ def _standardized(
 ) -> tuple[tuple[Column, ...], Tensor]:
     """The columns and rows with numbers in standard deviations of public rows from their mean."""
     columns, found = [], inputs.clone()
-    for column, (start, _) in zip(domain.columns, domain.places, strict=True):
+    for column, start, _ in domain.placed:
         if not column.categorical:
             values = column.origin + column.unit_length * inputs[:, start].double()
             center, scale = (float(f(values[public])) for f in (torch.mean, torch.std))

@@ -15,12 +15,13 @@ import leakbound as lb
 from leakbound import client
 from leakbound.attacks import LinearInversion, inverting_gradients
 from leakbound.bounds.smoothness import not_smooth
-from leakbound.captured import attack_update
 from leakbound.channel.fisher import Channel, fisher_matrix
 from leakbound.core import Batch, Task
 from leakbound.defenses import DpSgd, GaussianNoise, NoDefense, chain
 from leakbound.engines.sensitivity import along, example_gradients, moved, sensitivity
 from leakbound.randomness import normal, stream
+
+from .captured.flat import attack_update
 
 SHAPE, PATCH, WIDTH, CLASSES = (1, 8, 8), 4, 8, 3
 

@@ -10,7 +10,7 @@ from torch import nn
 import leakbound as lb
 from leakbound import client
 from leakbound.attacks import inverting_gradients
-from leakbound.captured import attack_update, load
+from leakbound.captured import load
 from leakbound.captured.observe import task_of
 from leakbound.cli import main
 from leakbound.core import Batch, NotApplicable, Task
@@ -18,6 +18,8 @@ from leakbound.defenses import NoDefense
 from leakbound.domains import Column, TableDomain, of_shape
 from leakbound.randomness import stream
 from leakbound.registry import Spec
+
+from .captured.flat import attack_update
 
 CODES = "integer codes cannot be searched as continuous inputs"
 

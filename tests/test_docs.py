@@ -259,7 +259,7 @@ def runnable(words):
             options = parsed(words, patch)
     except (AssertionError, IndexError):  # a sentence may name a part of a command
         return False
-    known = set(sources._NAMED) | {None}
+    known = set(sources.PACKAGED) | {None}
     given = {name: value for name, value in vars(options).items() if name != "out"}
     files = [value for value in given.values() if isinstance(value, Path)]
     if words[0] not in ("attack", "bound", "calibrate", "list") and command != "audit --quick":

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import leakbound as lb
+from leakbound import captured
 from leakbound.attacks.pace import noted
 from leakbound.domains import NumberDomain
 
@@ -51,8 +52,8 @@ def attacked(scene):
     update = dict(zip(names, task.unflatten(gradient.detach()).values(), strict=True))
     before = {name: value.detach() for name, value in model.named_parameters()}
     return lb.attack_update(
-        update, model, before=before, kind="gradient", input_shape=(1, 8, 8),
-        attacks="linear_inversion", truth=batch,
+        captured.load(update, before, kind="gradient"), model,
+        captured.Settings((1, 8, 8), attacks="linear_inversion"), truth=batch,
     )  # fmt: skip
 
 

@@ -11,12 +11,14 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 from torch.utils import checkpoint as checkpoints
 
-from leakbound import Batch, attack_update, simulate
+from leakbound import Batch, simulate
 from leakbound._util import copies
 from leakbound.cli import main
 from leakbound.client import example_gradients, gradient
 from leakbound.core import NotApplicable, Task
 from leakbound.domains import TokenDomain
+
+from .captured.flat import attack_update
 
 SHAPE = (1, 4, 4)
 

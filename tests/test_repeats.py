@@ -12,8 +12,10 @@ from torch.nn.utils import spectral_norm as old_spectral_norm
 from torch.nn.utils.parametrizations import spectral_norm
 
 import leakbound as lb
-from leakbound import captured, client
+from leakbound import client
 from leakbound.core import Task
+
+from .captured.flat import attack_update
 
 SHAPE = (1, 6, 6)
 
@@ -118,7 +120,7 @@ def test_an_attack_on_a_captured_update_refuses_it(name):
     update = {k: torch.ones_like(v) for k, v in own.named_parameters()}
     words = "draws random numbers" if name in DRAWS else "changes its own state"
     with pytest.raises(ValueError, match=words):
-        captured.attack_update(update, own, kind="gradient", input_shape=SHAPE, examples=1)
+        attack_update(update, own, kind="gradient", input_shape=SHAPE, examples=1)
 
 
 CODE = """

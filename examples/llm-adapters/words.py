@@ -26,9 +26,7 @@ def found(folder: Path):
             captured.load(path, path.parent / "before.safetensors"),
             task,
             input_shape=(PLACES,),
-            examples=NOTES,
-            learning_rate=RATE,
-            steps=STEPS,
+            training=captured.TrainingInfo(examples=NOTES, learning_rate=RATE, steps=STEPS),
         )
         answer = AdapterPursuit().found(seen)
         own = {words[token] for token in notes(number)[:, :-1].flatten().tolist()}

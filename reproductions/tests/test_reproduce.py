@@ -202,8 +202,8 @@ def test_parts_are_made_once_and_damaged_ones_are_named(tmp_path):
 
 
 def test_other_data_are_not_mixed_in(tmp_path):
-    one = Dataset("a", torch.zeros(3, 1, 2, 2), torch.zeros(3, dtype=torch.long), 1, ("x",))
-    two = Dataset("a", torch.ones(3, 1, 2, 2), torch.zeros(3, dtype=torch.long), 1, ("x",))
+    one = Dataset(torch.zeros(3, 1, 2, 2), torch.zeros(3, dtype=torch.long), ("x",), name="a")
+    two = Dataset(torch.ones(3, 1, 2, 2), torch.zeros(3, dtype=torch.long), ("x",), name="a")
     note_data(tmp_path, "a", one)
     note_data(tmp_path, "a", one)
     assert data_of(tmp_path)["a"]["examples"] == 3

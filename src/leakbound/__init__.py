@@ -6,7 +6,7 @@ and a display for notebooks:
     simulate(model, batch, defense=..., attack=...)     attack one simulated update
     run_audit(model, data, attacks=..., defenses=...)   compare defenses under many attacks
     calibrate("psnr>=30 with probability<=0.01", ...)  the noise that meets an accepted risk
-    attack_update("after.safetensors", model, ...)      attack a captured update
+    attack_update(captured.load(...), model, ...)       attack a captured update
     error_bound(model, batch, defense, public=...)      what bounds every attacker
 
 The verbs use the core types (`Batch`, `Task`, `Update`, `Observation`, ...), the functions of one

@@ -49,15 +49,15 @@ class Routes:
         (self.captured,) = captured.attack_update(
             captured.load(parts, state, kind="gradient"),
             model,
-            input_shape=(1, 8, 8),
-            examples=size,
-            labels=batch.labels,
-            defense=None if defense is None else parse("defense", defense),
-            classes=10,
-            attacks=ATTACK,
-            public=f"npz:{path}",
+            captured.Settings(
+                (1, 8, 8), classes=10, attacks=ATTACK, public=f"npz:{path}", psnr=psnr
+            ),
+            captured.TrainingInfo(
+                examples=size,
+                labels=batch.labels,
+                defense=None if defense is None else parse("defense", defense),
+            ),
             truth=batch if truth else None,
-            psnr=psnr,
         ).records
         self.reading = measure(
             *(task, self.round.update),

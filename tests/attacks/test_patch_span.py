@@ -7,7 +7,7 @@ from torch import nn
 import leakbound as lb
 from leakbound import data, models
 from leakbound.attacks import PatchSpan
-from leakbound.attacks.patch_span import _space
+from leakbound.attacks.patches import _space
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.randomness import stream
 from leakbound.testing import check_attack

@@ -22,7 +22,7 @@ from leakbound.attacks import (
 from leakbound.attacks.matching.images import NEAR, images_for
 from leakbound.client import example_gradients
 from leakbound.core import Batch, NotApplicable, Task, ThreatModel
-from leakbound.data.masks import photo_masks
+from leakbound.data.packaged import photo_masks
 from leakbound.data.raw import Options, fit
 from leakbound.data.series import ecg
 from leakbound.defenses import DpSgd, GaussianNoise, NoDefense

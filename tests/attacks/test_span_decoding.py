@@ -12,8 +12,8 @@ from torch.nn import functional
 import leakbound as lb
 from leakbound import data
 from leakbound.attacks import SpanDecoding
-from leakbound.attacks.table.decoding import Survivors, layer_plane
-from leakbound.attacks.table.span import decode, plane
+from leakbound.attacks.base import SentRow
+from leakbound.attacks.table.decoding import Survivors, decode, layer_span, rows_span
 from leakbound.attacks.table.view import joint, view
 from leakbound.client import gradient
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
@@ -120,7 +120,7 @@ def test_survivors_are_those_of_an_enumeration(size):
         task = Task.of(mlp(domain.shape[0], seed=seed), domain=domain)
         own = view(task, domain)
         row = gradient(task, rows, labels)
-        span = plane(joint(task, own.name, row), size, 0.0, 1e-6)
+        span = rows_span(joint(task, own.name, row), size, 0.0, 1e-6)
         assert span.rank == size
         order = [
             domain.groups.index((b.start, b.start + b.options.shape[1])) for b in own.levels[1:]
@@ -173,15 +173,16 @@ def test_a_mixture_in_place_of_a_row_is_noticed():
     domain, rows, mixture = mixed()
     played = seen(Task.of(mlp(13, 60), domain=domain), (rows, torch.arange(5) % 2))
     own = view(played.observation.task, domain)
-    span, _ = layer_plane(played.observation, own.task, own.name, 0, 5)
+    row = SentRow(played.observation, own.task, 0, 5)
+    span, _ = layer_span(row, own.name)
     chosen = decode(span, own.levels, 1000)
-    all_rows = Survivors.of(played.observation, own, span, chosen, 0, 5)
+    all_rows = Survivors.of(row, own, span, chosen)
     place = {row: at for at, row in enumerate(domain.rows(all_rows.rows))}
 
     def problem(batch):
         taken = chosen[[place[row] for row in domain.rows(batch)]]
-        found = Survivors.of(played.observation, own, span, taken, 0, 5)
-        return found.answer(5, 5, torch.zeros(5, 13).double())[2]
+        found = Survivors.of(row, own, span, taken)
+        return found.answer(5, 5, torch.zeros(5, 13).double()).problem
 
     assert problem(rows) is None
     for k in range(3):
@@ -332,7 +333,7 @@ def test_equal_categories_are_a_problem(german):
     domain, inputs, labels, _public = german
     rows = inputs[:6].clone()
     rows[5] = rows[0]
-    rows[5, domain.places[12][0]] += 0.25  # the age
+    rows[5, domain.placed[12][1]] += 0.25  # the age
     played = seen(Task.of(mlp(61, 100), domain=domain), (rows, labels[:6]))
     answer = attack(played)
     assert "not determined" in answer.problem
@@ -360,7 +361,7 @@ def test_zero_updates_and_wrong_counts_are_problems(german):
 def test_the_order_of_columns_does_not_matter(german):
     domain, inputs, labels, _ = german
     turned = TableDomain(domain.columns[::-1])
-    pieces = [inputs[:8, a:z] for a, z in domain.places]
+    pieces = [inputs[:8, a:z] for _, a, z in domain.placed]
     rows = torch.cat(pieces[::-1], 1)
     answer = attack(seen(Task.of(mlp(61, 100), domain=turned), (rows, labels[:8])))
     assert names(turned, answer.inputs) == names(turned, rows)

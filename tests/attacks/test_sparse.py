@@ -10,7 +10,8 @@ from torch import nn
 
 from leakbound import data, models
 from leakbound.attacks.analytic import LinearInversion
-from leakbound.attacks.sparse import SparseRecovery, _descended, _Layer, _sparsest
+from leakbound.attacks.span import independent
+from leakbound.attacks.sparse import SAME, SparseRecovery, _descended, _Layer
 from leakbound.client import example_gradients
 from leakbound.core import Batch, NotApplicable, Task
 from leakbound.defenses import (
@@ -313,7 +314,7 @@ def test_the_sparsest_basis_is_the_best_of_all():
     vectors = normal((6, 3), stream(0, "greedy")).double()
     vectors[2] = vectors[0] + vectors[1]
     vectors[3] = vectors[0]
-    assert _sparsest(vectors) == [0, 1, 4]
+    assert independent(vectors, vectors.shape[1], SAME)[0] == [0, 1, 4]
 
 
 def test_where_it_does_not_apply(scene):

@@ -24,7 +24,7 @@ def sheet(name):
     0.05 standard deviations; and the labels."""
     found = data.load(name)
     columns = []
-    for column, (start, stop) in zip(found.domain.columns, found.domain.places, strict=True):
+    for column, start, stop in found.domain.placed:
         own = found.inputs[:, start:stop].double().numpy()
         if column.categorical:
             columns.append(10.0 * own.argmax(1))

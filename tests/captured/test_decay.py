@@ -9,6 +9,8 @@ from leakbound.captured import decay, proofs
 from leakbound.core import Task
 from leakbound.randomness import normal, stream, uniform
 
+from .flat import attack_update
+
 SHAPE, RATE = (1, 10, 10), 0.1
 
 
@@ -44,7 +46,7 @@ def found(own, before, after):
 
 
 def attacked(after, before, own=mlp, **given):
-    return captured.attack_update(
+    return attack_update(
         *(after, own()),
         **{"before": before, "input_shape": SHAPE, "attacks": "linear_inversion", **given},
     )

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-import leakbound as lb
 from leakbound import data, models
 from leakbound.attacks import AdapterPursuit
 from leakbound.attacks.tokens.adapters import FoundTokens, _filled
 from leakbound.captured import findings, load
 from leakbound.randomness import permutation, stream
+
+from .flat import attack_update
 
 OPTIMIZERS = {
     "sgd": lambda own: torch.optim.SGD(own, lr=0.05),
@@ -54,7 +55,7 @@ def test_the_levels_that_occur_are_facts(optimizer, count):
         input_shape=domain.shape, classes=2, hidden=(32,), generator=stream(0, "model")
     )
     before, after = trained_on(model, inputs, labels, optimizer)
-    found = lb.attack_update(
+    found = attack_update(
         load(after, before, kind="weights"),
         model,
         domain=domain,
@@ -68,7 +69,7 @@ def test_the_levels_that_occur_are_facts(optimizer, count):
     named = {(fact.subject, item) for fact in levels for item in fact.items}
     occur = {
         (column.name, column.names[level])
-        for column, (start, stop) in zip(domain.columns, domain.places, strict=True)
+        for column, start, stop in domain.placed
         if column.categorical
         for level in (inputs[:, start:stop].sum(0) > 0).nonzero()[:, 0].tolist()
     }
@@ -100,7 +101,7 @@ def test_impossible_sums_of_labels_are_not_printed():
         own.zero_grad()
         nn.functional.binary_cross_entropy_with_logits(model(inputs), labels).backward()
         own.step()
-    inferred = lb.attack_update(
+    inferred = attack_update(
         load(state(model), before, kind="weights"),
         model,
         input_shape=(1, 6, 6),
@@ -124,7 +125,7 @@ def test_possible_sums_are_within_their_range():
     own = torch.optim.SGD(model.parameters(), lr=0.1)
     nn.functional.binary_cross_entropy_with_logits(model(inputs), labels).backward()
     own.step()
-    inferred = lb.attack_update(
+    inferred = attack_update(
         load(state(model), before, kind="weights"),
         model,
         input_shape=(1, 6, 6),

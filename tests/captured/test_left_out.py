@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound import captured
 from leakbound.randomness import stream, uniform
+
+from .flat import attack_update
 
 SHAPE, RATE = (1, 6, 6), 0.1
 NAN, INF = float("nan"), float("inf")
@@ -31,7 +32,7 @@ def sent(own, steps=1):
 def attacked(after, before, **given):
     given = {"attacks": "linear_inversion", "input_shape": SHAPE, "examples": 1, **given}
     given["before"] = before
-    return captured.attack_update(after, model(), **given)
+    return attack_update(after, model(), **given)
 
 
 @pytest.mark.parametrize("kind", ["weights", "delta", "gradient"])
@@ -116,9 +117,7 @@ def test_norms_that_were_not_sent_are_left_out():
     own = nn.Sequential(*layers).eval()
     before, after, image = sent(own)
     update = {k: v for k, v in after.items() if not k.startswith("2.")}
-    found = captured.attack_update(
-        update, own, before=before, input_shape=SHAPE, attacks="linear_inversion"
-    )
+    found = attack_update(update, own, before=before, input_shape=SHAPE, attacks="linear_inversion")
     assert torch.allclose(found.best.inputs, image, atol=1e-4)
 
 
@@ -135,7 +134,5 @@ def test_statistics_that_are_not_finite_are_no_fact():
     own = nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
     before, after, _ = sent(own.eval())
     after["2.running_mean"][0] = NAN
-    found = captured.attack_update(
-        after, own, before=before, input_shape=SHAPE, attacks="linear_inversion"
-    )
+    found = attack_update(after, own, before=before, input_shape=SHAPE, attacks="linear_inversion")
     assert "batch statistics" not in {fact.kind for fact in found.inferred[0].facts}

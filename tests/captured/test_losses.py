@@ -10,6 +10,8 @@ from leakbound.captured import load
 from leakbound.cli import main
 from leakbound.cli.captured import EXPOSED_CODE
 
+from .flat import attack_update
+
 SIZE, RATE = 20, 0.05
 
 
@@ -62,7 +64,7 @@ def trained(model, x, y, loss, steps=1, rate=RATE, optimizer=torch.optim.SGD, **
 
 
 def attacked(change, before, model, name, **told):
-    found = captured.attack_update(
+    found = attack_update(
         load(change, before, kind="delta"),
         model,
         input_shape=(SIZE,),

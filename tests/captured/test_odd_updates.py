@@ -5,9 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound import Batch, attack_update, captured, simulate
+from leakbound import Batch, captured, simulate
 from leakbound.client import example_gradients, gradient
 from leakbound.core import Task
+
+from .flat import attack_update
 
 SHAPE = (1, 4, 4)
 INPUTS, LABELS = torch.rand((1, *SHAPE), generator=torch.Generator().manual_seed(1)), [1]

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound import Batch, attack_update
+from leakbound import Batch
 from leakbound.cli import main
 from leakbound.defenses import GaussianNoise
 from leakbound.losses import LOSSES
+
+from .flat import attack_update
 
 SHAPE = (1, 6, 6)
 CODE = """

@@ -14,6 +14,8 @@ from leakbound.covariance import Structured
 from leakbound.randomness import stream
 from leakbound.registry import Spec
 
+from .flat import attack_update
+
 SHAPE, RATE, LINEAR = (1, 28, 28), 0.1, ["linear_inversion"]
 
 
@@ -56,7 +58,7 @@ def trained(model, batch, *, steps=1, kind="SGD", precision=None, **settings):
 
 
 def attacked(update, before, build=mlp, kind="weights", attacks=LINEAR, **told):
-    return captured.attack_update(
+    return attack_update(
         load(update, before, kind=kind), build(), input_shape=SHAPE, attacks=attacks, **told
     )
 
@@ -127,7 +129,7 @@ def certified(model, inputs, labels, after=lambda update: update, optimizer=None
         step.step()
         sent = {k: before[k] - v for k, v in named(model).items()}
     try:
-        found = captured.attack_update(
+        found = attack_update(
             load(sent, before, kind="gradient"), model, input_shape=tuple(inputs.shape[1:]),
             attacks=LINEAR, **told,
         )  # fmt: skip
@@ -440,7 +442,7 @@ def test_the_page_of_several_updates_without_truth_claims_no_truth(digits, tmp_p
         before, after, _ = trained(mlp(), some(digits, count))
         updates.append(load(after, before))
     settings = captured.Settings(SHAPE, attacks=(Spec("linear_inversion"),))
-    found = captured.attack_all(updates, mlp(), settings, out=tmp_path / "run")
+    found = captured.attack_all(updates, mlp(), settings, output=captured.Output(tmp_path / "run"))
     page = found.page.read_text("utf-8")
     for words in (
         "the true images on top",

@@ -16,6 +16,8 @@ from leakbound.core import Batch, Gaussian, Reconstruction
 from leakbound.defenses import Clip, ClipExamples, GaussianMechanism, Mean, SecureAggregation, chain
 from leakbound.randomness import stream
 
+from .flat import attack_update
+
 SHAPE = (1, 28, 28)
 RATE = 0.1
 LINEAR = ["linear_inversion"]
@@ -59,7 +61,7 @@ def named(outcome, at=0):
 def test_one_step_on_one_image_gives_the_image_away_with_a_certificate(digits):
     batch = some(digits, 1)
     before, after = trained(mlp(), batch)
-    found = captured.attack_update(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
+    found = attack_update(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
     (record,), found_at = found.records, named(found)
     assert record.metrics == {}
     assert record.verdict == "exposed (certified)"
@@ -85,7 +87,10 @@ def test_every_kind_is_the_same_observation(kind, digits):
     model.load_state_dict(before)
     task = Task.of(model)
     seen = captured.observe(
-        load(update, before, kind=kind), task, input_shape=SHAPE, learning_rate=RATE
+        load(update, before, kind=kind),
+        task,
+        input_shape=SHAPE,
+        training=captured.TrainingInfo(learning_rate=RATE),
     )
     true = of(task, batch.inputs, batch.labels)
     assert torch.allclose(seen.update.rows[0], true, atol=1e-5)
@@ -96,7 +101,7 @@ def test_every_kind_is_the_same_observation(kind, digits):
 def test_the_truth_makes_it_a_measured_record(digits):
     batch = some(digits, 1)
     before, after = trained(mlp(), batch)
-    found = captured.attack_update(
+    found = attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, truth=batch
     )
     assert found.records[0].metrics["psnr"][0] > 60
@@ -110,7 +115,7 @@ def test_truth_and_public_take_the_same_forms(truth, public, digits, tmp_path):
     before, after = trained(mlp(), batch)
     for name, own in (("t", batch), ("p", some(digits, 120))):
         np.savez(tmp_path / f"{name}.npz", inputs=own.inputs.numpy(), labels=own.labels.numpy())
-    found = captured.attack_update(
+    found = attack_update(
         after,
         mlp(),
         before=before,
@@ -125,7 +130,7 @@ def test_truth_and_public_take_the_same_forms(truth, public, digits, tmp_path):
 @pytest.mark.parametrize("steps", [1, 3, 12])
 def test_local_steps_on_one_image_are_counted_by_replaying_them(steps, digits):
     before, after = trained(mlp(), some(digits, 1), steps)
-    found = captured.attack_update(
+    found = attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, learning_rate=RATE
     )
     told = named(found)["local steps"]
@@ -135,7 +140,7 @@ def test_local_steps_on_one_image_are_counted_by_replaying_them(steps, digits):
 
 def test_a_wrong_rate_does_not_pass_for_a_replay(digits):
     before, after = trained(mlp(), some(digits, 1), 3)
-    found = captured.attack_update(
+    found = attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, learning_rate=RATE * 1.5
     )
     assert not named(found)["local steps"].sure
@@ -144,26 +149,26 @@ def test_a_wrong_rate_does_not_pass_for_a_replay(digits):
 @pytest.mark.parametrize("count", [1, 2, 4, 32])
 def test_the_rank_of_the_first_layer_counts_the_examples(count, digits):
     before, after = trained(mlp(), some(digits, count))
-    found = captured.attack_update(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
+    found = attack_update(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
     assert named(found)["batch size"].value == str(count)
 
 
 def test_several_steps_do_not_pass_for_several_examples(digits):
     before, after = trained(mlp(), some(digits, 2), steps=4)
-    found = captured.attack_update(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
+    found = attack_update(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
     assert named(found)["batch size"].value == "2"
 
 
 def test_where_the_batch_size_cannot_be_told_it_is_asked_for(digits):
     before, after = trained(convnet(), some(digits, 2), steps=2)
     with pytest.raises(ValueError, match=r"batch size times local steps at least .*--batch-size"):
-        captured.attack_update(after, convnet(), before=before, input_shape=SHAPE)
+        attack_update(after, convnet(), before=before, input_shape=SHAPE)
 
 
 def test_the_labels_of_a_batch_are_certain_where_the_bias_is_negative(digits):
     batch = some(digits, 4)
     before, after = trained(mlp(), batch)
-    found = captured.attack_update(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
+    found = attack_update(after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR)
     words = ", ".join(map(str, sorted(batch.labels.tolist())))
     assert named(found)["labels"].value == words
     assert f"classes {words} for certain" in named(found)["labels"].how
@@ -172,7 +177,7 @@ def test_the_labels_of_a_batch_are_certain_where_the_bias_is_negative(digits):
 def test_told_labels_go_to_the_attacker(digits):
     batch = some(digits, 2)
     before, after = trained(mlp(), batch)
-    found = captured.attack_update(
+    found = attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, labels=batch.labels
     )
     assert found.inferred[0].observation.threat.labels_known
@@ -182,7 +187,7 @@ def test_told_labels_go_to_the_attacker(digits):
 def test_what_a_guess_explains_is_the_energy_that_its_own_update_gives_again(digits):
     batch = some(digits, 1)
     before, after = trained(mlp(), batch)
-    found = captured.attack_update(
+    found = attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, learning_rate=RATE
     )
     known = found.inferred[0]
@@ -196,7 +201,7 @@ def test_what_a_guess_explains_is_the_energy_that_its_own_update_gives_again(dig
 
 def test_an_attack_that_does_not_apply_says_why(digits):
     before, after = trained(convnet(), some(digits, 1))
-    found = captured.attack_update(
+    found = attack_update(
         after, convnet(), before=before, input_shape=SHAPE, attacks=[*LINEAR, "robbing_the_fed"]
     )
     assert [r.status for r in found.records] == ["not_applicable"] * 2
@@ -215,7 +220,7 @@ def test_declared_noise_gives_law_bounds_and_an_honest_share(noise, known, digit
     norm = float(torch.cat([v.flatten() for v in rows.values()]).norm())
     torch.manual_seed(0)
     sent = {k: v / max(1, norm) + noise * torch.randn_like(v) for k, v in rows.items()}
-    found = captured.attack_update(
+    found = attack_update(
         sent,
         mlp(),
         before=before,
@@ -243,7 +248,7 @@ def test_declared_noise_gives_law_bounds_and_an_honest_share(noise, known, digit
 
 def test_under_a_declared_defense_nothing_is_certified(digits):
     before, after = trained(mlp(), some(digits, 1))
-    found = captured.attack_update(
+    found = attack_update(
         after, mlp(), before=before, input_shape=SHAPE, attacks=LINEAR, examples=1,
         defense=Clip(1e6),
     )  # fmt: skip
@@ -254,7 +259,7 @@ def test_under_a_declared_defense_nothing_is_certified(digits):
 def test_a_defense_of_several_clients_is_refused(digits):
     before, after = trained(mlp(), some(digits, 1))
     with pytest.raises(ValueError, match="a captured update is one client's"):
-        captured.attack_update(
+        attack_update(
             after, mlp(), before=before, input_shape=SHAPE, examples=1, defense=SecureAggregation(3)
         )
 
@@ -265,7 +270,7 @@ def test_dropout_is_switched_off_and_said_so(digits):
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 20), nn.Dropout(0.5), nn.Linear(20, 10))
 
     before, after = trained(build().eval(), some(digits, 1))
-    found = captured.attack_update(after, build(), before=before, input_shape=SHAPE, attacks=LINEAR)
+    found = attack_update(after, build(), before=before, input_shape=SHAPE, attacks=LINEAR)
     assert any("dropout" in note for note in found.records[0].capture.notes)
     assert found.records[0].capture.explained.direction > 0.999
 
@@ -282,7 +287,7 @@ def test_batch_norm_stays_in_its_mode_at_the_captured_statistics(training, digit
         own[2].running_mean += 0.3
     batch = some(digits, 3)
     before, after = trained(own, batch)
-    found = captured.attack_update(
+    found = attack_update(
         after, build(), before=before, input_shape=SHAPE, learning_rate=RATE, steps=1,
         attacks=LINEAR, labels=batch.labels,
     )  # fmt: skip
@@ -323,7 +328,7 @@ def test_bad_input_is_one_clear_line(name, digits):
             given[key] = dict(given[key]().state_dict())
     given.setdefault("kind", "weights")
     with pytest.raises(ValueError, match=words):
-        captured.attack_update(given.pop("update"), mlp(), **given)
+        attack_update(given.pop("update"), mlp(), **given)
 
 
 @pytest.mark.parametrize(
@@ -339,9 +344,7 @@ def test_bad_input_is_one_clear_line(name, digits):
 def test_a_truth_that_does_not_fit_is_refused(inputs, labels, words, digits):
     before, after = trained(mlp(), some(digits, 1))
     with pytest.raises(ValueError, match=words):
-        captured.attack_update(
-            after, mlp(), before=before, input_shape=SHAPE, truth=Batch(inputs, labels)
-        )
+        attack_update(after, mlp(), before=before, input_shape=SHAPE, truth=Batch(inputs, labels))
 
 
 def test_the_folder_holds_records_that_a_report_reads_with_and_without_truth(digits, tmp_path):
@@ -349,7 +352,7 @@ def test_the_folder_holds_records_that_a_report_reads_with_and_without_truth(dig
     before, after = trained(mlp(), batch)
     for truth in (None, batch):
         out = tmp_path / ("told" if truth else "untold")
-        found = captured.attack_update(
+        found = attack_update(
             after, mlp(), before=before, input_shape=SHAPE, out=out, truth=truth, name="<b>my</b>",
             attacks=[*LINEAR, "robbing_the_fed"],
         )  # fmt: skip
@@ -368,7 +371,7 @@ def test_the_folder_holds_records_that_a_report_reads_with_and_without_truth(dig
 
 def test_without_pictures_none_is_written(digits, tmp_path):
     before, after = trained(mlp(), some(digits, 1))
-    found = captured.attack_update(
+    found = attack_update(
         after, mlp(), before=before, input_shape=SHAPE, out=tmp_path / "r", attacks=LINEAR,
         pictures=False,
     )  # fmt: skip
@@ -380,16 +383,14 @@ def test_a_folder_of_other_files_is_left_alone(digits, tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     before, after = trained(mlp(), some(digits, 1))
     with pytest.raises(ValueError, match="holds other files"):
-        captured.attack_update(
-            after, mlp(), before=before, input_shape=SHAPE, out=tmp_path, attacks=LINEAR
-        )
+        attack_update(after, mlp(), before=before, input_shape=SHAPE, out=tmp_path, attacks=LINEAR)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_the_same_capture_gives_the_same_records(digits):
     before, after = trained(mlp(), some(digits, 2))
     a, b = (
-        captured.attack_update(
+        attack_update(
             after, mlp(), before=before, input_shape=SHAPE,
             attacks=[*LINEAR, "gradient_matching"], learning_rate=RATE, steps=1,
         ).records
@@ -407,7 +408,7 @@ def test_told_refuses_counts_that_are_none():
 def test_a_convolution_network_gives_one_image_away_above_20_decibels(digits):
     batch = some(digits, 1, first=7)
     before, after = trained(convnet(), batch)
-    found = captured.attack_update(after, convnet(), before=before, input_shape=SHAPE, truth=batch)
+    found = attack_update(after, convnet(), before=before, input_shape=SHAPE, truth=batch)
     best = max(r.metrics["psnr"][0] for r in found.records if r.status == "ok")
     assert best > 20
 
@@ -416,7 +417,7 @@ def test_a_convolution_network_gives_one_image_away_above_20_decibels(digits):
 def test_one_epoch_of_minibatches_gives_some_images_away_and_not_all(digits):
     batch = some(digits, 32)
     before, after = trained(mlp(), batch, steps=4, size=8)
-    found = captured.attack_update(
+    found = attack_update(
         after, mlp(), before=before, input_shape=SHAPE, truth=batch, learning_rate=RATE,
         examples=32, batch_size=8, attacks=["linear_inversion", "fed_avg_matching"],
     )  # fmt: skip
@@ -439,9 +440,9 @@ def test_noise_that_a_strangers_file_declares_and_did_not_add_hides_nothing(digi
     about = {"round": 1, "client": 1, "kind": "gradient", "defense": json.dumps(links)}
     path = captured.write(tmp_path, before, rows, about)
     asked = {"input_shape": SHAPE, "attacks": LINEAR, "examples": 1}
-    (record,) = captured.attack_update(path, mlp(), **asked).records
+    (record,) = attack_update(path, mlp(), **asked).records
     assert record.verdict == "exposed (certified)"
     assert any("the metadata's defense is left out" in note for note in record.capture.notes)
     own = chain(ClipExamples(1.0), Mean(), GaussianMechanism(5.0))  # a user's word is not replaced
-    (record,) = captured.attack_update(path, mlp(), **asked, defense=own).records
+    (record,) = attack_update(path, mlp(), **asked, defense=own).records
     assert record.verdict == "undecided"

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import leakbound as lb
 from leakbound import captured, models, tensors
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.tokens.adapters import AdapterPursuit
@@ -20,6 +19,8 @@ from leakbound.client import local_update
 from leakbound.core import LocalPlan, Task
 from leakbound.domains import TokenDomain
 from leakbound.randomness import normal, stream
+
+from .flat import attack_update
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 V, N, WIDTH, RANK, RATE = 60, 8, 32, 4, 0.1
@@ -223,7 +224,7 @@ def test_a_fixed_table_of_places_is_one_line(tmp_path):
     capture = captured.load(after, before, kind="weights")
     settings = {"loss": "next_token", "examples": 1}
     with pytest.raises(ValueError, match="the model cannot take inputs of") as error:
-        lb.attack_update(capture, Fixed(), domain=TokenDomain(V, N + 1), **settings)
+        attack_update(capture, Fixed(), domain=TokenDomain(V, N + 1), **settings)
     assert "\n" not in str(error.value)
 
 
@@ -243,7 +244,10 @@ def test_a_saved_head_shows_labels(tmp_path, examples):
         capture = captured.load(captured.sent_tensors(back, base), model.state_dict())
         task = Task.of(model, domain=TokenDomain(V, N), classes=4)
         seen = captured.observe(
-            capture, task, input_shape=(N,), examples=examples, learning_rate=RATE, steps=1
+            capture,
+            task,
+            input_shape=(N,),
+            training=captured.TrainingInfo(examples=examples, learning_rate=RATE, steps=1),
         )
         right += infer_labels(seen, stream(seed)).tolist() == sorted(labels.tolist())
         assert set(AdapterPursuit().tokens(seen)) <= set(ids.flatten().tolist())
@@ -256,7 +260,7 @@ def test_a_saved_word_table_shows_tokens(tmp_path, ids):
     back = client(tmp_path / "client", base, sent, ids, ids, ["tokens"])
     model = captured.read_adapter(sent, base, update=back)
     capture = captured.load(captured.sent_tensors(back, base), model.state_dict())
-    found = lb.attack_update(
+    found = attack_update(
         *(capture, model),
         domain=TokenDomain(V, N),
         loss="next_token",
@@ -268,6 +272,9 @@ def test_a_saved_word_table_shows_tokens(tmp_path, ids):
     assert found.records[0].status == "ok"
     task = Task.of(model, domain=TokenDomain(V, N), loss="next_token")
     seen = captured.observe(
-        capture, task, input_shape=(N,), examples=1, learning_rate=RATE, steps=1
+        capture,
+        task,
+        input_shape=(N,),
+        training=captured.TrainingInfo(examples=1, learning_rate=RATE, steps=1),
     )
     assert TokenRows().tokens(seen) == tuple(sorted(ids[0, :-1].tolist()))

@@ -76,7 +76,8 @@ def attacked(folder, **given):
     found = captured.load_all(folder, skipped=skipped)
     specs = captured.run.plans.Spec("linear_inversion")
     settings = captured.Settings(SHAPE, attacks=(specs,))
-    return captured.attack_all(found, model(), settings, skipped=skipped, **given)
+    output = captured.Output(given.pop("out", None))
+    return captured.attack_all(found, model(), settings, output=output, skipped=skipped, **given)
 
 
 @pytest.mark.parametrize("name", BAD)

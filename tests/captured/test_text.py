@@ -19,6 +19,8 @@ from leakbound.core import LocalPlan, Task
 from leakbound.domains import TokenDomain, of_shape
 from leakbound.randomness import stream
 
+from .flat import attack_update
+
 V, N, RATE = 60, 8, 0.1
 
 
@@ -48,7 +50,7 @@ def tokens():
 
 def test_two_sequences_explain_the_update(tokens):
     before, after = trained(tokens)
-    found = lb.attack_update(
+    found = attack_update(
         load(after, before, kind="weights"),
         build(),
         domain=TokenDomain(V, N),
@@ -96,7 +98,7 @@ def test_from_the_command_line(tokens, tmp_path, monkeypatch, capsys):
 def test_floats_are_no_tokens(tokens, tmp_path):
     before, after = trained(tokens)
     with pytest.raises(ValueError, match="give inputs as whole numbers"):
-        lb.attack_update(
+        attack_update(
             load(after, before, kind="weights"),
             build(),
             domain=TokenDomain(V, N),

@@ -11,7 +11,7 @@ from leakbound import data
 from leakbound.assess.record import Assessment, read
 from leakbound.captured import Settings, TrainingInfo, findings, load
 from leakbound.captured.observe import found_steps
-from leakbound.captured.run import attack_all
+from leakbound.captured.run import Listener, Output, attack_all
 from leakbound.registry import Spec
 
 SHAPE, RATE = (1, 28, 28), 0.1
@@ -48,9 +48,11 @@ def run(clients, *, known=None, **settings):
         captures,
         model,
         Settings(SHAPE, **settings),
-        known=known or TrainingInfo(examples=16, learning_rate=RATE),
-        watch=lambda done, total, what, left: events.append((what, left)),
-        inferred=lambda case: events.append(("inferred", None)),
+        known or TrainingInfo(examples=16, learning_rate=RATE),
+        listener=Listener(
+            lambda done, total, what, left: events.append((what, left)),
+            inferred=lambda case: events.append(("inferred", None)),
+        ),
     )
     return outcome, events
 
@@ -126,9 +128,9 @@ def test_an_interrupt_keeps_what_the_search_has_found(clients, tmp_path):
             captures[:1],
             model,
             Settings(SHAPE, attacks=(Spec("inverting_gradients"),), search=0.0),
-            known=TrainingInfo(examples=16, learning_rate=RATE),
-            out=out,
-            watch=interrupt,
+            TrainingInfo(examples=16, learning_rate=RATE),
+            output=Output(out),
+            listener=Listener(interrupt),
         )
     assert signal.getsignal(signal.SIGINT) is before
     (record,) = read(out / "records.jsonl", Assessment)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound import captured
 from leakbound.core import Batch
+
+from .flat import attack_update
 
 SHAPE = (1, 6, 6)
 
@@ -16,7 +17,7 @@ def noted(true, told=None):
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 4))
     image = torch.linspace(0, 1, 36).reshape(1, *SHAPE)
     nn.functional.cross_entropy(model(image), torch.tensor([2])).backward()
-    found = captured.attack_update(
+    found = attack_update(
         {k: p.grad for k, p in model.named_parameters()},
         model,
         kind="gradient",

@@ -22,7 +22,7 @@ def _written(writers=(2, 0, 2, 0, 0), names=("ann", "bob", "cy")):
     count = len(writers)
     inputs = torch.arange(count).float().view(-1, 1, 1, 1) / count
     labels, numbers = torch.zeros(count, dtype=torch.int64), torch.tensor(writers)
-    return Dataset("mine", inputs, labels, 1, ("x",), writers=numbers, writer_names=names)
+    return Dataset(inputs, labels, ("x",), writers=numbers, writer_names=names)
 
 
 def _whole(parts, count):
@@ -37,7 +37,7 @@ def _whole(parts, count):
 
 def test_the_fingerprint_without_writers_is_that_of_images_and_labels():
     inputs, labels = torch.rand(3, 1, 2, 2, generator=_stream()), torch.tensor([0, 1, 0])
-    data = Dataset("mine", inputs, labels, 2, ("a", "b"))
+    data = Dataset(inputs, labels, ("a", "b"))
     content = repr((3, 1, 2, 2)).encode() + inputs.numpy().tobytes() + labels.numpy().tobytes()
     assert data.fingerprint == hashlib.sha256(content).hexdigest()
 
@@ -68,7 +68,7 @@ def test_wrong_writers_are_refused(change, words):
     labels = torch.zeros(5, dtype=torch.int64)
     given = {"writer_names": ("ann", "bob", "cy"), **change}
     with pytest.raises(ValueError, match=words):
-        Dataset("mine", torch.zeros(5, 1, 1, 1), labels, 1, ("x",), **given)
+        Dataset(torch.zeros(5, 1, 1, 1), labels, ("x",), **given)
 
 
 @pytest.mark.parametrize("source", ["digits", "npz:a.npz", "cifar:a.bin"])
@@ -102,7 +102,7 @@ def test_by_writer_of_files(tmp_path):
 
 
 def test_by_writer_needs_writers():
-    data = Dataset("mine", torch.zeros(1, 1, 1, 1), torch.tensor([0]), 1, ("x",))
+    data = Dataset(torch.zeros(1, 1, 1, 1), torch.tensor([0]), ("x",), name="mine")
     with pytest.raises(ValueError, match=r"'mine' does not say who.*load it with writer"):
         by_writer(data)
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 from skimage.filters import threshold_otsu
 
-from leakbound.data.masks import otsu, photo_masks
-from leakbound.data.packaged import PHOTOS
+from leakbound.data.packaged import PHOTOS, otsu, photo_masks
 from leakbound.data.raw import LUMA, Options
 from leakbound.data.series import HIGHEST, LOWEST, SECONDS, ecg
 
@@ -17,7 +16,7 @@ def test_electrocardiograms_have_their_waves():
     assert raw.inputs.shape == (1000, 1, 600)
     assert raw.inputs.dtype == torch.float32
     assert bool(((raw.inputs > 0) & (raw.inputs < 1)).all())
-    assert raw.names == ("normal", "abnormal")
+    assert raw.class_names == ("normal", "abnormal")
     assert raw.labels.bincount().tolist() == [500, 500]
     volts = (LOWEST + (HIGHEST - LOWEST) * raw.inputs[:, 0]).numpy()
     widths, rates, waves = [[], []], [], [[], []]

@@ -418,7 +418,7 @@ def test_packages_are_not_imported_or_are_named(monkeypatch):
 
 def test_a_data_set_of_rows_checks_them():
     good = {"name": "t", "inputs": torch.tensor(WANTED), "labels": torch.tensor([0, 1, 1])}
-    good |= {"classes": 2, "class_names": ("a", "b"), "columns": SCHEMA.columns}
+    good |= {"class_names": ("a", "b"), "columns": SCHEMA.columns}
     assert len(Dataset(**good).subset(torch.tensor([2, 0])).labels) == 2
     for change, words in (
         ({"inputs": torch.zeros(3, 9)}, r"give \(N, 10\) of float32"),
@@ -426,11 +426,11 @@ def test_a_data_set_of_rows_checks_them():
         ({"inputs": torch.zeros(0, 10)}, "holds no row"),
         ({"inputs": torch.tensor(WANTED) - 1}, "the ranges of their columns"),
         ({"inputs": torch.full((3, 10), float("nan"))}, "run from nan"),
-        ({"classes": 0, "class_names": ()}, "of float32 without classes"),
+        ({"class_names": ()}, "of float32 without classes"),
     ):
         with pytest.raises(ValueError, match=words):
             Dataset(**{**good, **change})
-    number = {"classes": 0, "class_names": (), "labels": torch.tensor([0.5, 1e6, -3.0])}
+    number = {"class_names": (), "labels": torch.tensor([0.5, 1e6, -3.0])}
     assert Dataset(**{**good, **number}).classes == 0
 
 

@@ -151,7 +151,7 @@ def built(name):
 def as_user(name, model, domain, inputs):
     """The user's own call, on codes made without the package."""
     named = {}
-    for column, (start, stop) in zip(domain.columns, domain.places, strict=True):
+    for column, start, stop in domain.placed:
         part = inputs[:, start:stop]
         named[column.name] = part.argmax(1) if column.name in ("c0", "c1", "c2") else part
     codes = torch.stack([named[f"c{k}"] for k in range(3)], 1)

@@ -76,7 +76,7 @@ def inputs(rows):
 
 def test_inputs_have_their_places():
     assert DOMAIN.shape == (13,)
-    assert [start for start, _ in DOMAIN.places] == list(PLACES.values())
+    assert [start for _, start, _ in DOMAIN.placed] == list(PLACES.values())
     assert DOMAIN.groups == ((6, 8), (8, 13))
     low, high = DOMAIN.box
     assert low.tolist() == [0.0] * 3 + [-4.0] + [0.0] * 9

@@ -10,11 +10,13 @@ import torch
 
 pytest.importorskip("flwr")
 
-from leakbound.captured import attack_update, load
+from leakbound.captured import load
 from leakbound.flower import capture_app, run
 from leakbound.risk.deployment.file import read
 from leakbound.risk.deployment.flower_app import read as read_config
 from leakbound.risk.deployment.laws import laws_of
+
+from ..captured.flat import attack_update
 
 ROOT = Path(__file__).parent.parent.parent
 APP = ROOT / "examples" / "flower-privacy-check"

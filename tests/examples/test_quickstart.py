@@ -15,6 +15,8 @@ from leakbound import captured
 from leakbound.flower import capture_app, run
 from leakbound.registry import Spec
 
+from ..captured.flat import attack_update
+
 ROOT = Path(__file__).parent.parent.parent
 APP = ROOT / "examples" / "quickstart"
 ONE_IMAGE = {"num-server-rounds": 1, "images-per-client": 1, "batch-size": 1}
@@ -88,7 +90,7 @@ def test_capture_and_attack(tmp_path, quickstart):
     files = capture(APP, tmp_path / "seen")
     assert [path.name for path in sorted(files)] == ["client-2.safetensors", "client-3.safetensors"]
     found = captured.load(sorted(files)[0])
-    outcome = captured.attack_update(
+    outcome = attack_update(
         found,
         quickstart.task.Net(),
         input_shape=(1, 28, 28),
@@ -233,7 +235,7 @@ def test_the_commands_of_the_readme_rebuild_an_image(tmp_path, quickstart):
     found = captured.load(sorted(capture(APP, tmp_path / "seen"))[1])
     settings = (("total_variation", 0.01), ("restarts", 4), ("steps", 1500))
     (images, labels), _ = quickstart.task.load_images()
-    outcome = captured.attack_update(
+    outcome = attack_update(
         found,
         quickstart.task.Net(),
         input_shape=(1, 28, 28),

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from leakbound.captured import attack_update, capture, declared, load_all
+from leakbound.captured import capture, declared, load_all
 from leakbound.defenses import Clip, GaussianNoise, LaplaceNoise, NoDefense, TopK, chain
 from leakbound.flower import capture_app
+
+from ..captured.flat import attack_update
 
 RATE = 0.25
 LOCAL_DP = "LocalDpMod(0.5, 0.5, 5.0, 1e-5)"

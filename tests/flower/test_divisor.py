@@ -9,7 +9,7 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from leakbound.captured.observe import observe
+from leakbound.captured.observe import TrainingInfo, observe
 from leakbound.client import gradient
 from leakbound.core import Task
 from leakbound.defenses import Clip, DpSgd, GaussianNoise, TopK, chain
@@ -82,7 +82,7 @@ def test_a_reading_says_that_the_number_of_examples_is_taken_as_public(
             assert not flower.ask(flower.client_app(mods, batches=cut(batches, 1))).has_error()
         lines[name] = json.loads(path.read_text())
     said = [note for note in lines["dp_sgd"]["notes"] if "number of examples as public" in note]
-    assert lines["dp_sgd"]["bounds"]
+    assert lines["dp_sgd"]["assessments"][0]["bounds"]
     assert len(said) == 1
     assert not any("as public" in note for note in lines["edited"]["notes"])
 
@@ -120,7 +120,8 @@ def test_noise_of_a_weighted_average_has_no_declared_level(flower, batches, monk
     assert abs(level - 0.3) > 0.1
     task = Task.of(flower.Net(), classes=10)
     assert observe(capture, task, input_shape=(1, 8, 8)).cohort == (6,)
-    observe(capture, task, input_shape=(1, 8, 8), defense=TopK(0.5))  # declares no noise
+    topk = TrainingInfo(defense=TopK(0.5))
+    observe(capture, task, input_shape=(1, 8, 8), training=topk)  # declares no noise
     for declared in (noise, DpSgd(1.0, 1.0)):
         with pytest.raises(ValueError, match="the average of 3 clients, weighted by their numbers"):
-            observe(capture, task, input_shape=(1, 8, 8), defense=declared)
+            observe(capture, task, input_shape=(1, 8, 8), training=TrainingInfo(defense=declared))

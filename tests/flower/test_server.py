@@ -8,12 +8,14 @@ import torch
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg, FedAvgM
 
-from leakbound.captured import attack_update, load, load_all
+from leakbound.captured import load, load_all
 from leakbound.captured.observe import observe
 from leakbound.client import gradient
 from leakbound.defenses import GaussianNoise
 from leakbound.flower import DefenseMod, Watched, run
 from leakbound.task import Task
+
+from ..captured.flat import attack_update
 
 
 def fedavg(kind=FedAvg, **given):

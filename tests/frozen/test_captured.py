@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from leakbound import client, tensors
-from leakbound.captured import attack_update, load
+from leakbound.captured import load
 from leakbound.captured.observe import TrainingInfo, infer_context, task_of
 from leakbound.core import LocalPlan, Task
 from leakbound.domains import of_shape
+
+from ..captured.flat import attack_update
 
 SHAPE, RATE = (1, 6, 6), 0.1
 

@@ -10,13 +10,13 @@ from nvflare.apis.dxo import DXO, DataKind
 from sklearn.datasets import load_digits
 from torch import nn
 
-from leakbound.captured import attack_update
 from leakbound.captured.capture import load_all
 from leakbound.cli import main
 from leakbound.core import Batch
 from leakbound.nvflare import ServerWatch, capture_job
 from leakbound.nvflare.capture import _defenses
 
+from ..captured.flat import attack_update
 from .conftest import NET
 
 NOISE = 0.02

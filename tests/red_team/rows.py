@@ -85,7 +85,7 @@ def real(name: str) -> tuple[TableDomain, Array, Array]:
 def mixed(rows: Array, domain: TableDomain, share: float, source: Generator) -> Array:
     """Rows of which each column comes from another one with a probability of `share`."""
     made = rows.copy()
-    for start, stop in domain.places:
+    for _, start, stop in domain.placed:
         swap = np.flatnonzero(source.random(len(rows)) < share)
         made[swap, start:stop] = rows[source.integers(0, len(rows), len(swap)), start:stop]
     return made
@@ -124,7 +124,7 @@ def hidden_center(level: int, public: int = 1000, share: float = 0.05) -> Rows:
     made[near] = rows[0]
     for row in near:
         for column in source.permutation(len(domain.columns))[:level]:
-            start, stop = domain.places[column]
+            _, start, stop = domain.placed[column]
             others = rows[:, start:stop][(rows[:, start:stop] != rows[0, start:stop]).any(1)]
             made[row, start:stop] = others[source.integers(len(others))]
     made_labels = source.integers(0, 2, len(made))

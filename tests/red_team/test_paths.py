@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from leakbound import captured, data, models, simulate
+from leakbound import data, models, simulate
 from leakbound.attacks import (
     ConstantImage,
     LinearInversion,
@@ -24,6 +24,8 @@ from leakbound.domains import Column, TableDomain, TokenDomain
 from leakbound.engines.path import LAYER, NoPath, path_to
 from leakbound.randomness import stream
 from leakbound.risk.statement import of_attack
+
+from ..captured.flat import attack_update
 
 SHAPE, UNITS, CLASSES = (1, 28, 28), 16, 10
 BLIND = ConstantImage(0.5)
@@ -264,7 +266,7 @@ def update_of(view, digits, seed, *, training, **options):
     sent = {key: own.grad.clone() for key, own in model.named_parameters()}
     before = {key: own.detach().clone() for key, own in model.state_dict().items()}
     passed = built(view, seed).train(training)
-    found = captured.attack_update(
+    found = attack_update(
         load(sent, before, kind="gradient"),
         passed,
         input_shape=SHAPE,

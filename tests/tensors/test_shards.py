@@ -10,6 +10,8 @@ from torch import nn
 from leakbound import captured, tensors
 from leakbound.tensors import read
 
+from ..captured.flat import attack_update
+
 PARTS = {
     "model-00001-of-00002.safetensors": {"0.weight": torch.ones(3, 2), "0.bias": torch.zeros(3)},
     "model-00002-of-00002.safetensors": {"2.weight": torch.ones(1, 3)},
@@ -120,7 +122,7 @@ def test_two_saved_folders_are_an_update(tmp_path):
         image = torch.linspace(0, 1, 36).reshape(1, 1, 6, 6)
         nn.functional.cross_entropy(own(image), torch.tensor([1])).backward()
         torch.optim.SGD(own.parameters(), lr=0.1).step()
-    found = captured.attack_update(
+    found = attack_update(
         tmp_path / "after",
         own,
         before=tmp_path / "before",

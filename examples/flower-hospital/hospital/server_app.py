@@ -69,11 +69,9 @@ def report(
     outcome = captured.attack_update(
         smallest,
         Net(),
-        input_shape=(1, 28, 28),
-        defense=defense,
-        steps=1,  # as the server asks of every hospital
-        attacks=[Spec("inverting_gradients", settings)],
-        out=out,
+        captured.Settings((1, 28, 28), attacks=[Spec("inverting_gradients", settings)]),
+        captured.TrainingInfo(steps=1, defense=defense),  # as the server asks of every hospital
+        output=captured.Output(out),
     )
     print(f"attacked {smallest.name}; report: {outcome.page}")
     return outcome

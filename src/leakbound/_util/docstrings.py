@@ -30,6 +30,7 @@ class Parts:
         for item in _items(self.sections.get(heading, "")):
             match = _NAMED.match(item)
             if match:
+                # Such as "low, high: ...", which describes both.
                 found |= {name.strip(): match[2] for name in match[1].split(",")}
         return found
 

@@ -106,6 +106,7 @@ def format_percent(share: float | None, digits: int = 2, *, up: bool | None = No
     """
     if share is None or math.isnan(share):
         return UNKNOWN
+    # These are exact: digits would suggest a rounding.
     if share in (0, 1):
         return f"{share:.0%}"
     unit = 10.0**-digits

@@ -85,10 +85,12 @@ def images(
         return note(f"{shape} numbers: no images to show")
     shown = pixels[:MOST].detach().cpu().to(torch.float64)
     broken = ~shown.isfinite()
+    # One infinite value would make all others black.
     limits, said = _limits(shown[~broken], input_range)
     level = ((shown - limits[0]) / (limits[1] - limits[0])).clamp(0, 1)
     level = torch.where(broken, 0.5, level)
     height, width = level.shape[-2:]
+    # A notebook keeps every picture in its file: small ones keep it small.
     factor = SIDE / max(height, width)
     if factor < 1:  # averaged down
         size = (max(1, round(height * factor)), max(1, round(width * factor)))

@@ -94,6 +94,7 @@ def noted(end: Callable[[int], None], *, until_exit: bool = False) -> Iterator[N
     for number in ours:
         signal.signal(number, _raise)
     reader, writer = socket.socketpair()
+    # The handler of a signal must never wait.
     writer.setblocking(False)
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     watch = threading.Thread(target=_watch, args=(reader, ours, end), daemon=True)

@@ -18,6 +18,7 @@ def find(kind: str, path: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        # The named module itself is missing, and not one that it imports.
         if error.name and (module_name + ".").startswith(error.name + "."):
             raise ValueError(
                 f"{kind} is {path!r}, but there is no module {error.name!r}; "

@@ -38,8 +38,7 @@ from leakbound.attacks.matching.attack import (
 )
 from leakbound.attacks.matching.newton import GaussNewton
 from leakbound.attacks.matching.rows import TabLeak
-from leakbound.attacks.patch_span import PatchSpan
-from leakbound.attacks.patches import PatchInversion
+from leakbound.attacks.patches import PatchInversion, PatchSpan
 from leakbound.attacks.prior.attack import LearnedPrior
 from leakbound.attacks.prior.denoiser import train_prior
 from leakbound.attacks.prior.files import load_prior, save_prior

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from leakbound import check
 from leakbound._util import copies
-from leakbound.attacks.base import Attack, boxed, summed_task
+from leakbound.attacks.base import Attack, boxed, modules_of, parameter, seen_by, summed_task
 from leakbound.attacks.blind import public_images
-from leakbound.client import forward
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import NoPath, Path, path_to
 
@@ -65,16 +64,16 @@ class LinearInversion(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         task = summed_task(observation)
         name, path = first_layer(task, observation.input_shape)
-        weight, bias = _layer(task, observation.update.rows.sum(0), name)
+        weight, bias = layer_part(task, observation.update.rows.sum(0), name)
         trust = torch.ones_like(observation.update.rows)
         if observation.weights is not None:
             trust = observation.weights
-        kept, bias_kept = _layer(task, trust.amax(0), name)
+        kept, bias_kept = layer_part(task, trust.amax(0), name)
         if path is not None:
             weight = path.back(weight, bias)
             kept = path.spread(kept**-2, bias_kept**-2).rsqrt()
         bias = bias * (bias_kept > 0)
-        if not bool((bias != 0).any()):
+        if not (bias != 0).any():
             middle = torch.full(observation.batch_shape, float("nan"), device=weight.device)
             reason = "gradient vanished: the layer's bias gradient is zero everywhere"
             return Reconstruction(boxed(middle, task), observation.labels, problem=reason)
@@ -89,9 +88,9 @@ class LinearInversion(Attack):
         known = (kept > 0) & (bias_kept[:, None] > 0)
         error = torch.zeros_like(bias)
         if observation.noise_variance is not None:
-            spread, own = _layer(task, observation.noise_variance.sum(0), name)
-            spread = spread if path is None else path.spread(spread, own)
-            error = ((spread.mean(1) + own).sqrt() / bias.abs()).to(bias)
+            spread, bias_spread = layer_part(task, observation.noise_variance.sum(0), name)
+            spread = spread if path is None else path.spread(spread, bias_spread)
+            error = ((spread.mean(1) + bias_spread).sqrt() / bias.abs()).to(bias)
         return self._separate(observation, task, weight, bias, known, error)
 
     def _separate(
@@ -106,6 +105,7 @@ class LinearInversion(Attack):
         """Rank the rows' candidates; `error` (h,) is the expected error of each, per pixel."""
         low, high = task.input_range
         width = high - low
+        # A unit that is off has no gradient: its quotient is rounding.
         rows = (bias.abs() > 1e-6 * bias.abs().max()) & (error < NOISY * width)
         images = torch.where(known[rows], weight[rows], 0) / bias[rows, None]
         error = error[rows]
@@ -138,33 +138,30 @@ class LinearInversion(Attack):
 
 def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
     """The first trained linear layer with a bias whose input is the flattened example."""
-    model = copies.duplicate(task.model)
     low, high = task.input_range
     probe = torch.linspace(low, high, 2 * math.prod(input_shape))
     probe = probe.reshape(2, *input_shape).to(task.parameters)
-    found: list[str] = []
-
-    def watch(name: str, layer: nn.Linear) -> None:
-        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            if torch.equal(args[0], probe.flatten(1)):
-                found.append(name)
-
-        layer.register_forward_pre_hook(hook)
-
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and layer.bias is not None:
-            watch(name, layer)
+    # A copy: a client may train the model at the same time.
+    apart = replace(task, model=copies.duplicate(task.model))
+    layers = [
+        name for name, layer in modules_of(apart, nn.Linear).items() if layer.bias is not None
+    ]
     with torch.no_grad():
-        forward(replace(task, model=model), probe)
-    sent = [name for name in found if {*_parts(name)} <= task.names]
-    if found and not sent:
-        computed = not {*_parts(found[0])} <= task.buffers.keys() | task.names
+        seen = seen_by(apart, layers, probe)
+    readers = [
+        name
+        for name, values in seen.items()
+        if values is not None and torch.equal(values, probe.flatten(1))
+    ]
+    sent = [name for name in readers if {*_names(name)} <= task.names]
+    if readers and not sent:
+        computed = not {*_names(readers[0])} <= task.buffers.keys() | task.names
         why = "is computed from other weights" if computed else "is frozen"
         raise NotApplicable(
-            f"the linear layer {found[0]!r} sees the input, but its weight or bias {why}: the "
+            f"the linear layer {readers[0]!r} sees the input, but its weight or bias {why}: the "
             "client does not send its gradient"
         )
-    if not found:
+    if not readers:
         raise NotApplicable("no linear layer with a bias sees the input")
     return sent[0]
 
@@ -184,20 +181,20 @@ def first_layer(task: Task, input_shape: tuple[int, ...]) -> tuple[str, Path | N
         size = math.prod(input_shape)
         for name, layer in task.model.named_modules():
             fits = isinstance(layer, nn.Linear) and layer.in_features == size
-            if fits and {*_parts(name)} <= task.names:
+            if fits and {*_names(name)} <= task.names:
                 with suppress(NoPath):
                     return name, path_to(task, input_shape, name)
         raise
 
 
-def _parts(name: str) -> tuple[str, str]:
-    prefix = f"{name}." if name else ""
-    return f"{prefix}weight", f"{prefix}bias"
+def _names(name: str) -> tuple[str, str]:
+    return parameter(name, "weight"), parameter(name, "bias")
 
 
-def _layer(task: Task, row: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def layer_part(task: Task, row: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """A layer's weight and bias in a flat vector (P,)."""
     parts = task.unflatten(row)
-    weight, bias = _parts(name)
+    weight, bias = _names(name)
     return parts[weight], parts[bias]
 
 
@@ -209,6 +206,7 @@ def _rank_one(joint: Tensor, trust: Tensor) -> tuple[Tensor, float]:
     seen = joint.double()
     weight = trust.double().square()
     held = weight * seen
+    # The last column is the bias gradient: up to noise it is the answer.
     u = seen[:, -1]
     tiny = 1e-300
     for _ in range(ROUNDS):
@@ -237,6 +235,7 @@ def _agreed(
     distance = torch.cdist(images.double(), images.double()) / images.shape[1] ** 0.5
     agree = distance < same
     support = agree.sum(1)
+    # A mixture agrees with no other row; an example often does.
     order = sorted(range(len(images)), key=lambda i: (-int(support[i]), -float(strength[i])))
     chosen: list[int] = []
     for i in order:

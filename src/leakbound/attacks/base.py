@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.client import example_gradients, forward, simulate
+from leakbound.client import call, example_gradients, forward, simulate
 from leakbound.core import (
     DefenseProtocol,
     NotApplicable,
@@ -48,8 +50,8 @@ class Attack:
     def __init_subclass__(cls) -> None:
         # An inherited `many` would bypass a subclass's `__call__`: a subclass that defines only
         # `__call__` is called once for each observation.
-        own = vars(cls)
-        if "__call__" in own and "many" not in own and cls.many is not Attack.many:
+        defined = vars(cls)
+        if "__call__" in defined and "many" not in defined and cls.many is not Attack.many:
             cls.many = Attack.many  # type: ignore[method-assign]
             cls.at_once = Attack.at_once  # type: ignore[method-assign]
 
@@ -138,8 +140,8 @@ class BestOf(Attack):
         best = self.attack.many(observations, generators)
         for _ in range(1, self.restarts):
             live = [i for i, answer in enumerate(best) if not self._done(answer)]
-            given = [observations[i] for i in live], [generators[i] for i in live]
-            for i, answer in zip(live, self.attack.many(*given), strict=True):
+            arguments = [observations[i] for i in live], [generators[i] for i in live]
+            for i, answer in zip(live, self.attack.many(*arguments), strict=True):
                 best[i] = min(best[i], answer, key=rank)
         return best
 
@@ -188,8 +190,8 @@ class ByNoise(Attack):
         hidden = [self._hides(observation) for observation in observations]
         for attack, kind in ((self.clean, False), (self.noisy, True)):
             mine = [i for i, hides in enumerate(hidden) if hides is kind]
-            given = [observations[i] for i in mine], [generators[i] for i in mine]
-            answers |= zip(mine, attack.many(*given), strict=True)
+            arguments = [observations[i] for i in mine], [generators[i] for i in mine]
+            answers |= zip(mine, attack.many(*arguments), strict=True)
         return [answers[i] for i in range(len(observations))]
 
     def plant(self, task: Task) -> Task:
@@ -197,7 +199,7 @@ class ByNoise(Attack):
 
     def plant_each(self, task: Task, clients: int) -> list[Task]:
         clean = self.clean.plant_each(task, clients)
-        return [self.noisy.plant_each(own, clients)[i] for i, own in enumerate(clean)]
+        return [self.noisy.plant_each(planted, clients)[i] for i, planted in enumerate(clean)]
 
 
 def rank(answer: Reconstruction) -> tuple[bool, float]:
@@ -239,6 +241,63 @@ def probed(observation: Observation) -> Tensor:
         return forward(task, probe.to(task.parameters) if probe.is_floating_point() else probe)
 
 
+class _Reached(Exception):
+    """The module was called; what follows it is not computed."""
+
+
+def seen_by(
+    task: Task,
+    names: Iterable[str],
+    inputs: Tensor,
+    tensors: Mapping[str, Tensor] | None = None,
+    *,
+    whole: bool = True,
+) -> dict[str, Tensor | None]:
+    """What modules get for inputs (B, *S), by name in the order of their calls: the first argument.
+
+    None for a module that is called several times, or without a tensor. Unless `whole`, the run
+    ends at the first call. `tensors`: of the model; default: the task's.
+    """
+    inputs_by_name: dict[str, Tensor | None] = {}
+
+    def watch(name: str) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            first = args[0] if args else next(iter(kwargs.values()), None)
+            once = isinstance(first, Tensor) and name not in inputs_by_name
+            # A copy: later layers may overwrite their input.
+            inputs_by_name[name] = first.clone() if isinstance(first, Tensor) and once else None
+            if not whole:
+                raise _Reached
+
+        return note
+
+    with ExitStack() as hooks:
+        for name in names:
+            module = task.model.get_submodule(name)
+            hook = module.register_forward_pre_hook(watch(name), with_kwargs=True)
+            hooks.enter_context(hook)
+        with suppress(_Reached):
+            call(task, task.tensors() if tensors is None else tensors, inputs, twice=False)
+    return inputs_by_name
+
+
+def modules_of(task: Task, kinds: type[nn.Module] | tuple[type[nn.Module], ...]) -> dict[str, Any]:
+    """The model's modules of these kinds, by name."""
+    return {
+        name: module for name, module in task.model.named_modules() if isinstance(module, kinds)
+    }
+
+
+def parameter(layer: str, what: str) -> str:
+    """The name of a layer's parameter; the layer "" is the model itself.
+
+    Example:
+        >>> parameter("head", "bias"), parameter("", "weight")
+        ('head.bias', 'weight')
+    """
+    return f"{layer}.{what}" if layer else what
+
+
 def summed_task(observation: Observation) -> Task:
     """As `seen_task`, for attacks that need an update which is a sum of gradients.
 
@@ -275,27 +334,66 @@ def domain_of(task: Task, kind: type[Kind]) -> Kind:
     return task.domain
 
 
-Answer = tuple[Tensor, float, str | None]
-"""Inputs (count, *S) for one row of an update, the objective, and what is wrong with them."""
+class Answer(NamedTuple):
+    """Inputs (count, *S) for one row of an update, what is wrong with them, and the objective."""
+
+    inputs: Tensor
+    problem: str | None = None
+    objective: float = math.nan
 
 
-def each_row(observation: Observation, one: Callable[[int, int], Answer]) -> Reconstruction:
-    """The answers for every row of the update, by its position and number of examples, together.
+@dataclass(frozen=True, eq=False)
+class SentRow:
+    """One row of an update: the sum over `count` examples, as the attacker's `task` explains it."""
+
+    observation: Observation
+    task: Task
+    at: int
+    count: int
+
+    @property
+    def values(self) -> Tensor:
+        """(P,)."""
+        return self.observation.update.rows[self.at]
+
+    @property
+    def variance(self) -> Tensor | None:
+        """(P,) of the noise, if it is known."""
+        noise = self.observation.noise_variance
+        return None if noise is None else noise[self.at]
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether there is no gradient at all."""
+        return not self.values.any()
+
+
+def rows_of(observation: Observation, task: Task) -> list[SentRow]:
+    """The rows of the update; that of a cohort is of all its examples."""
+    update = observation.update
+    counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
+    return [SentRow(observation, task, at, count) for at, count in enumerate(counts)]
+
+
+def each_row(
+    observation: Observation, task: Task, one: Callable[[SentRow], Answer]
+) -> Reconstruction:
+    """The answers for every row of the update, together.
 
     Labels of several examples are left out: their order is another one. So are labels of places.
     """
     update = observation.update
-    if not bool(update.rows.isfinite().all()):
+    if not update.rows.isfinite().all():
         raise NotApplicable("the update is not finite")
-    counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
-    inputs, left, said = zip(*(one(at, count) for at, count in enumerate(counts)), strict=True)
-    problem = "; ".join(dict.fromkeys(text for text in said if text))
+    answers = [one(row) for row in rows_of(observation, task)]
+    problems = dict.fromkeys(answer.problem for answer in answers if answer.problem)
     labels = observation.labels
     if observation.examples > 1 or (labels is not None and labels.ndim > 1):
         labels = None
-    found = torch.cat(inputs).to(update.rows.device)
-    found = found.to(update.rows.dtype) if found.is_floating_point() else found
-    return Reconstruction(found, labels, max(left), (), problem or None)
+    examples = torch.cat([answer.inputs for answer in answers]).to(update.rows.device)
+    examples = examples.to(update.rows.dtype) if examples.is_floating_point() else examples
+    worst = max(answer.objective for answer in answers)
+    return Reconstruction(examples, labels, worst, (), "; ".join(problems) or None)
 
 
 def boxed(inputs: Tensor, task: Task) -> Tensor:

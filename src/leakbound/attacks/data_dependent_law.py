@@ -18,7 +18,7 @@ from torch import Tensor
 from leakbound import check
 from leakbound._util import optimizers
 from leakbound._util.cache import RecentCache
-from leakbound.attacks.analytic import _layer, input_layer
+from leakbound.attacks.analytic import input_layer, layer_part
 from leakbound.attacks.base import Attack, boxed, expected_rows, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.labels import infer_labels
@@ -414,7 +414,7 @@ class VarianceReadout(Attack):
 
 def _log_power(task: Task, rows: Tensor, name: str) -> Tensor:
     """(D,) mean over the layer's rows of log y², minus each row's median; zero rows left out."""
-    weight, _ = _layer(task, rows.sum(0), name)
+    weight, _ = layer_part(task, rows.sum(0), name)
     squares = weight.double().square()
     squares = squares[squares.amax(1) > 0]
     if len(squares) == 0:

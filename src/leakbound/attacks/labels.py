@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound._util import copies
 from leakbound.attacks.analytic import LinearInversion
-from leakbound.attacks.base import outputs_of, probed, summed_task
+from leakbound.attacks.base import outputs_of, parameter, probed, summed_task
 from leakbound.client import forward, local_update
 from leakbound.core import Exact, NotApplicable, Observation, Task
 from leakbound.losses import NamedLoss, named
@@ -91,6 +91,7 @@ def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor
         lone = layer.rows.norm(dim=1).argmax() if layer.bias is None else layer.bias.argmin()
         return lone.reshape(1)
     output, totals = typical(layer.task, layer.name, stand_ins(observation, generator))
+    # A row is its bias gradient times the input, so sums of rows replace it.
     signal = layer.rows.sum(1) / totals.mean() if layer.bias is None else layer.bias
     expected = counts(output.mean(0), signal, observation)
     if layer.bias is None or not isinstance(observation.update.law, Exact):
@@ -143,14 +144,14 @@ def _of_loss(
         )
     single = layer.bias is not None and len(layer.bias) == 1
     if observation.examples == 1:
-        found = _exact(loss, layer, observation, generator)
+        label = _exact(loss, layer, observation, generator)
         if loss.coded:
-            return (found > 0.5).long() if single else found.argmax().reshape(1)
+            return (label > 0.5).long() if single else label.argmax().reshape(1)
         if loss.targets == "count":
-            whole = found.round().clamp_min(0)
+            whole = label.round().clamp_min(0)
             sure = isinstance(observation.update.law, Exact)
-            found = torch.where(((found - whole).abs() > NEAR) & sure, found, whole)
-        return found if single else found[None]
+            label = torch.where(((label - whole).abs() > NEAR) & sure, label, whole)
+        return label if single else label[None]
     totals = label_totals(observation, generator)
     if not (loss.coded or (single and loss.targets == "binary")):
         raise NotApplicable(
@@ -173,17 +174,18 @@ def _exact(
     assert loss.mean is not None  # of elementwise losses
     task = layer.task
     bias = layer.bias.double()
-    prefix = f"{layer.name}." if layer.name else ""
     held = task.tensors()
+    bias_name = parameter(layer.name, "bias")
     inside = bias @ layer.weight.double() / bias.square().sum()
-    output = held[f"{prefix}weight"].double() @ inside + held[f"{prefix}bias"].double()
-    found = loss.mean(output) - len(bias) / loss.scale * bias
+    weight = held[parameter(layer.name, "weight")].double()
+    output = weight @ inside + held[bias_name].double()
+    label = loss.mean(output) - len(bias) / loss.scale * bias
     if not task.plan.is_gradient:
         image = LinearInversion()(observation, generator).inputs.double()
         wide = replace(task, loss=replace(loss, coded=False)).to(bias.device, torch.float64)
         row = observation.update.rows.sum(0).double()
-        found = _solved(wide, f"{prefix}bias", row, image, found)
-    return found.to(layer.bias)
+        label = _solved(wide, bias_name, row, image, label)
+    return label.to(layer.bias)
 
 
 def _solved(task: Task, name: str, row: Tensor, image: Tensor, start: Tensor) -> Tensor:
@@ -202,9 +204,10 @@ def _solved(task: Task, name: str, row: Tensor, image: Tensor, start: Tensor) ->
                 return label
             break  # an unstable training has several solutions
         slope = torch.autograd.functional.jacobian(gradient, label)  # type: ignore[no-untyped-call]
-        if not bool(torch.isfinite(slope).all()):
+        if not torch.isfinite(slope).all():
             break
         step = torch.linalg.pinv(slope) @ off
+        # A full step may leave the region where the slope holds.
         for _ in range(NEWTON):  # half as far, until it helps
             nearer = gradient(label - step).detach() - bias
             if float(nearer.norm()) < float(off.norm()):
@@ -219,16 +222,16 @@ def last_layer(observation: Observation) -> LastLayer:
     task = summed_task(observation)
     name = _last(task, outputs_of(observation))
     parts = task.unflatten(observation.update.rows.sum(0) / task.plan.total_weight)
-    weight = parts.get(f"{name}.weight" if name else "weight")
-    bias = parts.get(f"{name}.bias" if name else "bias")
+    weight = parts.get(parameter(name, "weight"))
+    bias = parts.get(parameter(name, "bias"))
     if weight is None and bias is None:
         raise NotApplicable(
             f"the last linear layer {name!r} is frozen: its gradient, which reveals labels, is not "
             "sent"
         )
-    if bias is not None and not bool((bias != 0).any()):
+    if bias is not None and not (bias != 0).any():
         bias = None  # withheld
-    if bias is None and (weight is None or not bool((weight != 0).any())):
+    if bias is None and (weight is None or not (weight != 0).any()):
         raise NotApplicable("the last layer's gradient is zero: it reveals no label")
     return LastLayer(task, name, weight, bias)
 
@@ -244,16 +247,17 @@ def fill(expected: Tensor, examples: int, *, certain: Tensor | None = None) -> T
     classes that get at least one example each, as long as examples remain.
     """
     left = expected.clone()
-    found: list[int] = []
+    labels: list[int] = []
     if certain is not None:
+        # Stable: equal counts give the same labels on every machine.
         order = left.argsort(descending=True, stable=True)
-        found = order[certain[order]][:examples].tolist()
-        left[found] -= 1
-    while len(found) < examples:
+        labels = order[certain[order]][:examples].tolist()
+        left[labels] -= 1
+    while len(labels) < examples:
         best = int(left.argmax())
-        found.append(best)
+        labels.append(best)
         left[best] -= 1
-    return torch.tensor(sorted(found), device=expected.device)
+    return torch.tensor(sorted(labels), device=expected.device)
 
 
 def stand_ins(observation: Observation, generator: torch.Generator) -> Tensor:
@@ -270,6 +274,7 @@ def stand_ins(observation: Observation, generator: torch.Generator) -> Tensor:
 
 def typical(task: Task, name: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Class probabilities (n, K) of other images, and the sums (n,) of the layer's input."""
+    # A copy: the hook must not stay on the model of the client.
     model = copies.duplicate(task.model)
     features = []
     model.get_submodule(name).register_forward_pre_hook(lambda _, args: features.append(args[0]))
@@ -315,7 +320,7 @@ def infer(rule: str, observation: Observation, generator: torch.Generator) -> Te
     return LABEL_RULES[rule](observation, generator)
 
 
-def label_accuracy(found: Tensor, truth: Tensor) -> float:
+def label_accuracy(inferred: Tensor, truth: Tensor) -> float:
     """Share of the true labels (N,) that the inferred labels contain, as multisets.
 
     Example:
@@ -324,7 +329,7 @@ def label_accuracy(found: Tensor, truth: Tensor) -> float:
     """
     if len(truth) == 0:
         raise ValueError("truth holds no label; give at least one")
-    both = Counter(found.tolist()) & Counter(truth.tolist())
+    both = Counter(inferred.tolist()) & Counter(truth.tolist())
     return both.total() / len(truth)
 
 
@@ -375,17 +380,17 @@ def wainakh(observation: Observation, generator: torch.Generator) -> Tensor:
     classes = len(offset)
     impact = (offset.mean() - total) * (1 + 1 / classes) / examples
     left = layer.rows.sum(1) / len(observation.cohort)
-    found: list[int] = []
+    labels: list[int] = []
     for label in left.argsort(stable=True).tolist()[:examples]:
         if left[label] < 0:
-            found.append(label)
-    left[found] -= impact
+            labels.append(label)
+    left[labels] -= impact
     left = left - offset
-    while len(found) < examples:
+    while len(labels) < examples:
         label = int(left.argmin())
-        found.append(label)
+        labels.append(label)
         left[label] -= impact
-    return torch.tensor(sorted(found), device=left.device)
+    return torch.tensor(sorted(labels), device=left.device)
 
 
 def geng(observation: Observation, generator: torch.Generator) -> Tensor:
@@ -419,7 +424,7 @@ def dimitrov(observation: Observation, generator: torch.Generator) -> Tensor:
             total = torch.lerp(total, totals_after.mean(), past)
         signal = layer.rows.sum(1) / _positive(total)
         expected += counts(mean, signal, observation) / plan.steps
-    if not bool(torch.isfinite(expected).all()):
+    if not torch.isfinite(expected).all():
         raise NotApplicable("the weights at the end of the local steps give no finite output")
     return fill(expected, observation.examples)
 
@@ -436,17 +441,18 @@ def ma(observation: Observation, generator: torch.Generator) -> Tensor:
     from scipy.optimize import nnls
 
     layer = _checked(observation)
-    if layer.bias is None or not bool(torch.isfinite(layer.bias).all()):
+    if layer.bias is None or not torch.isfinite(layer.bias).all():
         raise NotApplicable("ma needs the gradient of the last layer's bias")
     clients = len(observation.cohort)
     examples = observation.examples
     held = layer.task.unflatten(layer.task.parameters)
-    prefix = f"{layer.name}." if layer.name else ""
     bias = layer.bias.double() / clients
     means = layer.rows.double() / clients / bias.where(bias != 0, 1.0)[:, None]
-    outputs = means @ held[f"{prefix}weight"].double().T + held[f"{prefix}bias"].double()
+    outputs = means @ held[parameter(layer.name, "weight")].double().T
+    outputs = outputs + held[parameter(layer.name, "bias")].double()
     system = outputs.softmax(-1).T - torch.eye(len(bias)).to(bias)
     scale = float(bias.abs().max())
+    # The heavy last equation makes the counts add up to N.
     rows = torch.cat([system / scale, torch.full_like(bias, SUM_WEIGHT)[None]])
     values = torch.cat([bias / scale, bias.new_tensor([SUM_WEIGHT])])
     shares, _ = nnls(rows.cpu().numpy(), values.cpu().numpy())
@@ -469,9 +475,9 @@ def _checked(observation: Observation) -> LastLayer:
     layer = last_layer(observation)
     if (loss := named(observation.task.loss).name) != "cross_entropy":
         raise NotApplicable(f"the rule is for cross-entropy, and the loss is {loss}")
-    if not bool(torch.isfinite(layer.rows).all()):
+    if not torch.isfinite(layer.rows).all():
         raise NotApplicable("the last layer's gradient is not finite")
-    if not bool((layer.rows != 0).any()):
+    if not (layer.rows != 0).any():
         raise NotApplicable("the last layer's weight gradient is zero: it reveals no label")
     return layer
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +10,19 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from leakbound import check
-from leakbound.attacks.analytic import first_layer
-from leakbound.attacks.base import Attack, boxed, expected_rows, summed_task
+from leakbound.attacks.analytic import first_layer, layer_part
+from leakbound.attacks.base import (
+    Attack,
+    boxed,
+    expected_rows,
+    modules_of,
+    parameter,
+    seen_by,
+    summed_task,
+)
 from leakbound.attacks.blind import VANISHED
-from leakbound.client import call, layer_inputs
+from leakbound.attacks.span import independent
+from leakbound.client import call
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import Path, unlike
 from leakbound.randomness import normal, uniform
@@ -121,7 +129,7 @@ class SparseRecovery(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         task = summed_task(observation)
         count = observation.examples
-        if not bool(observation.update.rows.isfinite().all()):
+        if not observation.update.rows.isfinite().all():
             raise NotApplicable("the update is not finite")
         if count > MOST:
             raise NotApplicable(f"{count} examples; the search handles at most {MOST}")
@@ -129,7 +137,7 @@ class SparseRecovery(Attack):
         layer = _Layer.of(task, name, path, observation)
         gray = boxed(layer.joint.new_full(observation.batch_shape, float("nan")), task)
         gray = gray.to(observation.update.rows)
-        if not bool(observation.update.rows.any()) or not bool(layer.joint.any()):
+        if not observation.update.rows.any() or not layer.joint.any():
             return Reconstruction(gray, None, problem=VANISHED)
         left, right, more = layer.factors(count, generator)
         rank = left.shape[1]
@@ -178,7 +186,7 @@ class _Layer:
     @staticmethod
     def of(task: Task, name: str, path: Path | None, observation: Observation) -> _Layer:
         row = observation.update.rows.sum(0) / task.plan.total_weight
-        weights, joint = (_parts(task, flat, name) for flat in (task.parameters, row))
+        weights, joint = (layer_part(task, flat.double(), name) for flat in (task.parameters, row))
         if path is not None:
             weights = path.folded(*weights)
             joint = path.back(*joint), joint[1]
@@ -191,6 +199,7 @@ class _Layer:
         """
         width = self.joint.shape[1]
         span = self.joint @ normal((width, count + SPARE), generator, like=self.joint)
+        # Power steps: without them small singular values drown in large ones.
         for _ in range(2):
             span = self.joint @ (self.joint.T @ torch.linalg.qr(span).Q)
         span = torch.linalg.qr(span).Q
@@ -213,19 +222,22 @@ class _Layer:
         now = task.tensors()
         sent = task.unflatten(observation.update.rows.sum(0))
         parts = [self.joint[:, :0]]
-        for name, layer in task.model.named_modules():
-            if not isinstance(layer, nn.Linear) or layer.in_features != len(self.weights):
+        layers = modules_of(task, nn.Linear).items()
+        names = [name for name, layer in layers if layer.in_features == len(self.weights)]
+        with torch.no_grad():
+            inputs = seen_by(task, names, probe)
+        for name, values in inputs.items():
+            if values is None or values.shape != seen.shape:
                 continue
-            with suppress(ValueError), torch.no_grad():
-                given = layer_inputs(task, probe, [name])[name].double()
-                factor = (given * seen).sum(0) / seen.square().sum(0).clamp_min(1e-300)
-                if given.shape == seen.shape and torch.allclose(given, factor * seen, *CLOSE):
-                    key = f"{name}.weight"
-                    behind = now[key].double()
-                    if key in sent:
-                        span = torch.linalg.svd(sent[key].double(), full_matrices=False)[0]
-                        behind = span[:, :count].T @ behind
-                    parts.append(behind.T)
+            values = values.double()
+            factor = (values * seen).sum(0) / seen.square().sum(0).clamp_min(1e-300)
+            if torch.allclose(values, factor * seen, *CLOSE):
+                key = parameter(name, "weight")
+                behind = now[key].double()
+                if key in sent:
+                    span = torch.linalg.svd(sent[key].double(), full_matrices=False)[0]
+                    behind = span[:, :count].T @ behind
+                parts.append(behind.T)
         return torch.cat(parts, 1)
 
     def wrong(self, inputs: Tensor, columns: Tensor) -> tuple[float, str | None]:
@@ -262,7 +274,7 @@ class _Layer:
             options = list(range(classes))
         else:
             raise NotApplicable("the task has no number of classes; give it to Task.of")
-        key = f"{self.name}.bias" if self.name else "bias"
+        key = parameter(self.name, "bias")
         tensors = self.task.tensors()
 
         def loss(bias: Tensor, image: Tensor, label: Tensor) -> Tensor:
@@ -288,12 +300,6 @@ def _left(observation: Observation, task: Task, inputs: Tensor, labels: Tensor) 
     return float((sent - seen).norm() / seen.norm())
 
 
-def _parts(task: Task, row: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    parts = task.unflatten(row)
-    prefix = f"{name}." if name else ""
-    return parts[f"{prefix}weight"].double(), parts[f"{prefix}bias"].double()
-
-
 def _joint(weight: Tensor, bias: Tensor) -> Tensor:
     return torch.cat([weight, bias[:, None]], 1)
 
@@ -310,6 +316,7 @@ def _bases(
         return
     norms = left.norm(dim=1)
     alive = norms > ZERO * norms.max()
+    # A zero counts the same in every unit, however large its gradient.
     rows = left[alive] / norms[alive, None]
     ahead = torch.linalg.qr(ahead[alive]).Q
     ahead = ahead / norms[alive, None]
@@ -328,7 +335,7 @@ def _bases(
             more = _drawn(rows, generator)
             samples -= BLOCK
         pool = _distinct(rows, torch.cat([pool, more]))[: POOL * count]
-        kept = _sparsest(pool)
+        kept, _ = independent(pool, count, SAME)
         if len(kept) < count:
             continue
         basis = pool[kept]
@@ -366,6 +373,7 @@ def _rounded(rows: Tensor, ahead: Tensor, q: Tensor, d: Tensor) -> Tensor:
     """
     off = q @ rows.T
     clear = off.abs() < (off - d @ ahead.T).abs()
+    # Small weights at once would keep the zeros of the start.
     for least in ROUNDED:
         near = clear / (off.square() + least**2).sqrt()
         q = _orthogonal(rows * near[:, :, None])
@@ -376,7 +384,7 @@ def _rounded(rows: Tensor, ahead: Tensor, q: Tensor, d: Tensor) -> Tensor:
 def _descended(
     rows: Tensor,
     ahead: Tensor,
-    found: Tensor,
+    known: Tensor,
     many: int,
     moving: bool,
     generator: torch.Generator,
@@ -390,8 +398,8 @@ def _descended(
     """
     weight = 1 / (1 + ahead.norm(dim=1))
     q = normal((many, rows.shape[1]), generator, like=rows)
-    if len(found):
-        span = torch.linalg.qr(found.T).Q
+    if len(known):
+        span = torch.linalg.qr(known.T).Q
         q = q - uniform((many, 1), generator, like=rows) * (q @ span @ span.T)
     q, d = _settled(rows, ahead, weight, q, _fitted(q @ rows.T, ahead, weight)[0])
     if moving:
@@ -437,8 +445,8 @@ def _settled(
         damping = damping[~over]
         if not len(damping):
             break
-    found = torch.cat([*ended, state[0]])
-    return found[:, :count], found[:, count:]
+    points = torch.cat([*ended, state[0]])
+    return points[:, :count], points[:, count:]
 
 
 def _chosen(better: Tensor, new: State, old: State) -> State:
@@ -464,8 +472,8 @@ def _zeros(rows: Tensor, directions: Tensor) -> Tensor:
 
 def _orthogonal(rows: Tensor) -> Tensor:
     """The unit vectors (n, B) most orthogonal to each set of rows (n, m, B)."""
-    found: Tensor = torch.linalg.eigh(rows.mT @ rows).eigenvectors[..., 0]
-    return found
+    vectors: Tensor = torch.linalg.eigh(rows.mT @ rows).eigenvectors[..., 0]
+    return vectors
 
 
 def _distinct(rows: Tensor, directions: Tensor) -> Tensor:
@@ -474,17 +482,3 @@ def _distinct(rows: Tensor, directions: Tensor) -> Tensor:
     ordered = directions[order]
     same = (ordered @ ordered.T).abs() > 1 - NEAR
     return ordered[~same.tril(-1).any(1)]
-
-
-def _sparsest(ordered: Tensor) -> list[int]:
-    """Positions of the first directions that are linearly independent of those before them."""
-    kept: list[int] = []
-    span = ordered[:0]
-    for i, direction in enumerate(ordered):
-        rest = direction / direction.norm()
-        for _ in range(2):  # once more, for rounding
-            rest = rest - rest @ span.T @ span
-        if len(span) < ordered.shape[1] and rest.norm() > SAME:
-            kept.append(i)
-            span = torch.cat([span, rest[None] / rest.norm()])
-    return kept

@@ -52,14 +52,16 @@ class SparseInversion(Attack):
         return self.search.plant(task)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        found = evidence(observation, self.mask)
+        gradients = evidence(observation, self.mask)
         if self.eval_point == "pruned":
             seen = recovered_mask(observation)
             _one_row(observation, self.eval_point)
-            found = replace(found, task=found.task.with_parameters(found.task.parameters * seen[0]))
+            gradients = replace(
+                gradients, task=gradients.task.with_parameters(gradients.task.parameters * seen[0])
+            )
         if self.eval_point == "end":
-            found = _at_end(observation, found)
-        return self.search(found, generator)
+            gradients = _at_end(observation, gradients)
+        return self.search(gradients, generator)
 
 
 def sparse_gradient_inversion(
@@ -182,19 +184,20 @@ def recovered_mask(observation: Observation) -> Tensor:
     message = observation.sent
     mask = (observation.update.rows if message is None else message) != 0
     for _, shape, a, b in task.layout:
+        # Biases and norms may be zero without being withheld.
         if len(shape) < 2:
             mask[:, a:b] = True
     return mask if task.kept is None else mask & task.kept
 
 
-def _at_end(observation: Observation, found: Observation) -> Observation:
+def _at_end(observation: Observation, gradients: Observation) -> Observation:
     task = observation.task
     sent = observation.sent
     if sent is None:
-        sent = task.parameters - seen_task(observation).plan.learning_rate * found.update.rows
-        sent = sent if found.update.mask is None else sent * found.update.mask
+        sent = task.parameters - seen_task(observation).plan.learning_rate * gradients.update.rows
+        sent = sent if gradients.update.mask is None else sent * gradients.update.mask
     _one_row(observation, "end")
-    return replace(found, task=task.with_parameters(sent[0]))
+    return replace(gradients, task=task.with_parameters(sent[0]))
 
 
 def _one_row(observation: Observation, point: str) -> None:

@@ -124,6 +124,7 @@ class EpsilonAudit:
         claim = self.claims.least
         if claim is not None and self.best.epsilon > claim * (1 + 1e-9):
             return LEAKS
+        # Runs that could not show the claimed epsilon cannot confirm it either.
         blind = claim is None or self.best.epsilon == 0 or self.power < claim
         return UNKNOWN if blind else CONSISTENT
 

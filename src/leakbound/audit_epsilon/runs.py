@@ -94,6 +94,7 @@ def audit_many_runs(
     def phase(count: int) -> Iterator[tuple[bool, Tensor]]:
         """Updates with and without the canary, `count` of each, in a random order."""
         nonlocal done
+        # A program that drifts from run to run must not show as a difference.
         for place in permutation(2 * count, draws).tolist():
             held = place < count
             done = done + 1
@@ -203,6 +204,7 @@ def _canary_pair(
     inputs = torch.cat([*blank, base.inputs[:TRIED], _extremes(task, base, TRIED, draws)])
     labels = torch.unique(base.labels, dim=0)
     rows = inputs.repeat_interleave(len(labels), 0)
+    # Text models take the next tokens as labels: others would be no training.
     every = _own_labels(task, rows, labels.repeat(len(inputs), *[1] * (labels.ndim - 1)))
     if canary is not None:
         rows = torch.cat([canary.inputs, rows])
@@ -211,6 +213,7 @@ def _canary_pair(
     mean = _gradients(task, base).mean(0)
     mean = normalize(mean, dim=0)
     apart = (found - torch.outer(found @ mean, mean)).norm(dim=1)
+    # A canary that was given stands first.
     best = int(apart.argmax()) if canary is None else 0
     far = int((normalize(found) @ found[best]).argmin())
     return Batch(rows[best, None], every[best, None]), Batch(rows[far, None], every[far, None])

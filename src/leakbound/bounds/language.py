@@ -87,6 +87,7 @@ class BigramText(Baseline):
                 f"sequences run from {rows.min()} to {rows.max()}; the vocabulary has the tokens 0 "
                 f"to {vocabulary - 1}"
             )
+        # One more of each, so that no token is impossible.
         shared = np.bincount(rows.ravel(), minlength=vocabulary) + 1.0
         shared /= shared.sum()
         starts = np.bincount(rows[:, 0], minlength=vocabulary).astype(float)
@@ -106,6 +107,7 @@ class BigramText(Baseline):
             mixed,
             scipy.sparse.csr_array(scale @ counts),
             rows.shape[1],
+            # A regular sample: comparisons grow with the square.
             rows[:: -(-len(rows) // MOST)],
         )
 
@@ -114,8 +116,8 @@ class BigramText(Baseline):
         most = int(min(np.floor(levels.max()), self.length))
         best = self._best(most)
         model = np.array([best[min(int(level), most)] for level in np.floor(levels)])
-        found = np.maximum(model * (1 + ROUNDING), [self._matched(level) for level in levels])
-        return one(np.minimum(0.0, np.log(found)).reshape(np.shape(eta)))
+        bound = np.maximum(model * (1 + ROUNDING), [self._matched(level) for level in levels])
+        return one(np.minimum(0.0, np.log(bound)).reshape(np.shape(eta)))
 
     def _matched(self, level: float) -> float:
         """Upper limit (95 %, Clopper-Pearson) on how often the best candidate matches that a climb
@@ -128,6 +130,7 @@ class BigramText(Baseline):
             apart = self.distance.apart(rows[at : at + TOGETHER], rows)
             most = max(most, int((apart <= level).sum(1).max()))
             counts.append((apart <= 2 * level).sum(1))
+        # A candidate matches many only near sequences with many neighbors.
         for at in np.concatenate(counts).argsort()[-STARTS:]:
             close = rows[(rows != rows[at]).sum(1) <= 2 * level]
             middle = np.array([np.bincount(column).argmax() for column in close.T])
@@ -168,16 +171,16 @@ class BigramText(Baseline):
 
     def _largest(self, gain: Array) -> Array:
         """(V, K) the largest P(v | u) gain (V, K) over v, for each u."""
-        found = np.outer(self.mixed, (self.shared[:, None] * gain).max(0))
+        largest = np.outer(self.mixed, (self.shared[:, None] * gain).max(0))
         rows, columns = self.follows.nonzero()
         if not len(rows):
-            return found
+            return largest
         chances = self.follows.data + self.mixed[rows] * self.shared[columns]
         starts = np.flatnonzero(np.diff(rows, prepend=-1))
         for k in range(gain.shape[1]):
             best = np.maximum.reduceat(chances * gain[columns, k], starts)
-            found[rows[starts], k] = np.maximum(found[rows[starts], k], best)
-        return found
+            largest[rows[starts], k] = np.maximum(largest[rows[starts], k], best)
+        return largest
 
 
 def _weight(kinds: Any, total: Any) -> Any:

@@ -4,11 +4,20 @@ from leakbound.captured.adapters import read_adapter, sent_tensors
 from leakbound.captured.capture import Capture, Skipped, load, load_all, updates_in, write
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import TrainingInfo, observe
-from leakbound.captured.run import Settings, UpdateResult, attack_all, attack_update
+from leakbound.captured.run import (
+    Listener,
+    Output,
+    Settings,
+    UpdateResult,
+    attack_all,
+    attack_update,
+)
 
 __all__ = [
     "Capture",
     "Finding",
+    "Listener",
+    "Output",
     "Settings",
     "Skipped",
     "TrainingInfo",

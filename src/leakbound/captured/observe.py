@@ -62,7 +62,7 @@ class TrainingInfo:
 
     `labels` are of all examples, in any order. `batch_size` is that of a local step, if it is not
     all `examples`. `defense` is what the client applied to its update, if declared. `weight_decay`
-    is that of its optimizer; None looks for it in the update.
+    is that of its optimizer, which is subtracted; None subtracts what the update shows of it.
     """
 
     examples: int | None = None
@@ -81,6 +81,7 @@ class TrainingInfo:
             check.positive(learning_rate=self.learning_rate)
         if self.weight_decay is not None:
             check.non_negative(weight_decay=self.weight_decay)
+        as_chain(self.defense)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,25 +116,17 @@ def observe(
     task: Task,
     *,
     input_shape: tuple[int, ...],
-    examples: int | None = None,
-    labels: Sequence[float] | Tensor | None = None,
-    learning_rate: float | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
-    defense: Defense | None = None,
-    weight_decay: float | None = None,
+    training: TrainingInfo | None = None,
     public: Batch | None = None,
 ) -> Observation:
     """What an attacker with the capture sees; `task` is the model at the weights before.
 
     What is not given comes from the metadata, or from the number of labels. Otherwise the number of
     examples is inferred from the update. If the rate is known, so is the number of local steps, by
-    a search of at most `SEARCH` seconds. `batch_size` is that of a local step; None is all
-    examples. `defense` is what was applied to the update, if declared; `public` are the attacker's
-    data. `weight_decay` is subtracted; None subtracts what the update shows of it.
+    a search of at most `SEARCH` seconds. `public` are the attacker's data.
     """
-    told = TrainingInfo(examples, labels, learning_rate, steps, batch_size, defense, weight_decay)
-    read = partial(infer_context, capture, task, told, input_shape=input_shape, public=public)
+    training = training or TrainingInfo()
+    read = partial(infer_context, capture, task, training, input_shape=input_shape, public=public)
     found = read()
     return (read(steps=found_steps(found, SEARCH)) if found.untried else found).observation
 

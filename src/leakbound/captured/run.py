@@ -9,12 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from torch import Tensor, nn
+from torch import nn
 
 from leakbound import check, registry
 from leakbound._util import files, stops
@@ -46,13 +46,11 @@ from leakbound.captured.observe import (
     SEARCH,
     InferredContext,
     TrainingInfo,
-    as_chain,
     found_steps,
     infer_context,
     task_of,
 )
 from leakbound.core import Batch, Loss, NotApplicable, Reconstruction
-from leakbound.defenses import Defense
 from leakbound.domains import Domain, of_shape
 from leakbound.losses import named
 from leakbound.randomness import stream
@@ -261,20 +259,27 @@ class UpdateResult(Presented):
 class Settings:
     """How updates are attacked, the same for all of a run.
 
-    Without `attacks`, all suitable attacks run, from cheap to strong. `defense` is what the client
-    is known to have applied, `public` a data source of the same kind. `domain` says what an input
-    is if it is a row of a table; `share` is the share of its columns that counts. `loss` is what
-    the client trained on, as in `Task.of`. `schema` is the file of a table's schema, for `public`
-    and the truth. `people` is the largest number of one person's examples in an update, for bounds.
-    After `seconds`, searches stop and no further attack begins; `search` limits the
-    time for one update's number of local steps.
+    Attributes:
+        input_shape: of one input without the batch; that of `domain` if it is left out.
+        input_range: lowest and highest value of the model's input.
+        classes: labels run from 0 to `classes` - 1.
+        attacks: attacks, by name with settings; None is all suitable ones, from cheap to strong.
+        public: a data source of the same kind.
+        psnr, share: from which PSNR, or share of right columns or tokens, an example counts as
+            reconstructed.
+        seed: names every draw of an attack.
+        seconds: after them, searches stop and no further attack begins.
+        search: most seconds for one update's number of local steps.
+        domain: what an input is, if it is a row of a table or text.
+        loss: what the client trained on, as in `Task.of`.
+        schema: the file of a table's schema, for `public` and the truth.
+        people: the largest number of one person's examples in an update, for bounds.
     """
 
-    input_shape: tuple[int, ...]
+    input_shape: tuple[int, ...] = ()
     input_range: tuple[float, float] = (0.0, 1.0)
     classes: int | None = None
-    attacks: tuple[Spec, ...] | None = None
-    defense: Defense | None = None
+    attacks: str | Sequence[str | Spec] | None = None
     public: str | None = None
     psnr: float = 20.0
     seed: int = 0
@@ -291,105 +296,134 @@ class Settings:
         """What one input is."""
         return self.domain or of_shape(self.input_shape, self.input_range)
 
-    def __post_init__(self) -> None:
-        as_chain(self.defense)
-        named(self.loss)
-        if not self.input_shape:
-            raise ValueError("input_shape is empty; give the shape of one input, such as 1,28,28")
-        for size in self.input_shape:
-            check.count(input_shape=size)
-        if math.prod(self.input_shape) > LARGEST:
+    @cached_property
+    def specs(self) -> tuple[Spec, ...] | None:
+        """The attacks with their settings; one with a list of values is one for each value."""
+        if self.attacks is None:
+            return None
+        several = [self.attacks] if isinstance(self.attacks, str | Spec) else self.attacks
+        if not isinstance(several, Sequence) or any(
+            not isinstance(attack, str | Spec) for attack in several
+        ):
             raise ValueError(
-                f"input_shape is {self.input_shape}, which is more than {LARGEST:,} numbers; give "
-                "the shape of one input"
+                f"attacks is {str(self.attacks)[:60]!r}; give names, with settings as in "
+                "'inverting_gradients,steps=500'"
             )
-        given = self.input_range
-        if not isinstance(given, Sequence) or len(given) != 2 or isinstance(given, str):
-            raise ValueError(f"input_range is {given!r}; give two numbers, low and high")
-        low, high = given
-        check.finite_number(input_range=low)
-        check.finite_number(input_range=high)
-        if not low < high:
-            raise ValueError(f"input_range is {given}; give low < high")
-        check.given(check.count, classes=self.classes, people=self.people)
+        specs: list[Spec] = []
+        for attack in several:
+            if isinstance(attack, Spec):
+                specs.append(attack)
+                continue
+            for grid in registry.grids_of("attack", registry.row_of("attack", attack)):
+                specs += grid
+        return tuple(specs)
+
+    def __post_init__(self) -> None:
+        named(self.loss)
         if self.domain is not None and not isinstance(self.domain, Domain):
             raise ValueError(
                 f"domain is {str(self.domain)[:60]!r}; give a leakbound.domains.Domain"
             )
+        self._check_shape()
+        limits = self.input_range
+        if not isinstance(limits, Sequence) or len(limits) != 2 or isinstance(limits, str):
+            raise ValueError(f"input_range is {limits!r}; give two numbers, low and high")
+        low, high = limits
+        check.finite_number(input_range=low)
+        check.finite_number(input_range=high)
+        if not low < high:
+            raise ValueError(f"input_range is {limits}; give low < high")
+        check.given(check.count, classes=self.classes, people=self.people)
         check.non_negative(seed=self.seed, search=self.search)
         if self.seconds is not None:
             check.positive(seconds=self.seconds)
-        for spec in self.attacks or ():
+        for spec in self.specs or ():
             plans.build_attack(spec)
+
+    def _check_shape(self) -> None:
+        if not isinstance(self.input_shape, Sequence):
+            raise ValueError(
+                f"input_shape is {self.input_shape!r}; give the shape of one input without the "
+                "batch, such as (1, 28, 28)"
+            )
+        shape = tuple(self.input_shape)
+        if self.domain is not None:
+            shape = shape or self.domain.shape
+            if shape != self.domain.shape:
+                raise ValueError(
+                    f"input_shape is {shape}, but a row of the table has {self.domain.shape}"
+                )
+        object.__setattr__(self, "input_shape", shape)
+        if not shape:
+            raise ValueError("input_shape is empty; give the shape of one input, such as 1,28,28")
+        for size in shape:
+            check.count(input_shape=size)
+        if math.prod(shape) > LARGEST:
+            raise ValueError(
+                f"input_shape is {shape}, which is more than {LARGEST:,} numbers; give "
+                "the shape of one input"
+            )
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where records, pictures and report.html go, and the model's name in them.
+
+    Without a `folder` nothing is written.
+    """
+
+    folder: Path | None = None
+    model: str = ""
+    pictures: bool = True
+
+
+def _ignored(*_: object) -> None:
+    """Hears nothing."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """What a caller hears while attacks run: progress, what was inferred, and every record."""
+
+    progress: Watch = _ignored
+    inferred: Callable[[Case], None] = _ignored
+    ended: Callable[[Assessment], None] = _ignored
 
 
 def attack_update(
     capture: Capture | Given,
     model: nn.Module,
+    settings: Settings,
+    training: TrainingInfo | None = None,
     *,
-    input_shape: Sequence[int] = (),
-    before: Given | None = None,
-    kind: str = "auto",
-    examples: int | None = None,
-    labels: Sequence[float] | Tensor | None = None,
-    learning_rate: float | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
-    defense: Defense | None = None,
-    weight_decay: float | None = None,
-    input_range: tuple[float, float] = (0.0, 1.0),
-    classes: int | None = None,
-    attacks: str | Sequence[str | Spec] | None = None,
-    public: str | None = None,
     truth: Batch | Path | str | None = None,
-    psnr: float = 20.0,
-    share: float = 0.9,
-    people: int = 1,
-    domain: Domain | None = None,
-    loss: str | Loss = "cross_entropy",
-    seed: int = 0,
-    seconds: float | None = None,
-    search: float = SEARCH,
-    out: Path | None = None,
-    name: str = "",
-    pictures: bool = True,
-    watch: Watch = lambda done, total, what, left: None,
+    output: Output | None = None,
+    listener: Listener | None = None,
 ) -> UpdateResult:
-    """Attack one captured update: what `load` returned, or what it takes (with `before`, `kind`).
+    """Attack one captured update: what `load` returned, or what it takes.
 
-    `model` is the architecture; its weights count only if the capture has none before. The facts
-    about the local training are as in `observe`, the rest as in `Settings`. `truth` is the true
-    batch or a file of it, which no attack sees. Records, pictures and report.html go into `out`;
-    None writes nothing. `name` is the model's name in them; `watch` is called as `Watch` says.
+    Args:
+        capture: the update, best from `load(after, before)`.
+        model: the architecture; its weights count only if the capture has none before.
+        settings: how it is attacked.
+        training: what is known of the local training, and of the defense.
+        truth: the true batch or a file of it, which no attack sees.
+        output: where the results are written; None writes nothing.
+        listener: what hears of progress.
+
+    Example:
+        >>> import torch, leakbound as lb
+        >>> net = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
+        >>> task, batch = lb.Task.of(net), lb.Batch(torch.rand(1, 1, 4, 4), torch.tensor([2]))
+        >>> parts = task.unflatten(lb.client.gradient(task, batch.inputs, batch.labels).detach())
+        >>> update = load(parts, dict(net.state_dict()), kind="gradient")
+        >>> settings = Settings((1, 4, 4), attacks="linear_inversion")
+        >>> attack_update(update, net, settings, truth=batch).verdict
+        'exposed'
     """
-    loaded = capture if isinstance(capture, Capture) else load(capture, before, kind=kind)
-    if not isinstance(input_shape, Sequence):
-        raise ValueError(
-            f"input_shape is {input_shape!r}; give the shape of one input without the batch, such "
-            "as (1, 28, 28)"
-        )
-    specs = attacks_of(attacks)
-    own = getattr(domain, "shape", ())
-    shape = tuple(input_shape) or own
-    if own and shape != own:
-        raise ValueError(f"input_shape is {shape}, but a row of the table has {own}")
-    settings = Settings(
-        *(shape, input_range, classes, specs, defense, public, psnr, seed, seconds, search),
-        *(share, domain, loss),
-        people=people,
-    )
+    loaded = capture if isinstance(capture, Capture) else load(capture)
     return attack_all(
-        [loaded],
-        model,
-        settings,
-        known=TrainingInfo(
-            examples, labels, learning_rate, steps, batch_size, weight_decay=weight_decay
-        ),
-        truth=truth,
-        out=out,
-        name=name,
-        pictures=pictures,
-        watch=watch,
+        [loaded], model, settings, training, truth=truth, output=output, listener=listener
     )
 
 
@@ -397,30 +431,31 @@ def attack_all(
     captures: Sequence[Capture],
     model: nn.Module,
     settings: Settings,
+    training: TrainingInfo | None = None,
     *,
-    known: TrainingInfo | None = None,
     truth: Batch | Path | str | None = None,
-    out: Path | None = None,
-    name: str = "",
-    pictures: bool = True,
-    watch: Watch = lambda done, total, what, left: None,
-    inferred: Callable[[Case], None] = lambda case: None,
-    ended: Callable[[Assessment], None] = lambda record: None,
+    output: Output | None = None,
+    listener: Listener | None = None,
     skipped: Sequence[Skipped] = (),
 ) -> UpdateResult:
     """Attack several captured updates of one model, the cheapest attacks first; as `attack_update`.
 
-    Every update is read, and `inferred` called with the findings, before the first attack;
-    `ended` is called with every record. An update that cannot be attacked is skipped, if there are
-    others: the result and the report say why. `skipped` are updates that `load_all` could not read.
+    Every update is read before the first attack. An update that cannot be attacked is skipped, if
+    there are others: the result and the report say why. `skipped` are updates that `load_all` could
+    not read.
 
     After `settings.seconds`, or on Ctrl-C, the running search
     ends with its best candidate so far, and attacks that did not begin have no record. All results
-    are written to `out`; an interrupt is then raised again.
+    are written to the folder; an interrupt is then raised again.
 
     Raises:
         ValueError: wrong arguments, or no update can be attacked.
     """
+    output = output or Output()
+    out = None if output.folder is None else Path(output.folder)
+    listener = listener or Listener()
+    watch = listener.progress
+    training = training or TrainingInfo()
     if not captures:
         raise ValueError("captures is empty; give at least one update")
     if truth is not None and len(captures) > 1:
@@ -428,17 +463,17 @@ def attack_all(
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module")
     if out is not None:
-        check_place(Path(out))
+        check_place(out)
     batch = read_truth(truth, settings.schema)
-    title = name or type(model).__name__
+    title = output.model or type(model).__name__
     with one_thread(), Pace(settings.seconds) as pace:
-        kept = None if out is None else _Kept(Path(out))
+        kept = None if out is None else _Kept(out)
         cases: list[Case] = []
         read: list[Callable[..., Case]] = []
         lost = list(skipped)
         for capture in captures:
             watch(0, 0, f"reading {capture.name}", None)
-            given = model, settings, known or TrainingInfo(), batch, title
+            given = model, settings, training, batch, title
             one = partial(_case, capture, len(cases), *given)
             try:
                 cases.append(one())
@@ -448,10 +483,10 @@ def attack_all(
                 lost.append(Skipped.of(capture.place, error))
                 continue
             read.append(one)
-            inferred(cases[-1])
+            listener.inferred(cases[-1])
         if not cases:
             raise none_left(lost)
-        work = Work(pace, cases, settings, pictures, lost)
+        work = Work(pace, cases, settings, output.pictures, lost)
         try:
             with ended_by_interrupt(pace):
                 while work.jobs and not pace.over:
@@ -460,14 +495,14 @@ def attack_all(
                     record = work.run(watch)
                     if kept is not None:
                         kept.add(work, record)
-                    ended(record)
+                    listener.ended(record)
         except KeyboardInterrupt:
             work.tell(watch, "stopped")
             if out is not None and work.made:
-                write_run(work, Path(out))
+                write_run(work, out)
             raise
         work.tell(watch, "writing the report" if out else "done")
-    return work.outcome() if out is None else write_run(work, Path(out))
+    return work.outcome() if out is None else write_run(work, out)
 
 
 def _found_steps(work: Work, read: Sequence[Callable[[Finding], Case]], watch: Watch) -> bool:
@@ -483,37 +518,12 @@ def _found_steps(work: Work, read: Sequence[Callable[[Finding], Case]], watch: W
     return True
 
 
-def attacks_of(given: str | Sequence[str | Spec] | None) -> tuple[Spec, ...] | None:
-    """Attacks by name; one with a list of values for a setting is one attack for each value."""
-    if given is None:
-        return None
-    several = [given] if isinstance(given, str | Spec) else given
-    odd = several if not isinstance(several, Sequence) else [a for a in several if _odd(a)]
-    if odd:
-        raise ValueError(
-            f"attacks is {str(given)[:60]!r}; give names, with settings as in "
-            "'inverting_gradients,steps=500'"
-        )
-    specs: list[Spec] = []
-    for attack in several:
-        if isinstance(attack, str):
-            rows = registry.grids_of("attack", registry.row_of("attack", attack))
-            specs += [spec for grid in rows for spec in grid]
-        else:
-            specs.append(attack)
-    return tuple(specs)
-
-
-def _odd(attack: object) -> bool:
-    return not isinstance(attack, str | Spec)
-
-
 def _case(
     capture: Capture,
     at: int,
     model: nn.Module,
     settings: Settings,
-    known: TrainingInfo,
+    training: TrainingInfo,
     truth: Batch | None,
     title: str,
     steps: Finding | None = None,
@@ -527,9 +537,7 @@ def _case(
     if context is not None and settings.domain is not None:
         form = context.domain  # its scales are those of the public rows
     task, notes = task_of(model, capture, form, classes=settings.classes, loss=settings.loss)
-    if settings.defense is not None:
-        known = replace(known, defense=settings.defense)
-    inferred = infer_context(capture, task, known, input_shape=shape, public=public, steps=steps)
+    inferred = infer_context(capture, task, training, input_shape=shape, public=public, steps=steps)
     if truth is not None:
         truth = check_truth(truth, inferred.observation)
         notes += contradicted(truth, inferred)
@@ -549,8 +557,8 @@ def _case(
 
 def _attacks(settings: Settings, inferred: InferredContext) -> tuple[Spec, ...]:
     """The attacks to run: the requested ones, or the suitable ones, from cheap to strong."""
-    if settings.attacks is not None:
-        return settings.attacks
+    if settings.specs is not None:
+        return settings.specs
     seen = inferred.observation
     names: tuple[str, ...] = ONE_STEP if seen.task.plan.steps == 1 else SEVERAL_STEPS
     if settings.form.name in BY_DOMAIN:
@@ -667,7 +675,9 @@ def check_place(folder: Path) -> None:
 
 
 def _header(work: Work) -> dict[str, Any]:
-    settings = replace(work.settings, defense=None, domain=None, loss="cross_entropy")
+    settings = replace(
+        work.settings, attacks=work.settings.specs, domain=None, loss="cross_entropy"
+    )
     plan = {"name": OWN_DATA, **plain(settings), "loss": named(work.settings.loss).name}
     plan["domain"] = None if work.settings.domain is None else repr(work.settings.domain)
     cases = work.cases

@@ -68,6 +68,7 @@ class ClassPriors:
         for label in labels.tolist():
             prior = self._of(label)
             images = self._images(label)
+            # No example twice while there are others.
             index = permutation(len(images), source)[torch.arange(count) % len(images)]
             inputs = images[index]
             if isinstance(prior, GaussianPrior):

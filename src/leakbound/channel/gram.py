@@ -53,6 +53,7 @@ def clipped_gram(
             f"batch holds {n} examples; the gradients of {fit} fit into {MOST_BYTES / 1e9:g} GB, "
             f"at {len(task.parameters):,} weights; give at most {fit}"
         )
+    # In 16 bits a norm is known to three digits only, and a clipped one may exceed C.
     if task.parameters.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"the model has weights of type {task.parameters.dtype}, in which norms are too coarse "

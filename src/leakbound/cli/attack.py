@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import msgspec
 from rich.table import Table
 
 from leakbound import audit as audits
@@ -21,18 +19,11 @@ from leakbound.audit.plan import Plan, build_attack
 from leakbound.cli import captured, describe, options, trees
 from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, announce_code, check_files, write_files
-from leakbound.cli.terminal import brief, console, errors, table
+from leakbound.cli.terminal import as_json, brief, console, errors, table
 from leakbound.risk.statement import of_assessment, of_guarantee
 
 DEFAULT = "inverting_gradients"
 """The attack where none is named."""
-
-_OF_UPDATES = (
-    *("before", "adapter", "kind", "input_shape", "classes", "labels", "local_steps"),
-    *("learning_rate", "local_batch_size", "weight_decay", "steps_search", "truth", "public"),
-    "round",
-    "no_examples",
-)
 
 
 def attack(command: options.AttackOptions) -> int:
@@ -40,10 +31,7 @@ def attack(command: options.AttackOptions) -> int:
         return trees.attack(command)
     if command.update is not None:
         return captured.attack(command)
-    idle = [n for n in _OF_UPDATES if getattr(command, n) not in (None, "", False, "auto")]
-    if idle:
-        option = f"--{idle[0].replace('_', '-')}"
-        raise ValueError(f"{option} describes a captured update; give --update FILE too")
+    options.refuse_unused(command, options.OF_EXPERIMENTS)
     if len(command.attack) > 1:
         raise ValueError(
             f"--attack has {len(command.attack)} names; give one (several go with --update)"
@@ -74,7 +62,7 @@ def attack(command: options.AttackOptions) -> int:
         named = record.pictures.items()
         write_files(command.out, {f"{name}.png": result.pictures[file] for name, file in named})
     if command.json:
-        print(json.dumps(msgspec.to_builtins(record), indent=1, sort_keys=True))
+        print(as_json(record))
     else:
         _show(record, command, name)
         if command.diagnose and record.verdict in OPEN:
@@ -164,7 +152,9 @@ def _measured(record: Assessment) -> Table:
     for i, row in enumerate(zip(*columns, strict=True)):
         cells = [UNKNOWN if v is None else criterion.shown(v).rpartition(" ")[0] for v in row[:2]]
         for name, value in zip(more, row[2:], strict=True):
-            same = UNKNOWN if value is None else ("yes" if value else "no")
-            cells.append(same if name == "identification" else format_fixed(value, 3))
+            shown = format_fixed(value, 3)
+            if name == "identification" and value is not None:
+                shown = "yes" if value else "no"
+            cells.append(shown)
         found.add_row(str(i), *cells)
     return found

@@ -101,7 +101,11 @@ def _plan(command: options.Audit) -> tuple[Plan, Path]:
         if command.schema is not None:
             source["schema"] = str(command.schema)
         found = data.load(command.data, schema=command.schema)
-        name = "table" if found.columns else "text" if found.words else "quick"
+        name = "quick"
+        if found.columns:
+            name = "table"
+        elif found.words:
+            name = "text"
         masks = found.labels.ndim > 2
     elif command.schema is not None:
         raise ValueError(f"schema is {str(command.schema)!r} without a table; add --data FILE")

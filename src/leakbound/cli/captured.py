@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from rich.table import Table
 from torch import Tensor, nn
@@ -22,23 +20,29 @@ from leakbound._util.formats import format_explained
 from leakbound.assess.record import CERTIFIED, DISCLOSURES, EXPOSURES, Assessment
 from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
-from leakbound.captured import Capture, Settings, Skipped, TrainingInfo, UpdateResult
+from leakbound.captured import (
+    Capture,
+    Listener,
+    Output,
+    Settings,
+    Skipped,
+    TrainingInfo,
+    UpdateResult,
+)
 from leakbound.captured.assess import Case
 from leakbound.captured.capture import PREFIX, TREES
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
-from leakbound.captured.run import attacks_of
 from leakbound.cli import options
 from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, verdicts
-from leakbound.cli.terminal import brief, console, errors, table
+from leakbound.cli.terminal import as_json, brief, console, errors, table
 from leakbound.data.schema import Schema
 from leakbound.domains import Domain, TokenDomain
 from leakbound.losses import LOSSES
 from leakbound.randomness import stream
 from leakbound.risk.statement import of_assessment
 
-_OF_EXPERIMENTS = ("labels_unknown", "defense_unknown", "malicious_server", "statistics_known")
 CLASSES = 10
 EXPOSED_CODE = 3
 """The exit code if an update exposes an example, or reveals a fact."""
@@ -52,10 +56,7 @@ MOST = 100_000
 def attack(command: options.AttackOptions) -> int:
     assert command.update is not None  # the command line asks here only then
     _check_exists(command.update)
-    for name in (*_OF_EXPERIMENTS, "lpips_weights"):
-        if getattr(command, name):
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} is for a simulated experiment; leave it out with --update")
+    options.refuse_unused(command, options.OF_UPDATES)
     for name in ("batch_size", "local_steps", "local_batch_size", "classes"):
         value = getattr(command, name)
         if value is not None and not 1 <= value <= MOST:
@@ -67,13 +68,14 @@ def attack(command: options.AttackOptions) -> int:
     if command.adapter:
         model, own = _adapted(command, model)
         found = [own]
-    known = TrainingInfo(
+    training = TrainingInfo(
         command.batch_size,
         _labels(command.labels),
         command.learning_rate,
         command.local_steps,
         command.local_batch_size,
-        weight_decay=command.weight_decay,
+        None if command.defense is None else registry.parse("defense", command.defense),
+        command.weight_decay,
     )
     bar = Bar(console)
     shown = dict[int, Sequence[Finding]]()
@@ -99,14 +101,10 @@ def attack(command: options.AttackOptions) -> int:
                 found,
                 model,
                 settings,
-                known=known,
+                training,
                 truth=command.truth,
-                out=command.out,
-                name=command.model,
-                pictures=not command.no_examples,
-                watch=bar,
-                inferred=read,
-                ended=ended,
+                output=Output(command.out, command.model, pictures=not command.no_examples),
+                listener=Listener(bar, inferred=read, ended=ended),
                 skipped=skipped,
             )
     except KeyboardInterrupt:
@@ -116,7 +114,7 @@ def attack(command: options.AttackOptions) -> int:
     for one in outcome.skipped:
         errors.say(brief(str(one)))
     if command.json:
-        print(json.dumps(msgspec.to_builtins(outcome.records), indent=1, sort_keys=True))
+        print(as_json(outcome.records))
     else:
         _show(outcome, shown, explain=command.explain)
     ends = [record.status for record in outcome.records]
@@ -161,8 +159,7 @@ def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Setti
         shape,
         command.input_range,
         classes,
-        attacks_of(command.attack or None),
-        None if command.defense is None else registry.parse("defense", command.defense),
+        command.attack or None,
         command.public,
         seed=command.seed,
         seconds=command.time,

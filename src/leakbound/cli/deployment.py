@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from rich.markup import escape
 from rich.table import Table
 
 from leakbound._util.formats import BELOW, format_lower, format_upper
 from leakbound.bounds.law import probability
 from leakbound.cli import options, risk
-from leakbound.cli.shared import check_files, write_files
-from leakbound.cli.terminal import console, errors, safe
+from leakbound.cli.shared import check_files, write_results
+from leakbound.cli.terminal import as_json, console, errors, safe, table
 from leakbound.risk.deployment import file, flower_app, nvflare
 from leakbound.risk.deployment.calibrate import least_noise
 from leakbound.risk.deployment.laws import SEES_ALL
@@ -59,23 +57,21 @@ def _deployment(command: options.BoundOptions) -> int:
         against = _against(command, given)
         rows = state(given, delta=command.delta, audiences=command.audience, against=against)
     found = {
-        "deployment": msgspec.to_builtins(given),
+        "deployment": given,
         "rows": [row.plain() for row in rows],
-        "mistakes": [msgspec.to_builtins(one) for one in mistakes],
+        "mistakes": mistakes,
         "prior": None if against is None or against.prior is None else against.prior.name,
         "accepted": command.accept,
     }
-    text = json.dumps(found, indent=1, sort_keys=True, allow_nan=False)
+    text = as_json(found)
     if command.json:
         print(text)
     else:
         _show(command, given, mistakes, rows, against, source)
     if command.out is not None:
         toml = file.text_of(given, [f"{one.name}: {one.text}" for one in mistakes])
-        contents = (text.encode(), toml.encode())
-        write_files(command.out, dict(zip(FILES, contents, strict=True)))
-        out = errors if command.json else console
-        out.print(f"written: {', '.join(FILES)} into {safe(command.out)}")
+        contents = dict(zip(FILES, (text.encode(), toml.encode()), strict=True))
+        write_results(command.out, contents, json=command.json)
     # what leaves without noise is covered by no row
     in_clear = CLEAR in {one.name for one in mistakes}
     if rows and all(row.protected for row in rows) and not in_clear:
@@ -112,10 +108,10 @@ def _calibrated(command: options.Calibrate) -> int:
         "noise_multiplier": found.noise.multiplier,
         "prior": prior.name,
         "rows": [row.plain() for row in rows],
-        "mistakes": [msgspec.to_builtins(one) for one in mistakes],
+        "mistakes": mistakes,
     }
     if command.json:
-        print(json.dumps(plain, indent=1, sort_keys=True, allow_nan=False))
+        print(as_json(plain))
         return 0
     multiplier = format_upper(found.noise.multiplier or 0.0, 5)
     console.print(f"{escape(str(target))}, of {OF[unit]}, against {', '.join(command.audience)}:")
@@ -257,17 +253,15 @@ def _reasons(rows: tuple[Row, ...]) -> dict[tuple[str, str], list[str]]:
 
 
 def _table(rows: tuple[Row, ...], against: RiskCriteria | None) -> Table:
-    table = Table(show_edge=False)
-    columns = ["who", "of", "mu", "epsilon"]
+    columns = ["mu", "epsilon"]
     if against is None:
         columns += [f"{kappa:.3g} ->" for kappa, _ in rows[0].rises] if rows else []
     else:
         columns += [words for words, _ in against.thresholds]
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place < 2 else "right")
+    shown = table("who", "of", right=columns)
     for row in rows:
         private = "infinite" if row.epsilon is None else format_upper(row.epsilon, 4)
-        table.add_row(
+        shown.add_row(
             WHO[row.audience],
             OF[row.unit],
             "" if row.mu is None else format_upper(row.mu, 4),
@@ -278,7 +272,7 @@ def _table(rows: tuple[Row, ...], against: RiskCriteria | None) -> Table:
                 for _, low, high, word in row.thresholds
             ),
         )
-    return table
+    return shown
 
 
 def _setting(given: Deployment) -> str:

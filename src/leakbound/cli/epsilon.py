@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from leakbound.audit.context import check_outputs
 from leakbound.audit.plan import DataSpec
 from leakbound.cli import options
 from leakbound.cli.shared import Bar, plural
-from leakbound.cli.terminal import brief, console, errors, safe, table
+from leakbound.cli.terminal import as_json, brief, console, errors, safe, table
 from leakbound.core import Task
 from leakbound.randomness import stream
 from leakbound.risk.deployment import file
@@ -57,7 +56,7 @@ def audit_epsilon(command: options.AuditEpsilon) -> int:
     found = replace(found, client=command.function)
     if command.json:
         known = {"verdict": found.sentence, "code": found.code, "bounded": claims.bounded}
-        print(json.dumps(asdict(found) | known, indent=1, sort_keys=True))
+        print(as_json(asdict(found) | known))
     else:
         _show(found, command.model)
     return found.code

@@ -85,6 +85,17 @@ class AttackOptions:
         "labels local_steps learning_rate local_batch_size weight_decay steps_search round "
         "lpips_weights no_examples"
     )
+    UNUSED: ClassVar = {
+        "describes a captured update; give --update FILE too": "before adapter kind input_shape "
+        "classes labels local_steps learning_rate local_batch_size weight_decay steps_search truth "
+        "public round no_examples",
+        "is for a simulated experiment; leave it out with --update": "labels_unknown "
+        "defense_unknown malicious_server statistics_known lpips_weights",
+        "is not for trees; leave it out with --kind xgboost": "attack batch_size input_shape "
+        "classes labels local_steps no_examples local_batch_size steps_search round "
+        "malicious_server statistics_known adapter",
+    }
+    """Why options are refused, and which: an option that changes nothing would mislead."""
 
     attack: Annotated[tuple[str, ...], Option("NAME")] = ()
     """The attack; by default inverting_gradients. With --update you can name several; by default
@@ -588,6 +599,17 @@ class AuditEpsilon:
     """Seed of model, examples and runs."""
     json: bool = False
     """Print JSON."""
+
+
+OF_EXPERIMENTS, OF_UPDATES, OF_TREES = AttackOptions.UNUSED
+"""The three uses of `leakbound attack`: what each says of options that it does not take."""
+
+
+def refuse_unused(command: AttackOptions, why: str) -> None:
+    """Reject an option that this use of `leakbound attack` does not take."""
+    for name in AttackOptions.UNUSED[why].split():
+        if getattr(command, name) != getattr(AttackOptions, name):
+            raise ValueError(f"--{name.replace('_', '-')} {why}")
 
 
 VERBS: dict[str, tuple[type, str]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from typing import Any
@@ -25,8 +24,8 @@ from leakbound.assess.criterion import Criterion
 from leakbound.bounds.counting import PublicSample
 from leakbound.bounds.law import Scope, positive, probability
 from leakbound.cli import options
-from leakbound.cli.shared import check_files, plural, write_files
-from leakbound.cli.terminal import console, errors, safe
+from leakbound.cli.shared import check_files, plural, write_results
+from leakbound.cli.terminal import as_json, console, errors, safe, table
 from leakbound.domains import Domain
 from leakbound.risk.calibrate import UNIFORM, Calibration, calibrate
 from leakbound.risk.corridor import (
@@ -55,39 +54,35 @@ def bound(command: options.BoundOptions) -> int:
         examples, edges, rows = bounded(command)
         private = _finite(epsilon(edges.setting, command.delta))
     found = {
-        "setting": asdict(edges.setting),
+        "setting": edges.setting,
         "delta": command.delta,
         "epsilon": private,
         "accepted": command.accept,
         "prior": UNIFORM if edges.prior is None else edges.prior.name,
         "thresholds": rows,
-        "attained_scope": asdict(edges.attained_scope),
-        "bound_scope": asdict(edges.bound_scope),
+        "attained_scope": edges.attained_scope,
+        "bound_scope": edges.bound_scope,
     }
     if command.json:
-        print(json.dumps(found, indent=1, sort_keys=True, allow_nan=False))
+        print(as_json(found))
     else:
         _show_bound(found, edges, examples, explain=command.explain)
     if command.out is not None:
-        content = json.dumps(found, indent=1, sort_keys=True, allow_nan=False).encode()
-        files = dict(zip(FILES, (content, _plot(edges, command)), strict=True))
-        write_files(command.out, files)
-        out = errors if command.json else console
-        out.print(f"written: {', '.join(files)} into {safe(command.out)}")
+        contents = as_json(found).encode(), _plot(edges, command)
+        write_results(command.out, dict(zip(FILES, contents, strict=True)), json=command.json)
     return 0
 
 
 def calibration(command: options.Calibrate) -> int:
     given = asdict(command)
-    for name in ("deployment", "audience", "unit"):
+    for name in ("deployment", "audience", "unit", "json", "target", "explain"):
         del given[name]
-    as_json, target, explain = (given.pop(name) for name in ("json", "target", "explain"))
     with errors.status("calibrating ..."):
-        found = calibrate(target, **given)
-    if as_json:
-        print(json.dumps(found.plain(), indent=1, sort_keys=True, allow_nan=False))
+        found = calibrate(command.target, **given)
+    if command.json:
+        print(as_json(found.plain()))
     else:
-        _show_calibration(found, explain=explain)
+        _show_calibration(found, explain=command.explain)
     return 0
 
 
@@ -171,12 +166,11 @@ def _show_bound(
     found: dict[str, Any], edges: Corridor, examples: Examples, *, explain: bool
 ) -> None:
     console.print(_setting_line(edges, found["epsilon"], found["delta"], examples.source))
-    table = Table(show_edge=False)
     squared = examples.domain is None
-    for column in (*(("PSNR dB", "MSE") if squared else ("reached",)), *COLUMNS):
-        table.add_column(column, justify="right")
+    thresholds = ("PSNR dB", "MSE") if squared else ("reached",)
+    shown = table(right=(*thresholds, *COLUMNS))
     for row in found["thresholds"]:
-        table.add_row(
+        shown.add_row(
             *(
                 (format_fixed(row["psnr"]), format_number(row["mse"]))
                 if squared
@@ -190,7 +184,7 @@ def _show_bound(
             "" if row["matched"] is None else format_percent(row["matched"]),
             row["verdict"],
         )
-    console.print(table)
+    console.print(shown)
     console.print(f"accepted probability: {found['accepted']:g}")
     attacks = dict.fromkeys(row["attack"] for row in found["thresholds"] if row["attained"])
     console.print(f"attained by: {', '.join(attacks) or 'no attack'}")
@@ -203,7 +197,6 @@ def _show_bound(
     rare = [row for row in found["thresholds"] if row.get("rare")]
     if rare and isinstance(edges.prior, PublicSample):
         few = min(rare, key=lambda row: row["rare_rows"])
-        words = ""
         words = sentences.rare(few["rare_rows"], edges.prior.n, few["rare"])
         console.print(f"at {few['reached']}, {words}")
     _show_membership(found["epsilon"], found["delta"], found["thresholds"])
@@ -258,20 +251,20 @@ def _show_calibration(found: Calibration, *, explain: bool) -> None:
 
 def _calibrated(found: Calibration) -> Table:
     edges = found.corridor
-    table = Table(show_edge=False, show_header=False)
-    table.add_row("upper bound: no attacker exceeds", format_upper(float(edges.bound[0]), 6))
-    table.add_row(f"attained by a {edges.attack[0]}", format_lower(float(edges.attained[0])))
-    table.add_row("prior-only baseline", format_upper_log(float(edges.log_kappa[0])))
-    table.add_row("noise standard deviation on the sum", f"{found.noise_std:.6g}")
-    table.add_row("clip norm", f"{found.clip_norm:.6g}")
+    shown = Table(show_edge=False, show_header=False)
+    shown.add_row("upper bound: no attacker exceeds", format_upper(float(edges.bound[0]), 6))
+    shown.add_row(f"attained by a {edges.attack[0]}", format_lower(float(edges.attained[0])))
+    shown.add_row("prior-only baseline", format_upper_log(float(edges.log_kappa[0])))
+    shown.add_row("noise standard deviation on the sum", f"{found.noise_std:.6g}")
+    shown.add_row("clip norm", f"{found.clip_norm:.6g}")
     if (blind := found.matches) is not None:
         share = format_percent(max(blind.constant, blind.mean))
         typical = "a constant or the mean image" if found.target.goal is None else "the typical one"
-        table.add_row(f"examples that {typical} matches", share)
-        table.add_row("examples that one other example matches", format_percent(blind.example))
+        shown.add_row(f"examples that {typical} matches", share)
+        shown.add_row("examples that one other example matches", format_percent(blind.example))
     if found.examples is not None:
-        table.add_row(f"noise against naming 1 of {found.examples} examples", _less(found))
-    return table
+        shown.add_row(f"noise against naming 1 of {found.examples} examples", _less(found))
+    return shown
 
 
 def _show_public(found: Calibration) -> None:

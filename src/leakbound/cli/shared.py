@@ -25,7 +25,7 @@ from leakbound.assess.header import defense_name
 from leakbound.assess.record import VERDICTS, Assessment, Training
 from leakbound.audit.context import named_code_of
 from leakbound.audit.plan import Experiment, Plan
-from leakbound.cli.terminal import brief, errors
+from leakbound.cli.terminal import brief, console, errors, safe
 
 EVERY = 10.0
 """Seconds between two lines if there is no terminal."""
@@ -168,6 +168,13 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
         files.folder(folder)
         for name, content in contents.items():
             files.write(folder / name, content)
+
+
+def write_results(folder: Path, contents: Mapping[str, bytes], *, json: bool) -> None:
+    """Write the files of a result, and say so: on stderr if stdout is JSON."""
+    write_files(folder, contents)
+    out = errors if json else console
+    out.print(f"written: {', '.join(contents)} into {safe(folder)}")
 
 
 def verdicts(

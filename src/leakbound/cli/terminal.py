@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -34,6 +36,12 @@ def table(*left: str, right: Sequence[str] = ()) -> Table:
     for head in (*left, *right):
         made.add_column(head, justify="right" if head in right else "left", overflow="fold")
     return made
+
+
+def as_json(value: object) -> str:
+    """A result as a command prints it with --json: equal results have equal bytes."""
+    plain = msgspec.to_builtins
+    return json.dumps(value, default=plain, indent=1, sort_keys=True, allow_nan=False)
 
 
 def safe(text: object) -> str:

@@ -15,20 +15,12 @@ from leakbound.trees import LeafCount, Revealed, TreeMeasure
 
 SHOWN = 12
 """Features and leaves on the screen; --json and --out have all of them."""
-_OF_MODELS = (
-    *("attack", "batch_size", "input_shape", "classes", "labels", "local_steps", "no_examples"),
-    *("local_batch_size", "steps_search", "round", "malicious_server", "statistics_known"),
-    "adapter",
-)
 
 
 def attack(command: options.AttackOptions) -> int:
     if (path := command.update) is None:
         raise ValueError("--kind xgboost needs a model; give --update model.json")
-    for name in _OF_MODELS:
-        if getattr(command, name) not in (None, (), "", False):
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} is not for trees; leave it out with --kind xgboost")
+    options.refuse_unused(command, options.OF_TREES)
     after = trees.read(path)
     before = command.before
     if before is None and path.suffix == ".safetensors" and (path.parent / BEFORE).is_file():

@@ -50,7 +50,7 @@ class Raw:
 
     inputs: Tensor
     labels: Tensor
-    names: tuple[str, ...]
+    class_names: tuple[str, ...]
     columns: tuple[Column, ...] = ()
     writers: Tensor | None = None
     writer_names: tuple[str, ...] = ()

@@ -400,9 +400,12 @@ class _Seen:
         if self.low == self.high:
             return None, f"every value is {day(self.low) if reading.format else f'{self.low:g}'}"
         whole = self.whole and self.high - self.low <= EXACT
+        kind = "date"
+        if not reading.format:
+            kind = "integer" if whole else "continuous"
         column = Column(
             self.name,
-            "date" if reading.format else "integer" if whole else "continuous",
+            kind,
             self.low,
             self.high,
             unit=reading.unit,
@@ -496,7 +499,9 @@ def _draft(seen: Sequence[_Seen], target: str | None) -> dict[str, Any]:
     columns = {name: column for name, (column, _) in drafts.items() if column is not None}
     notes = {name: note for name, (_, note) in drafts.items() if note}
     fit = [name for name, column in columns.items() if column.kind != "date"]
-    name = (fit[-1] if fit else "") if target is None else target
+    name = target
+    if name is None:
+        name = fit[-1] if fit else ""
     if name not in fit:
         why = notes.get(name, "") if name in drafts else check.closest(name, drafts)
         why = "a date is no label" if name in columns else why

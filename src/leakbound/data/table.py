@@ -75,7 +75,7 @@ def _filled(table: rows.Rows, schema: Schema, limit: int | None) -> Raw:
     for block in table.blocks:
         taken = slice(count, count := min(count + len(block.lines), most))
         part = inputs[taken].numpy()
-        for column, (start, stop) in zip(schema.columns, domain.places, strict=True):
+        for column, start, stop in domain.placed:
             values = _read(block, column, len(part))
             seen[column.name] = bool(seen[column.name] or not np.isnan(values).all())
             _put(part[:, start:stop], column, values, empty[start])

@@ -78,9 +78,9 @@ class ColumnEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """Codes (N, ...) to (N, ..., D); their values count only if they come from no column."""
-        if (found := _looked_up(self)) is None:
+        if (looked_up_rows := _looked_up(self)) is None:
             return super().forward(input)
-        return found[0].reshape(*input.shape, self.embedding_dim)
+        return looked_up_rows[0].reshape(*input.shape, self.embedding_dim)
 
 
 class ColumnEmbeddingBag(nn.EmbeddingBag):
@@ -90,9 +90,9 @@ class ColumnEmbeddingBag(nn.EmbeddingBag):
         self, input: Tensor, offsets: Any = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Codes (N, K) to (N, D)."""
-        if (found := _looked_up(self, bag=True)) is None:
+        if (looked_up_rows := _looked_up(self, bag=True)) is None:
             return super().forward(input, offsets, per_sample_weights)
-        means, counts = found
+        means, counts = looked_up_rows
         if self.mode == "max":
             return means.amax(1)
         if per_sample_weights is not None:
@@ -162,30 +162,31 @@ class TakesRows:
     @property
     def coded(self) -> dict[int, tuple[int, int]]:
         """The places of the columns that the model takes as codes, by number."""
-        pairs = zip(self.domain.columns, self.domain.places, strict=True)
-        return {k: place for k, (column, place) in enumerate(pairs) if takes_codes(column)}
+        return {
+            k: (start, stop)
+            for k, (column, start, stop) in enumerate(self.domain.placed)
+            if takes_codes(column)
+        }
 
     def run(self, rows: Tensor, codes: Mapping[int, Tensor]) -> Any:
         """Call the model: numbers and shares come from `rows`, codes (N,) by column."""
         numbers = dict[str, Tensor]()
         apart = dict[str, Tensor]()
-        for k, (column, place) in enumerate(
-            zip(self.domain.columns, self.domain.places, strict=True)
-        ):
+        for k, (column, start, stop) in enumerate(self.domain.placed):
             if column.encoding == "embedding" and k in codes:
                 apart[column.name] = codes[k].long()
             else:
-                own = codes[k].to(rows)[:, None] if k in codes else rows[:, slice(*place)]
-                numbers[column.name] = own
+                value = codes[k].to(rows)[:, None] if k in codes else rows[:, start:stop]
+                numbers[column.name] = value
         if self.form != "split":
             parts = {c.name: {**numbers, **apart}[c.name] for c in self.domain.columns}
             return self.forward(**parts) if self.form == "keywords" else self.forward(parts)
-        given = [torch.cat([*numbers.values()], 1) if numbers else None]
-        given.append(torch.stack([*apart.values()], 1) if apart else None)
+        inputs = [torch.cat([*numbers.values()], 1) if numbers else None]
+        inputs.append(torch.stack([*apart.values()], 1) if apart else None)
         if not self.names:
-            return self.forward(*(own for own in given if own is not None))
-        named = zip(self.names, given, strict=True)
-        return self.forward(**{name: own for name, own in named if own is not None})
+            return self.forward(*(value for value in inputs if value is not None))
+        named = zip(self.names, inputs, strict=True)
+        return self.forward(**{name: value for name, value in named if value is not None})
 
 
 def arguments(domain: TableDomain, rows: Tensor) -> tuple[Tensor, ...]:
@@ -201,7 +202,7 @@ def arguments(domain: TableDomain, rows: Tensor) -> tuple[Tensor, ...]:
         >>> [part.tolist() for part in arguments(domain, torch.tensor([[0.5, 0, 0, 1]]))]
         [[[0.5]], [[2]]]
     """
-    return cast(tuple[Tensor, ...], TakesRows(lambda *given: given, domain)(rows))
+    return cast(tuple[Tensor, ...], TakesRows(lambda *parts: parts, domain)(rows))
 
 
 class TakesTokens:
@@ -241,58 +242,60 @@ def adapt(model: nn.Module, domain: Domain | None) -> nn.Module:
     Raises:
         ValueError: the model cannot be called as the columns say, or uses codes in other ways.
     """
-    own = vars(model).get("forward")
+    takes = vars(model).get("forward")
     if isinstance(domain, TokenDomain):
-        forward = own.forward if isinstance(own, TakesTokens) else model.forward
+        forward = takes.forward if isinstance(takes, TakesTokens) else model.forward
         vars(model)["forward"] = TakesTokens(forward, domain)
         return model
-    if not isinstance(own, TakesRows):
+    if not isinstance(takes, TakesRows):
         if not isinstance(domain, TableDomain) or not any(map(takes_codes, domain.columns)):
             return model
-        own = vars(model)["forward"] = TakesRows(model.forward, domain)
+        takes = vars(model)["forward"] = TakesRows(model.forward, domain)
     elif isinstance(domain, TableDomain):
-        own.domain = domain
-    if own.coded:
-        _read(model, own)
+        takes.domain = domain
+    if takes.coded:
+        _read(model, takes)
     return model
 
 
-def _read(model: nn.Module, own: TakesRows) -> None:
+def _read(model: nn.Module, takes: TakesRows) -> None:
     """Find the columns of every embedding, and compare with the model as it was.
 
     The first rows differ from one row in one code each. In the trial rows, all codes are random.
     """
     like = next(p for p in (*model.parameters(), *model.buffers()) if p.is_floating_point())
-    low, high = (edge.to(like) for edge in own.domain.box)
-    base = own.domain.hard((low + high)[None] / 2)
-    changes = [(k, level) for k, (a, z) in own.coded.items() for level in range(1, z - a)]
+    low, high = (edge.to(like) for edge in takes.domain.box)
+    base = takes.domain.hard((low + high)[None] / 2)
+    # One row for each level: what changes with it is looked up by this column.
+    changes = [(k, level) for k, (a, z) in takes.coded.items() for level in range(1, z - a)]
     rows = base + (high - low) * torch.linspace(-0.5, 0.5, TRIALS).to(like)[:, None]
-    for start, stop in own.domain.groups:
+    for start, stop in takes.domain.groups:
         rows[:, start:stop] = base[:, start:stop]
     alone = dict[int, Tensor]()
     trials = dict[int, Tensor]()
-    for k, (start, stop) in own.coded.items():
+    for k, (start, stop) in takes.coded.items():
         alone[k] = torch.tensor([0, *(level * (k == other) for other, level in changes)])
+        # All codes at once: an input that mixes columns shows here.
         trials[k] = torch.randint(stop - start, (TRIALS,), generator=stream(0, "trials", k))
         rows[:, start:stop] = nn.functional.one_hot(trials[k], stop - start).to(like)
     known = _embeddings(model)
     calls, wanted = _recorded(
-        own, known, [(base.expand(1 + len(changes), -1), alone), (rows, trials)]
+        takes, known, [(base.expand(1 + len(changes), -1), alone), (rows, trials)]
     )
     used: set[int] = set()
     for name, module in known.items():
         half = len(calls[name]) // 2
         pairs = zip(calls[name][:half], calls[name][half:], strict=True)
-        looks = [_looks(name, own, changes, trials, *pair) for pair in pairs]
+        looks = [_looks(name, takes, changes, trials, *pair) for pair in pairs]
         module.__class__ = _COLUMNS[type(module)]
         module.looks = looks
         places = {look.place for each in looks for look in each or ()}
-        used |= {k for k, place in own.coded.items() if place in places}
-    apart = (k for k in own.coded if own.domain.columns[k].encoding == "embedding")
-    own.constant = frozenset(used.union(apart))
+        used |= {k for k, place in takes.coded.items() if place in places}
+    apart = (k for k in takes.coded if takes.domain.columns[k].encoding == "embedding")
+    takes.constant = frozenset(used.union(apart))
     with torch.no_grad():
-        off = (_tensor(own(rows)) - wanted).abs().max()
-    if not bool(off <= CLOSE * wanted.abs().max()):
+        off = (_tensor(takes(rows)) - wanted).abs().max()
+    if not (off <= CLOSE * wanted.abs().max()):
         raise ValueError(
             "the model uses codes other than in nn.Embedding, or in nn.EmbeddingBag for codes "
             "(N, K): its output changes if only the embeddings see them; take these columns with "
@@ -302,29 +305,31 @@ def _read(model: nn.Module, own: TakesRows) -> None:
 
 def _embeddings(model: nn.Module) -> dict[str, Any]:
     """The embeddings that may look columns up, by name."""
-    found = {name: module for name, module in model.named_modules() if type(module) in _COLUMNS}
-    for name, own in found.items():
-        module: Any = own
+    embeddings = {
+        name: module for name, module in model.named_modules() if type(module) in _COLUMNS
+    }
+    for name, embedding in embeddings.items():
+        module: Any = embedding
         padded = getattr(module, "mode", "") == "max" and module.padding_idx is not None
         if module.max_norm is not None or module.scale_grad_by_freq or padded:
             raise ValueError(
                 f"the embedding {name!r} has max_norm, scale_grad_by_freq, or padding_idx with a "
                 "maximum; its gradient depends on more than its rows: leave this setting out"
             )
-    return found
+    return embeddings
 
 
 def _recorded(
-    own: TakesRows,
+    adapter: TakesRows,
     known: Mapping[str, nn.Module],
     calls: Sequence[tuple[Tensor, Mapping[int, Tensor]]],
 ) -> tuple[dict[str, list[Tensor]], Tensor]:
     """The inputs of every embedding in these calls of the model, by name, and the last output."""
-    found: dict[str, list[Tensor]] = {name: [] for name in known}
+    inputs: dict[str, list[Tensor]] = {name: [] for name in known}
 
     def note(name: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            found[name].append((args[0] if args else kwargs["input"]).clone())
+            inputs[name].append((args[0] if args else kwargs["input"]).clone())
 
         return hook
 
@@ -332,11 +337,13 @@ def _recorded(
     try:
         with torch.no_grad():
             *_, output = (
-                own.run(rows, {k: part.to(rows.device) for k, part in codes.items()})
+                adapter.run(rows, {k: part.to(rows.device) for k, part in codes.items()})
                 for rows, codes in calls
             )
     except Exception as error:
-        takes = "numbers (N, a), codes (N, b)" if own.form == "split" else "one tensor per column"
+        takes = (
+            "numbers (N, a), codes (N, b)" if adapter.form == "split" else "one tensor per column"
+        )
         raise ValueError(
             f"the model cannot be called with {takes} and codes from 0 to the number of levels "
             f"minus 1 ({' '.join(str(error).split())[:300]}); give leakbound.models.adapted("
@@ -345,12 +352,12 @@ def _recorded(
     finally:
         for one in hooks:
             one.remove()
-    return found, _tensor(output)
+    return inputs, _tensor(output)
 
 
 def _looks(
     name: str,
-    own: TakesRows,
+    takes: TakesRows,
     changes: Sequence[tuple[int, int]],
     trials: Mapping[int, Tensor],
     alone: Tensor,
@@ -367,7 +374,7 @@ def _looks(
         expected = seen[:1].expand(TRIALS)
         for k in columns:
             rows = [0, *(r for r, (other, _) in enumerate(changes, 1) if other == k)]
-            look = _Look(seen[rows], own.coded[k])
+            look = _Look(seen[rows], takes.coded[k])
             expected = look.levels[trials[k]]
         if len(columns) > 1 or not torch.equal(again[:, at], expected):
             raise ValueError(
@@ -379,7 +386,7 @@ def _looks(
 
 
 def _tensor(output: Any) -> Tensor:
-    found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(found, Tensor):
+    tensor = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(tensor, Tensor):
         raise ValueError(f"the model returns a {type(output).__name__}; return a tensor (B, K)")
-    return found
+    return tensor

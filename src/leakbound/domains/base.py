@@ -169,6 +169,7 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     left, right = (x.detach().cpu().double().flatten(1) for x in (a, b))
     if len(left) == 0 or len(right) == 0:
         return torch.zeros(len(left), len(right), dtype=torch.float64)
+    # Row by row: all differences at once take A x B x d numbers.
     return torch.stack([(right - row).square().mean(1) for row in left])
 
 
@@ -263,6 +264,7 @@ class NumberDomain:
     def score(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) PSNR in dB, at most PSNR_CAP."""
         low, high = self.input_range
+        # The cap keeps equal examples from infinity.
         error = self.distance(a, b).square() / (high - low) ** 2
         return -10 * error.clamp_min(10 ** (-PSNR_CAP / 10)).log10()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
+from itertools import accumulate
 from typing import ClassVar
 
 import numpy as np
@@ -220,32 +221,28 @@ class TableDomain(PartsDomain):
             )
 
     @cached_property
-    def places(self) -> tuple[tuple[int, int], ...]:
-        """Where each column starts and ends in a row."""
-        found = []
-        start = 0
-        for column in self.columns:
-            found.append((start, start + column.width))
-            start += column.width
-        return tuple(found)
+    def placed(self) -> tuple[tuple[Column, int, int], ...]:
+        """Each column, and where it starts and ends in a row."""
+        ends = [*accumulate(column.width for column in self.columns)]
+        starts = [0, *ends]
+        return tuple(zip(self.columns, starts, ends, strict=False))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Numbers that store one row."""
-        return (self.places[-1][1],)
+        return (widths(self.columns),)
 
     @cached_property
     def groups(self) -> tuple[tuple[int, int], ...]:
         """Where each categorical column starts and ends in a row."""
-        pairs = zip(self.columns, self.places, strict=True)
-        return tuple(place for column, place in pairs if column.categorical)
+        return tuple((start, stop) for column, start, stop in self.placed if column.categorical)
 
     @cached_property
     def box(self) -> tuple[Tensor, Tensor]:
         """(n,) the lowest and the highest input of each number that stores a row."""
         low = torch.zeros(self.shape)
         high = torch.ones(self.shape)
-        for column, (start, _) in zip(self.columns, self.places, strict=True):
+        for column, start, _ in self.placed:
             if not column.categorical:
                 low[start] = (column.low - column.origin) / column.unit_length
                 high[start] = (column.high - column.origin) / column.unit_length
@@ -257,11 +254,12 @@ class TableDomain(PartsDomain):
         center = torch.zeros(self.shape)
         scale = torch.ones(self.shape)
         low, high = self.box
-        for column, (start, stop) in zip(self.columns, self.places, strict=True):
+        for column, start, stop in self.placed:
             if column.categorical:
                 continue
             center[start] = (low[start] + high[start]) / 2
             scale[start] = (high - low)[start] / 4
+            # Missing values are rare at the start of a search.
             scale[start + 1 : stop] = 0.1
             if column.typical is not None and column.spread is not None:
                 center[start] = (column.typical - column.origin) / column.unit_length
@@ -280,7 +278,7 @@ class TableDomain(PartsDomain):
             return self
         held = public.detach().cpu().double()
         columns = []
-        for column, (start, _) in zip(self.columns, self.places, strict=True):
+        for column, start, _ in self.placed:
             values = held[:, start]
             if column.missing and not column.categorical:
                 values = values[held[:, start + 1] < 0.5]
@@ -288,36 +286,37 @@ class TableDomain(PartsDomain):
                 columns.append(column)
                 continue
             low, middle, high = np.quantile(values.numpy(), (0.25, 0.5, 0.75)).tolist()
+            # The IQR ignores outliers; it is 0 where most values repeat.
             spread = (high - low) / 1.349 or float(values.std(correction=0))
-            own = column.unit_length
-            typical = column.origin + own * middle
-            columns.append(replace(column, typical=typical, spread=own * spread or None))
+            unit = column.unit_length
+            typical = column.origin + unit * middle
+            columns.append(replace(column, typical=typical, spread=unit * spread or None))
         return replace(self, columns=tuple(columns))
 
     def project(self, x: Tensor) -> Tensor:
         """Clip numbers to their box and project categories onto the simplex; NaN becomes 0."""
         low, high = (edge.to(x) for edge in self.box)
-        given = torch.nan_to_num(x, nan=0.0).clamp(-FARTHEST, FARTHEST)
-        found = given.clamp(low, high)
+        finite = torch.nan_to_num(x, nan=0.0).clamp(-FARTHEST, FARTHEST)
+        valid = finite.clamp(low, high)
         for start, stop in self.groups:
-            found[:, start:stop] = _simplex(given[:, start:stop])
-        return found
+            valid[:, start:stop] = _simplex(finite[:, start:stop])
+        return valid
 
     def hard(self, x: Tensor) -> Tensor:
         """The closest rows that a table can hold: one level per category, whole numbers."""
-        found = self.project(x)
-        for column, (start, stop) in zip(self.columns, self.places, strict=True):
+        rows = self.project(x)
+        for column, start, stop in self.placed:
             if column.categorical:
-                found[:, start:stop] = _one_hot(found[:, start:stop])
+                rows[:, start:stop] = _one_hot(rows[:, start:stop])
                 continue
             if column.whole:
-                own = column.unit_length
+                unit = column.unit_length
                 origin = column.origin
-                whole = (found[:, start].double() * own + origin).round()
-                found[:, start] = ((whole - origin) / own).to(found)
+                whole = (rows[:, start].double() * unit + origin).round()
+                rows[:, start] = ((whole - origin) / unit).to(rows)
             if column.missing:
-                found[:, start + 1] = (found[:, start + 1] > 0.5).to(found)
-        return found
+                rows[:, start + 1] = (rows[:, start + 1] > 0.5).to(rows)
+        return rows
 
     def start(self, n: int, source: torch.Generator) -> Tensor:
         """Normal about the typical row; categories nearly even."""
@@ -334,38 +333,40 @@ class TableDomain(PartsDomain):
             low, high = self.box
             return self.hard((low + high)[None] / 2)[0].to(self.dtype)
         held = public.detach()
-        found = public.new_empty(self.shape)
-        for column, (start, stop) in zip(self.columns, self.places, strict=True):
+        row = public.new_empty(self.shape)
+        for column, start, stop in self.placed:
             part = held[:, start:stop]
             if column.categorical:
-                found[start:stop] = _one_hot(part.mean(0)[None])[0]
+                row[start:stop] = _one_hot(part.mean(0)[None])[0]
                 continue
             gone = part[:, 1] > 0.5 if column.missing else torch.zeros(len(part), dtype=torch.bool)
             kept = part[:, 0][~gone.to(part.device)]
-            found[start] = kept.median() if len(kept) else 0.0
-            found[start + 1 : stop] = float(gone.double().mean() > 0.5)
-        return self.project(found[None])[0]
+            row[start] = kept.median() if len(kept) else 0.0
+            row[start + 1 : stop] = float(gone.double().mean() > 0.5)
+        return self.project(row[None])[0]
 
     def coded(self, x: Tensor) -> Tensor:
         """(..., m) one number for each column of rows (..., n): columns differ at a scale if these
         are farther apart than the scale. Float64 on the CPU; numbers in units of their tolerance.
         """
         x = x.detach().cpu().double()
-        found = torch.empty(*x.shape[:-1], len(self.columns), dtype=torch.float64)
-        for k, (column, (start, stop)) in enumerate(zip(self.columns, self.places, strict=True)):
+        codes = torch.empty(*x.shape[:-1], len(self.columns), dtype=torch.float64)
+        for k, (column, start, stop) in enumerate(self.placed):
             if column.categorical:
-                found[..., k] = FAR * x[..., start:stop].argmax(-1)
+                codes[..., k] = FAR * x[..., start:stop].argmax(-1)
                 continue
+            # A tolerance below rounding must not tell equal values apart.
             value = x[..., start] / (column.allowed / column.unit_length * (1 + SLACK) + 1e-12)
             gone = column.missing and x[..., start + 1] > 0.5
-            found[..., k] = torch.where(torch.as_tensor(gone), ABSENT, value)
-        return found
+            codes[..., k] = torch.where(torch.as_tensor(gone), ABSENT, value)
+        return codes
 
     def costs(self, a: Tensor, b: Tensor) -> Tensor:
         """(A, B) what pairing minimizes: columns that differ; ties by the scaled error."""
         low, high = (edge.double() for edge in self.box)
         one, two = ((x.detach().cpu().double() - low) / (high - low) for x in (a, b))
         apart = torch.cdist(one, two, p=1) / self.shape[0]
+        # The second part is below 1, so it only breaks ties.
         return self.distances(a, b) + 0.5 * apart / (1 + apart)
 
     def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
@@ -373,7 +374,7 @@ class TableDomain(PartsDomain):
         shares = public.detach().double().mean(0).tolist() if len(public) else []
         return {
             (column.name, level): share
-            for column, (start, stop) in zip(self.columns, self.places, strict=True)
+            for column, start, stop in self.placed
             if column.categorical
             for level, share in zip(column.names, shares[start:stop], strict=False)
         }
@@ -389,8 +390,7 @@ class TableDomain(PartsDomain):
         return list(zip(*(self._texts(k, held) for k in range(len(self.columns))), strict=True))
 
     def _texts(self, k: int, held: Tensor) -> list[str]:
-        column = self.columns[k]
-        (start, stop) = self.places[k]
+        column, start, stop = self.placed[k]
         if column.categorical:
             return [column.names[at] for at in held[:, start:stop].argmax(-1).tolist()]
         values = column.origin + column.unit_length * held[:, start].double()
@@ -403,14 +403,14 @@ class TableDomain(PartsDomain):
     def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
         """The values of every column, and which match if the truth is known."""
         shown = self.hard(guess.detach().cpu())
-        own = [self._texts(k, shown) for k in range(len(self.columns))]
+        texts = [self._texts(k, shown) for k in range(len(self.columns))]
         if truth is None:
             return Fields(
                 columns=tuple(
                     ColumnResult(
                         name=c.name, unit=c.unit, sensitive=c.sensitive, reconstruction=(*v,)
                     )
-                    for c, v in zip(self.columns, own, strict=True)
+                    for c, v in zip(self.columns, texts, strict=True)
                 )
             )
         check.finite("truth", truth)
@@ -426,7 +426,7 @@ class TableDomain(PartsDomain):
                     matched=tuple(known[:, k].tolist()),
                     baseline=() if blind is None else tuple(blind[:, k].tolist()),
                     truth=tuple(self._texts(k, held)),
-                    reconstruction=tuple(own[k]),
+                    reconstruction=tuple(texts[k]),
                 )
                 for k, column in enumerate(self.columns)
             )

@@ -105,11 +105,11 @@ class TokenDomain(PartsDomain):
 
     def frequencies(self, public: Tensor) -> dict[tuple[str, str], float]:
         """The share of public sequences (N, n) that hold each token."""
-        found = dict[tuple[str, str], float]()
+        shares = dict[tuple[str, str], float]()
         for sequence in public.cpu():
             for word in self.text(sequence.unique()):
-                found["", word] = found.get(("", word), 0.0) + 1 / len(public)
-        return found
+                shares["", word] = shares.get(("", word), 0.0) + 1 / len(public)
+        return shares
 
     def text(self, sequence: Tensor) -> tuple[str, ...]:
         """The tokens of one sequence (n,) as texts, or as numbers if no words are known."""

@@ -187,6 +187,7 @@ def rounds_of(attacks: Mapping[str, Iterable[Assessment]]) -> Rounds:
         for name, some in every.items()
         if name not in own and any(a.status != "not_applicable" for a in some.values())
     )
+    # A crash in one round would otherwise look like a weak attack.
     kept = [seed for seed in seeds if _whole([some.get(seed) for some in own.values()])]
     errors = {
         name: {seed: squared_errors(some[seed].scores) for seed in kept if measured(some.get(seed))}
@@ -258,6 +259,7 @@ def _tightest(own: Sequence[Assessment], winner: Errors) -> TightestBound | str:
         by_round = grouped(
             (seed, 0.0 if psnr is None else mse_of_psnr(psnr)) for seed, psnr in values
         )
+        # A malicious server's attacks face other models, and the lowest bound covers them all.
         root = math.sqrt(fmean(min(levels) for levels in by_round.values()))
         error = math.sqrt(fmean(value for seed in by_round for value in winner[seed]))
         made.append(TightestBound(root, error / root if root else None, *kind, len(by_round)))

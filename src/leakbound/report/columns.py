@@ -116,7 +116,7 @@ def column_tables(
     result. Rows count as independent.
     """
     ran = grouped((names.key(a), a) for a in assessments if a.status == "ok" and a.columns)
-    found = []
+    tables_made = []
     for row in rows:
         attacks = grouped((names.attack(a), a) for a in ran.get(row.key, ()))
         pairs = grouped(
@@ -141,8 +141,8 @@ def column_tables(
             made.sort(key=lambda one: (not one.sensitive, -one.attack.value, one.name))
             # From so few rows, even a perfect attack has a corrected p-value above the limit.
             fewest = math.ceil(math.log2(len(pairs) / SIGNIFICANT))
-            found.append(ColumnTable(*row.key, attack, made[0].attack.n, fewest, tuple(made)))
-    return found
+            tables_made.append(ColumnTable(*row.key, attack, made[0].attack.n, fewest, tuple(made)))
+    return tables_made
 
 
 def paired(pairs: Sequence[tuple[bool, bool]]) -> float:

@@ -261,6 +261,7 @@ def _best_attack(
         one = here[key]
         other = there.get(key)
         if key in there and (one or other):
+            # Held out: no round chooses its own attack, which would make every defense look worse.
             rounds = _over_seeds(one.held_out, other.held_out) if one and other else None
             pairs.append(BestAttackPair(key, one, other, rounds))
     return tuple(pairs)

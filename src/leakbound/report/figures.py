@@ -160,8 +160,8 @@ def leak_map(known: Tensor) -> Figure:
 
 
 def _explained(own: Assessment) -> list[float]:
-    found = None if own.capture is None else own.capture.explained
-    return [] if found is None or found.direction is None else [found.direction]
+    explained = None if own.capture is None else own.capture.explained
+    return [] if explained is None or explained.direction is None else [explained.direction]
 
 
 def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> Figure:

@@ -71,15 +71,15 @@ def read(folder: Path) -> Run:
 
 def _lines(path: Path, kind: type[R]) -> list[R]:
     """All records of a file; of several with one key, the last stands."""
-    found: dict[str, R] = {}
+    records: dict[str, R] = {}
     with _reading(path):
         for number, line in enumerate(record.read(path, kind), 1):
             if isinstance(line, Damage):
                 raise ValueError(
                     f"{path}, line {number} is damaged: {line}; run the command that made it again"
                 )
-            found[line.key] = line
-    return list(found.values())
+            records[line.key] = line
+    return list(records.values())
 
 
 @contextmanager

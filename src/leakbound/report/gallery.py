@@ -48,9 +48,9 @@ class CapturedUpdate:
         parts = [own.name]
         parts += [f"round {own.round}"] * bool(own.round)
         parts += [f"client {own.client}"] * bool(own.client)
-        found = own.explained or Explained(share=None, direction=None, scale=None)
-        scaled = found.share is None
-        share = found.direction if scaled else found.share
+        known = own.explained or Explained(share=None, direction=None, scale=None)
+        scaled = known.share is None
+        share = known.direction if scaled else known.share
         return CapturedUpdate(", ".join(parts), own, share, scaled)
 
 
@@ -145,10 +145,10 @@ def captured_updates(
 ) -> list[list[tuple[str, CapturedUpdate, Assessment]]]:
     """For each captured update the attacks on it, in the order of the records."""
     known = [(a, CapturedUpdate.of(a)) for a in assessments]
-    found = grouped(
+    by_update = grouped(
         ((a.seed, update.own.digest), (names.attack(a), update, a)) for a, update in known if update
     )
-    return list(found.values())
+    return list(by_update.values())
 
 
 def pages_of(assessments: Iterable[Assessment], names: Names) -> list[list[CardSource]]:
@@ -156,16 +156,18 @@ def pages_of(assessments: Iterable[Assessment], names: Names) -> list[list[CardS
 
     Batches with a certificate come first.
     """
-    found = grouped(
+    by_card = grouped(
         ((names.model(a), a.batch_size, a.clients, names.defense(a), a.seed), a)
         for a in assessments
         if a.status != "not_applicable"
     )
     pages: list[list[CardSource]] = [[]]
-    sizes = {key: sum(map(_size, own)) for key, own in found.items()}
+    sizes = {key: sum(map(_size, own)) for key, own in by_card.items()}
     # The first of several pages also has the tables.
     left = EXPERIMENTS if sum(sizes.values()) <= EXPERIMENTS else EXPERIMENTS // 2
-    certified_first = sorted(found.items(), key=lambda one: not any(a.certificate for a in one[1]))
+    certified_first = sorted(
+        by_card.items(), key=lambda one: not any(a.certificate for a in one[1])
+    )
     for number, (key, own) in enumerate(certified_first, 1):
         # A card that is larger than a page still needs one.
         if pages[-1] and sizes[key] > left:
@@ -224,17 +226,17 @@ def best_examples(
     pages: Iterable[Sequence[CardSource]], names: Names
 ) -> dict[tuple[str, int, str, str], tuple[int, str]]:
     """By configuration and attack, page and anchor of the example that it reconstructed best."""
-    found: dict[tuple[str, int, str, str], tuple[float, int, str]] = {}
+    best: dict[tuple[str, int, str, str], tuple[float, int, str]] = {}
     for number, page in enumerate(pages):
         most = room(page)
         for source in page:
             for a in source.experiments:
                 key = (*names.key(a), names.attack(a))
                 for i, score in enumerate(a.scores, 1):
-                    if score is not None and (key not in found or score > found[key][0]):
+                    if score is not None and (key not in best or score > best[key][0]):
                         anchor = f"example-{source.number}-{i}" if i <= most else ""
-                        found[key] = (score, number, anchor)
-    return {key: (page, anchor) for key, (_, page, anchor) in found.items() if anchor}
+                        best[key] = (score, number, anchor)
+    return {key: (page, anchor) for key, (_, page, anchor) in best.items() if anchor}
 
 
 def room(page: Sequence[CardSource]) -> int:

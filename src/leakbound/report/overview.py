@@ -78,14 +78,14 @@ class Line:
     @property
     def excluded_if(self) -> float:
         """The same under the condition that the line names, if it names one."""
-        return min((one.probability for one in self.row.told_limits), default=1.0)
+        return min((one.probability for one in self.row.named_limits), default=1.0)
 
     @property
     def limit(self) -> str:
         """What no attacker exceeds, as text."""
         words = [
             f"≤ {upper_bound(one.probability)} {one.condition}".strip()
-            for one in self.row.told_limits
+            for one in self.row.named_limits
         ]
         if words:
             return "; ".join(words)
@@ -306,9 +306,9 @@ def _risk(line: Line) -> tuple[float, ...]:
 
 def _shades(names: Names) -> dict[str, float]:
     """How strong each setting is among those of its defense, 0 the weakest."""
-    found = grouped((setting.name, setting) for setting in names.settings.values())
+    by_defense = grouped((setting.name, setting) for setting in names.settings.values())
     shades = {}
-    for own in found.values():
+    for own in by_defense.values():
         ordered = sorted(own, key=lambda setting: setting.number or 0.0)
         for place, setting in enumerate(ordered):
             shades[setting.label] = place / max(1, len(ordered) - 1)

@@ -116,6 +116,7 @@ def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
     files = [FILE, *(f"report-{number}.html" for number in range(2, len(parts) + 1))]
     counted = (a for a in run.assessments if a.status != "not_applicable")
     place = {a.experiment: number for number, a in enumerate(counted, 1)}
+    # A run of which nothing applies still has a page.
     ends = [[place[a.experiment] for s in part for a in s.experiments] or [0] for part in parts]
     labels = [f"experiments {min(own):,} to {max(own):,}" for own in ends]
     every_page = list(zip(files, labels, strict=True))
@@ -160,6 +161,7 @@ def _context(summary: RunSummary) -> dict[str, Any]:
     criterion = own[0].criterion
     counts = Counter(row.verdict for row in rows)
     plan = json.dumps(run.info.plan, indent=1, sort_keys=True, ensure_ascii=False)
+    # A diagnosis may be of an experiment that a later run of the plan no longer has.
     by_experiment = {a.experiment: a for a in own}
     diagnoses = {
         names.key(by_experiment[one.experiment]): one
@@ -315,6 +317,7 @@ def heatmaps(summary: RunSummary) -> list[Heatmap]:
             (defense, {row.attack: row for row in own}, bounds.get((model, size, defense)))
             for defense, own in grouped((row.defense, row) for row in rows).items()
         ]
+        # Every table gets its share of the lines, or the first one would take them all.
         room = ROWS // len(panels)
         if len(lines) > room:
             lines.sort(key=highest, reverse=True)

@@ -95,17 +95,17 @@ class SettingRow(ReportPart, frozen=True):
         return f"{share.hits} of {share.n} ({interval(share.low, share.high)})"
 
     @property
-    def told_limits(self) -> tuple[Limit, ...]:
+    def named_limits(self) -> tuple[Limit, ...]:
         """Two at most: that with the fewest conditions, and that of the verdict or the lowest.
 
         Example:
             >>> conditions = ("", "from this model’s updates", "under a model")
             >>> every = tuple(map(Limit, (0.2, 0.04, 0.03), conditions))
             >>> row = SettingRow("a", "protected from an honest server", 1, limits=every)
-            >>> [one.probability for one in row.told_limits]
+            >>> [one.probability for one in row.named_limits]
             [0.2, 0.04]
             >>> row = SettingRow("a", "undecided", 1, limits=every)
-            >>> [one.probability for one in row.told_limits]
+            >>> [one.probability for one in row.named_limits]
             [0.2, 0.03]
         """
         words = {CONDITIONS[basis]: word for basis, word in PROTECTS.items()}
@@ -173,12 +173,12 @@ def limits(own: Sequence[Configuration]) -> tuple[Limit, ...]:
         else {}
         for one in bounds
     ]
-    found = [
+    known_on_all = [
         Limit(max(one[basis] for one in known), words)
         for basis, words in CONDITIONS.items()
         if all(basis in one for one in known)
     ]
-    below = [one for one in found if one.probability < 1]
+    below = [one for one in known_on_all if one.probability < 1]
     # A limit with more conditions says something only where it is lower.
     return tuple(
         one

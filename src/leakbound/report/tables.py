@@ -388,10 +388,10 @@ class RunSummary:
 
 def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     """Values by key, both in the order of their first appearance."""
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def middle(values: Sequence[float]) -> MedianInterval | None:
@@ -470,8 +470,8 @@ def defined(values: Iterable[float | None]) -> list[float]:
 
 
 def attack_summaries(assessments: Iterable[Assessment], names: Names) -> list[AttackSummary]:
-    found = grouped(((*names.key(a), names.attack(a)), a) for a in assessments)
-    return [_attack_summary(key, own) for key, own in found.items()]
+    by_attack = grouped(((*names.key(a), names.attack(a)), a) for a in assessments)
+    return [_attack_summary(key, own) for key, own in by_attack.items()]
 
 
 def _attack_summary(key: tuple[str, int, str, str], own: Sequence[Assessment]) -> AttackSummary:
@@ -504,8 +504,8 @@ def configurations(
 ) -> list[Configuration]:
     assessments = list(assessments)
     theorems = theorems or Theorems(assessments)
-    found = grouped((names.key(a), a) for a in assessments)
-    return [_configuration(key, own, names, theorems) for key, own in found.items()]
+    by_key = grouped((names.key(a), a) for a in assessments)
+    return [_configuration(key, own, names, theorems) for key, own in by_key.items()]
 
 
 def _configuration(
@@ -567,12 +567,12 @@ def rare_share(rows: Iterable[Configuration]) -> float | None:
 
 def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBoundRow | None:
     """The probability that covers all attackers, of the worst experiment."""
-    found: dict[Basis, list[tuple[float, Bound]]] = {basis: [] for basis in PROTECTS}
+    by_basis: dict[Basis, list[tuple[float, Bound]]] = {basis: [] for basis in PROTECTS}
     for bound in (bound for a in ran for bound in a.bounds if bound.covers == "all"):
         if bound.probability is not None:
-            found[bound.basis].append((bound.probability, bound))
+            by_basis[bound.basis].append((bound.probability, bound))
     worst = {
-        basis: max(own, key=lambda one: one[0]) for basis, own in found.items() if len(own) > 0
+        basis: max(own, key=lambda one: one[0]) for basis, own in by_basis.items() if len(own) > 0
     }
     if not worst:
         return None
@@ -582,7 +582,7 @@ def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBound
     others = tuple(
         (other, most)
         for other, (most, _) in worst.items()
-        if other != basis and len(found[other]) == len(ran)
+        if other != basis and len(by_basis[other]) == len(ran)
     )
     best = max((a.attained for a in ran if a.attained), key=lambda one: one.success, default=None)
     one = theorems.of(bound)
@@ -596,7 +596,7 @@ def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBound
         prior=one.prior,
         accepted=bound.accepted,
         theorem=one.number,
-        experiments=len(found[basis]),
+        experiments=len(by_basis[basis]),
         of_experiments=len(ran),
     )
 
@@ -635,13 +635,13 @@ def training_costs(
 
 
 def loss_curves(trainings: Iterable[Training], names: Names) -> list[TrainingCurve]:
-    found = grouped(
+    by_defense = grouped(
         ((names.model(t), names.defense(t), t.optimizer), dict(t.curve))
         for t in trainings
         if t.status == "ok" and t.curve
     )
     rows = []
-    for key, own in found.items():
+    for key, own in by_defense.items():
         # Seeds that stopped early would bend the mean of later rounds.
         by_round = {r: [curve[r] for curve in own] for r in sorted(set(own[0]).intersection(*own))}
         losses = {
@@ -727,7 +727,7 @@ def _is_number(value: Any) -> bool:
 def _varying(rows: list[dict[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for row in rows for name in row)
     texts = {name: {json.dumps(row.get(name), sort_keys=True) for row in rows} for name in names}
-    return [name for name, found in texts.items() if len(found) > 1]
+    return [name for name, values in texts.items() if len(values) > 1]
 
 
 def _pair(name: str, value: Any) -> str:

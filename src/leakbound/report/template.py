@@ -70,6 +70,7 @@ def environment_of(**settings: Any) -> Environment:
 
     class Pages(Environment):
         def getattr(self, obj: Any, attribute: str) -> Any:
+            # `versions.items` is the version of a library of that name, not the method.
             own = isinstance(obj, Mapping) and attribute in obj
             return obj[attribute] if own else super().getattr(obj, attribute)
 

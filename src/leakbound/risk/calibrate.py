@@ -140,6 +140,7 @@ class Calibration(Presented):
     @property
     def _most_kappa(self) -> float:
         """The prior-only success at which the upper bound equals the accepted probability."""
+        # On logarithms: kappa spans hundreds of decades.
         low = math.log(1e-300)
         high = math.log(self.target.gamma)
         while high - low > 1e-6:
@@ -152,9 +153,9 @@ class Calibration(Presented):
 
     def plain(self) -> dict[str, Any]:
         """All fields as JSON values; infinite ones are None."""
-        found = self.corridor
+        edges = self.corridor
         noise = self.identification_noise
-        blind = float(found.log_kappa[0]) / math.log(10)
+        blind = float(edges.log_kappa[0]) / math.log(10)
         return {
             "target": {**asdict(self.target), "words": str(self.target)},
             "solved": self.solved,
@@ -165,8 +166,8 @@ class Calibration(Presented):
             "delta": self.delta,
             "prior": self.prior,
             "verdict": self.verdict,
-            "attained": float(found.attained[0]),
-            "bound": float(found.bound[0]),
+            "attained": float(edges.attained[0]),
+            "bound": float(edges.bound[0]),
             "log10_blind": blind if math.isfinite(blind) else None,
             "matches": None if self.matches is None else asdict(self.matches),
             "identification_noise": noise if noise is not None and math.isfinite(noise) else None,
@@ -175,8 +176,8 @@ class Calibration(Presented):
             "rare_rows": None if self.rare is None else self.rare[0],
             "rare": [] if self.rare is None else list(self.rare[1]),
             "public": self.public,
-            "attained_scope": asdict(found.attained_scope),
-            "bound_scope": asdict(found.bound_scope),
+            "attained_scope": asdict(edges.attained_scope),
+            "bound_scope": asdict(edges.bound_scope),
         }
 
     def defense(self) -> Chain:
@@ -212,8 +213,8 @@ class Calibration(Presented):
         prior = self.corridor.prior
         level = self.target.eta
         places, eta, name = around(prior, level, self.input_width, 41)
-        found = self.corridor.at(eta)
-        return figures.corridor(places, found.attained, found.bound, self.target.gamma, name)
+        edges = self.corridor.at(eta)
+        return figures.corridor(places, edges.attained, edges.bound, self.target.gamma, name)
 
     def _repr_html_(self) -> str:
         """The target, the setting that meets it, and its meaning."""
@@ -305,22 +306,22 @@ def calibrate_setting(
     blind = _log_baseline(wanted, setting, prior, matches)
     # The bound's own error moves to the unsafe side, so the target is that much stricter.
     gamma = wanted.gamma / (1 + 2 * GAMMA_ERROR)
-    found = _solved(solve, setting.of_person, blind, gamma)
+    solved = _solved(solve, setting.of_person, blind, gamma)
     if isinstance(prior, PublicSample):
-        found = _sharpened(prior, solve, found, wanted.eta, gamma)
-    found = _of_examples(solve, found, setting)
-    found, clip = (found, clip_norm) if noise_std is None else _clipped(found, noise_std)
+        solved = _sharpened(prior, solve, solved, wanted.eta, gamma)
+    solved = _of_examples(solve, solved, setting)
+    solved, clip = (solved, clip_norm) if noise_std is None else _clipped(solved, noise_std)
     return Calibration(
         target=wanted,
         solved=solve,
-        setting=found,
+        setting=solved,
         clip_norm=clip,
-        epsilon=epsilon(found, delta),
+        epsilon=epsilon(solved, delta),
         delta=delta,
-        corridor=corridor(found, wanted.eta, prior=prior, attacks=attacks),
+        corridor=corridor(solved, wanted.eta, prior=prior, attacks=attacks),
         prior=_name(prior),
         matches=matches,
-        identification_noise=_identification(found, wanted, examples),
+        identification_noise=_identification(solved, wanted, examples),
         examples=examples,
         input_width=input_range,
     )
@@ -409,7 +410,7 @@ def calibrate(
     examples = examples.without_constants(target)
     basis = examples.prior(prior, labels_known=labels_known)
     known = (examples.dim, examples.norms[0], steps, sampling_rate, participation)
-    found = calibrate_setting(
+    result = calibrate_setting(
         target,
         TrainingSetting(noise, *known, people=people),
         solve=solve,
@@ -423,7 +424,7 @@ def calibrate(
         attacks=examples.attacks(),
     )
     rare = examples.rare(basis, target.eta)
-    return replace(found, source=examples.source, left_out=examples.left_out, rare=rare)
+    return replace(result, source=examples.source, left_out=examples.left_out, rare=rare)
 
 
 def _given_noise(solve: Solve, noise: float | None) -> float:
@@ -495,6 +496,7 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
     if hidden:
         start = _sharper(excess, start, -way, safe)
     value = safe(start)
+    # Only rounded values are tried, the nearest first: the result was evaluated.
     step = way * 10.0 ** (1 - DIGITS)
     while excess(value) > 0:
         value = safe(value * (1 + step))
@@ -521,22 +523,24 @@ def _steps(excess: Excess, start: float, hidden: bool, noise: float) -> int:
     return steps
 
 
-def _of_examples(solve: Solve, found: TrainingSetting, setting: TrainingSetting) -> TrainingSetting:
+def _of_examples(
+    solve: Solve, solved: TrainingSetting, setting: TrainingSetting
+) -> TrainingSetting:
     """From a training of persons with one example back to persons with several."""
     if setting.people == 1:
-        return found
+        return solved
     if solve in ("noise_multiplier", "clip_norm"):
-        noise = rounded(setting.people * found.noise_multiplier, DIGITS, up=True)
+        noise = rounded(setting.people * solved.noise_multiplier, DIGITS, up=True)
         return replace(setting, noise_multiplier=noise)
     if solve == "steps":
-        return replace(setting, steps=found.steps)
-    rate = found.sampling_rate
+        return replace(setting, steps=solved.steps)
+    rate = solved.sampling_rate
     own = 1.0 if rate == 1 else -math.expm1(math.log1p(-rate) / setting.people)
     return replace(setting, sampling_rate=rounded(own, DIGITS, up=False))
 
 
 def _sharpened(
-    prior: PublicSample, solve: Solve, found: TrainingSetting, eta: float, gamma: float
+    prior: PublicSample, solve: Solve, solved: TrainingSetting, eta: float, gamma: float
 ) -> TrainingSetting:
     """Go from the result by kappa's limit to that by the profile bound, if it needs less noise."""
 
@@ -545,26 +549,27 @@ def _sharpened(
 
     if solve in ("noise_multiplier", "clip_norm"):
         low = 0.0
-        high = found.noise_multiplier
+        high = solved.noise_multiplier
+        # Each evaluation counts neighbors anew, so the search stops at a relative tolerance.
         while high - low > NEAR * high:
             middle = (low + high) / 2
             tried = rounded(middle, DIGITS, up=True)
-            if tried < high and holds(replace(found, noise_multiplier=tried)):
+            if tried < high and holds(replace(solved, noise_multiplier=tried)):
                 high = tried
             else:
                 low = middle
-        return replace(found, noise_multiplier=high)
+        return replace(solved, noise_multiplier=high)
     if solve == "steps":
-        low = found.steps
-        high = found.steps
-        while high < MOST_STEPS and holds(replace(found, steps=high)):
+        low = solved.steps
+        high = solved.steps
+        while high < MOST_STEPS and holds(replace(solved, steps=high)):
             low = high
             high = min(MOST_STEPS, 2 * high)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if holds(replace(found, steps=middle)) else (low, middle)
-        return replace(found, steps=low)
-    return found
+            low, high = (middle, high) if holds(replace(solved, steps=middle)) else (low, middle)
+        return replace(solved, steps=low)
+    return solved
 
 
 def _sharper(excess: Excess, start: float, sign: int, turned: Callable[[float], float]) -> float:
@@ -588,13 +593,13 @@ def _sharper(excess: Excess, start: float, sign: int, turned: Callable[[float], 
 def _log_edge(setting: TrainingSetting, blind: float, rough: bool = False) -> float:
     """The logarithm of the upper bound, with its error moved to the unsafe side."""
     law = bound_law(setting)
-    found = (law.rough if rough else law)(
+    bound = (law.rough if rough else law)(
         setting.noise_multiplier,
         sampling_rate=setting.sampling_rate,
         steps=setting.steps,
         log_kappa=blind,
     )
-    return math.log(max(float(found), 1e-300)) + GAMMA_ERROR
+    return math.log(max(float(bound), 1e-300)) + GAMMA_ERROR
 
 
 def _log_baseline(
@@ -628,21 +633,21 @@ def _log_baseline(
     return blind
 
 
-def _clipped(found: TrainingSetting, noise_std: float) -> tuple[TrainingSetting, float]:
+def _clipped(solved: TrainingSetting, noise_std: float) -> tuple[TrainingSetting, float]:
     """The highest clip norm with that noise on the sum, and the resulting multiplier."""
-    if found.noise_multiplier == 0:
+    if solved.noise_multiplier == 0:
         raise ValueError(
             "clip_norm: any value meets the target, even without noise, because the example is "
             "sampled so rarely; give a larger sampling_rate, more steps or a smaller probability"
         )
-    clip = rounded(noise_std / found.noise_multiplier, DIGITS, up=False)
-    return replace(found, noise_multiplier=noise_std / clip), clip
+    clip = rounded(noise_std / solved.noise_multiplier, DIGITS, up=False)
+    return replace(solved, noise_multiplier=noise_std / clip), clip
 
 
 def _log_kappa(target: Target, setting: TrainingSetting, prior: Baseline | None) -> float:
     """The logarithm of the prior-only success, with its error moved to the unsafe side."""
-    found = float(upper_bound(prior, setting, target.eta)[1][0])
-    return min(0.0, found + abs(found) * KAPPA_ERROR)
+    log_kappa = float(upper_bound(prior, setting, target.eta)[1][0])
+    return min(0.0, log_kappa + abs(log_kappa) * KAPPA_ERROR)
 
 
 def _name(prior: Baseline | None) -> str:

@@ -107,10 +107,10 @@ class TrainingSetting:
         """The effective noise multiplier of a trap with this number of rows."""
         if self.rows is None or self.clip_norm is None:
             return self.noise_multiplier
-        found = from_scratch.effective_noise(
+        noise = from_scratch.effective_noise(
             self.noise_multiplier, clip_norm=self.clip_norm, norm=self.norm, rows=self.rows
         )
-        return float(found)
+        return float(noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +165,7 @@ class Corridor:
         attained = float(self.attained[index])
         bound = float(self.bound[index])
         own = self.setting
+        # A baseline that matched more of the data than kappa says refutes the prior.
         guess = max(float(np.exp(self.log_kappa[index])), matched or 0.0)
         baseline = guess
         if _distance(self.prior).squared:
@@ -245,13 +246,14 @@ def corridor(
         lower = attained_success(setting, levels)
         baseline = np.where(levels * setting.dim >= setting.norm**2, 1.0, 0.0)  # the zero image
         names = ("linear trap",) * len(levels)
+        # Both are exact at some settings, and rounding may put either on top.
         over = (lower > upper) & (lower < upper * (1 + ROUNDING))
         lower = np.where(over, upper, lower) if prior is None else lower
     else:
-        found = attacks.success(seen_of(setting), levels, parts=2)  # other half: kappa's limit
-        lower = found.success
-        baseline = found.baseline
-        names = found.attack
+        attained = attacks.success(seen_of(setting), levels, parts=2)  # other half: kappa's limit
+        lower = attained.success
+        baseline = attained.baseline
+        names = attained.attack
     scope = replace(
         bound_law(setting).scope,
         prior=f"averaged over {SPHERE if prior is None else prior.name}; other examples fixed or "
@@ -305,7 +307,7 @@ def attained_success(setting: TrainingSetting, eta: Array) -> Array:
     with np.errstate(
         invalid="ignore"
     ):  # no noise and no sighting: 0 / 0 inside, a prior-only baseline
-        found = from_scratch.averaged(
+        success = from_scratch.averaged(
             setting.trap_noise,
             dim=setting.dim,
             eta=eta,
@@ -314,19 +316,19 @@ def attained_success(setting: TrainingSetting, eta: Array) -> Array:
             norm=setting.norm,
             participation=setting.participation,
         )
-    return np.asarray(found)
+    return np.asarray(success)
 
 
 def success_bound(setting: TrainingSetting, log_kappa: ArrayLike) -> Array:
     """Upper bound on any attacker's success, for the logarithm of the prior-only success."""
     setting = setting.of_person
-    found = bound_law(setting)(
+    bound = bound_law(setting)(
         setting.noise_multiplier,
         sampling_rate=setting.sampling_rate,
         steps=setting.steps,
         log_kappa=log_kappa,
     )
-    return np.asarray(found)
+    return np.asarray(bound)
 
 
 def epsilon(setting: TrainingSetting, delta: float) -> float:
@@ -358,8 +360,8 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
     gain = np.where(k == 0, 0.0, gain)
 
     def holds(level: Array) -> Array:
-        found = mass @ np.exp(conversions.log_delta(gain, level))
-        return found <= most * (1 - 3 * CUT)
+        delta_at = mass @ np.exp(conversions.log_delta(gain, level))
+        return delta_at <= most * (1 - 3 * CUT)
 
     high = float(conversions.epsilon(noise, delta=most, steps=steps))
     if not math.isfinite(high):
@@ -382,8 +384,8 @@ def around(
     squares, width = (levels, width) if distance.squared else (levels**2, 1.0)
     ends = psnr_of_mse(squares, width)
     places = np.linspace(ends.min() - AROUND, ends.max() + AROUND, count)
-    found = mse_of_psnr(places, width)
-    return places.tolist(), found if distance.squared else found**0.5, "PSNR threshold (dB)"
+    levels_at = mse_of_psnr(places, width)
+    return places.tolist(), levels_at if distance.squared else levels_at**0.5, "PSNR threshold (dB)"
 
 
 def people_words(people: int) -> str:

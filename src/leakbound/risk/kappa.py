@@ -92,22 +92,23 @@ def row_matches(rows: ArrayLike, domain: Domain, level: float) -> BaselineMatche
     public = torch.tensor(flat, dtype=domain.dtype).reshape(-1, *domain.shape)
     blind = domain.blind(public).flatten().double().numpy()
     mean = float((distance.paired(np.broadcast_to(blind, flat.shape), flat) <= level).mean())
+    # Pairs of more rows take too long.
     few = flat[: record_priors.MOST]
     reached = (distance.apart(few, few) <= level).sum(1).max() - 1
     return BaselineMatches(len(flat), 0.0, 0.0, mean, float(reached) / max(1, len(few) - 1))
 
 
-def refuse_matched(found: BaselineMatches, target: Target) -> None:
+def refuse_matched(matches: BaselineMatches, target: Target) -> None:
     """Reject a target that a prior-only baseline meets more often than is accepted."""
     typical = "the mean image of the data" if target.goal is None else "the most typical example"
     what, share = max(
-        (f"the constant image {found.value:.3g}", found.constant),
-        (typical, found.mean),
+        (f"the constant image {matches.value:.3g}", matches.constant),
+        (typical, matches.mean),
         key=lambda pair: pair[1],
     )
     if share > target.gamma:
         raise ValueError(
-            f"target is {target}, but {what} matches {share:.2%} of the {found.examples} examples "
-            f"without any update: no amount of noise helps; {target.harder} or accept a larger "
-            "probability"
+            f"target is {target}, but {what} matches {share:.2%} of the {matches.examples} "
+            f"examples without any update: no amount of noise helps; {target.harder} or accept a "
+            "larger probability"
         )

@@ -18,42 +18,46 @@ UNINFORMED: Final = (
 )
 
 
-def of_assessment(found: Assessment, *, reasons: bool = True) -> list[str]:
+def of_assessment(assessment: Assessment, *, reasons: bool = True) -> list[str]:
     """All that is known of attackers on one update, a sentence each; `reasons` as in `of_bound`."""
-    goal = found.criterion.goal
-    said = [of_attack(found), *of_bounds(found.bounds, goal, reasons=reasons)]
-    if found.attained is not None:
-        said.append(of_attained(found.attained, goal))
-    return [*said, f"no bound: {found.bounds_note}"] if found.bounds_note else said
+    goal = assessment.criterion.goal
+    said = [of_attack(assessment), *of_bounds(assessment.bounds, goal, reasons=reasons)]
+    if assessment.attained is not None:
+        said.append(of_attained(assessment.attained, goal))
+    return [*said, f"no bound: {assessment.bounds_note}"] if assessment.bounds_note else said
 
 
-def of_attack(found: Assessment) -> str:
+def of_attack(assessment: Assessment) -> str:
     """What the attack achieved, compared with the prior-only baseline."""
-    name = found.attack.name
-    criterion = found.criterion
-    if found.certificate is not None:
-        return f"{name} reconstructed the input: {found.certificate}"
-    if not found.truth_known and found.layer_input is not None:
-        return f"{name}: {found.layer_input}"
-    if not found.truth_known:
+    name = assessment.attack.name
+    criterion = assessment.criterion
+    if assessment.certificate is not None:
+        return f"{name} reconstructed the input: {assessment.certificate}"
+    if not assessment.truth_known and assessment.layer_input is not None:
+        return f"{name}: {assessment.layer_input}"
+    if not assessment.truth_known:
         return f"what {name} reconstructed cannot be measured: the truth is not known"
-    hits = [place for place, hit in enumerate(found.matched) if hit]
+    hits = [place for place, hit in enumerate(assessment.matched) if hit]
     if not hits:
-        best = max((value for value in found.scores if value is not None), default=None)
+        best = max((value for value in assessment.scores if value is not None), default=None)
         reached = "" if best is None else f"; at best it reaches {criterion.shown(best)}"
-        none = f"{name} reconstructed none of {len(found.matched)} to {criterion.goal}{reached}"
-        return none + _by_chance(found, best)
-    guess = max(found.baseline[place] or 0.0 for place in hits)
+        none = (
+            f"{name} reconstructed none of {len(assessment.matched)} to {criterion.goal}{reached}"
+        )
+        return none + _by_chance(assessment, best)
+    # The closest baseline: any other would make the attack look stronger.
+    guess = max(assessment.baseline[place] or 0.0 for place in hits)
     return (
-        f"{name} reconstructed {len(hits)} of {len(found.matched)} to {criterion.goal} or better; "
-        f"the closest guess without the update has {criterion.shown(guess)} for them at best"
+        f"{name} reconstructed {len(hits)} of {len(assessment.matched)} to {criterion.goal} or "
+        f"better; the closest guess without the update has {criterion.shown(guess)} for them at "
+        "best"
     )
 
 
-def _by_chance(found: Assessment, best: float | None) -> str:
+def _by_chance(assessment: Assessment, best: float | None) -> str:
     """Why examples that meet the criterion do not count."""
-    test = found.chance
-    if best is None or best < found.criterion.value or test is None:
+    test = assessment.chance
+    if best is None or best < assessment.criterion.value or test is None:
         return ""
     if test.p_value is None:
         return (
@@ -72,10 +76,10 @@ def of_bounds(
     bounds: Iterable[Bound], goal: str | None = None, *, reasons: bool = True
 ) -> list[str]:
     """A sentence for each bound, and one sentence on what they leave open about membership."""
-    found = list(bounds)
-    open_ = (of_membership(b.epsilon, DELTA) for b in found if b.epsilon is not None)
+    every = list(bounds)
+    open_ = (of_membership(b.epsilon, DELTA) for b in every if b.epsilon is not None)
     return [
-        *(of_bound(bound, goal, reasons=reasons) for bound in found),
+        *(of_bound(bound, goal, reasons=reasons) for bound in every),
         *dict.fromkeys(filter(None, open_)),
     ]
 

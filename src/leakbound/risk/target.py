@@ -78,10 +78,11 @@ class Target:
             Target(eta=0.01, gamma=0.001, psnr=20.0, goal=None)
         """
         wrong = ValueError(f"target is {text[:200]!r}; {FORM}")
-        found = _PATTERN.fullmatch(text)
-        if found is None:
+        match = _PATTERN.fullmatch(text)
+        if match is None:
             raise wrong
-        kind, level, percent, decibels, chance, per_cent = found.groups()
+        # Each number may have a percent sign of its own.
+        kind, level, percent, decibels, chance, per_cent = match.groups()
         kind = re.split(r"\W", kind.lower())[0]
         is_psnr = kind == "psnr"
         is_share = kind in ("columns", "tokens")

@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakbound.attacks.base import SentRow
+from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.tokens.adapters import (
     AdapterPursuit,
     FirstLayer,
-    Spanned,
     block_of,
+    in_span,
     pairs_of,
     shared_space,
 )
@@ -183,7 +185,8 @@ def test_pursuit_agrees_with_brute_force():
         model = tiny(seed, words=12, width=10, rank=1, dtype=torch.float64)
         observation = seen(model, ids, words=12)
         task, layer = observation.task, FirstLayer.of(observation.task)
-        rows = torch.cat([block_of(observation, task, 0, p, down=True).scaled for p in layer.pairs])
+        row = SentRow(observation, task, 0, 1)
+        rows = torch.cat([block_of(row, p, down=True).scaled for p in layer.pairs])
         atoms = torch.cat([values[:, 0] for _, values in dictionary(task, layer.hook, 1)])
         fits: list[set[int]] = []
         for size in range(1, 6):
@@ -201,7 +204,8 @@ def test_pruning_drops_what_is_not_needed():
     ids = drawn(4, 1, 4)
     observation = seen(tiny(4), ids)
     task, layer = observation.task, FirstLayer.of(observation.task)
-    rows = torch.cat([block_of(observation, task, 0, p, down=True).scaled for p in layer.pairs])
+    row = SentRow(observation, task, 0, 1)
+    rows = torch.cat([block_of(row, p, down=True).scaled for p in layer.pairs])
     atoms = Atoms(dictionary(task, layer.hook, 1), by_place=False)
     none = torch.zeros(32, 0, dtype=torch.float64)
     chosen = pursue(atoms, rows, none, 10)
@@ -501,12 +505,14 @@ def test_inputs_of_a_norm_leave_one_dimension_empty():
     inputs = normal((30, 8), stream(0, "inputs"), like=torch.zeros((), dtype=torch.float64))
     inputs -= inputs.mean(1, keepdim=True)
     basis = torch.linalg.svd(inputs)[2].T
-    eye = torch.eye(8, dtype=torch.float64)
-    whole = Spanned(eye, basis[:, :7], basis[:, 7:], torch.ones(7).double() * 1e6)
-    fits, chance = whole.fit(inputs, 1e-7)
+    tolerance = Tolerance(64e-7, 1.0, lambda free: free**0.5 + 3)
+    left = torch.eye(8, dtype=torch.float64)
+    sizes = torch.full((7,), 1e6, dtype=torch.float64)
+    whole = Span(left[:, :7], sizes, basis[:, :7], 1.0, 1.0, tolerance)
+    fits, chance = in_span(whole, inputs)
     assert bool(fits.all())
     assert chance == 30
-    less = Spanned(eye, basis[:, :5], basis[:, 5:], torch.ones(5).double() * 1e6)
-    fits, chance = less.fit(inputs, 1e-7)
+    less = Span(left[:, :5], sizes[:5], basis[:, :5], 1.0, 1.0, tolerance)
+    fits, chance = in_span(less, inputs)
     assert not bool(fits.any())
     assert chance < 1e-6

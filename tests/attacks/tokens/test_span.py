@@ -10,7 +10,7 @@ from torch import nn
 
 from leakbound.attacks.pace import Pace
 from leakbound.attacks.tokens.layers import chosen, readers
-from leakbound.attacks.tokens.span import CHANCE, Span, TokenSpan
+from leakbound.attacks.tokens.span import CHANCE, TokenSpan, span_of
 from leakbound.client import example_gradients
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
 from leakbound.defenses import GaussianNoise, NoDefense, TopK
@@ -140,10 +140,10 @@ def test_a_span_has_no_more_directions_than_tokens():
     """Beyond the edge of rounding, the last gap before as many counts; else all of them."""
     sizes = torch.tensor([1.0, 0.5, 1e-6, 4e-7, 3e-7], dtype=torch.float64)
     gradient = torch.diag(sizes)
-    assert Span.of(gradient, None, 1e-10).rank == 2  # all above the edge: the largest gap
+    assert span_of(gradient, None, 1e-10).rank == 2  # all above the edge: the largest gap
     wide = torch.zeros(7, 8, dtype=torch.float64)
     wide[:5, :5] = gradient
-    ranks = [Span.of(wide, None, 1e-10, most).rank for most in (9, 4, 3, 1)]
+    ranks = [span_of(wide, None, 1e-10, most).rank for most in (9, 4, 3, 1)]
     assert ranks == [5, 2, 2, 1]
 
 
@@ -182,7 +182,7 @@ def test_rank_law_on_random_graphs():
         ).unique(dim=0)
         inputs = norm(token[pairs[:, 0]] + place[pairs[:, 1]]).detach()
         mixed = torch.randn(3 * width, len(pairs), generator=draw) @ inputs
-        span = Span.of(mixed, None, float(torch.finfo(torch.float32).eps))
+        span = span_of(mixed, None, float(torch.finfo(torch.float32).eps))
         assert span.rank == law(pairs.tolist())
         assert float(span.far(inputs)[1].max()) <= 1
 
@@ -248,7 +248,7 @@ def test_distances_of_noise_are_chi_square():
         points = torch.randn(rank, width, generator=draw, dtype=torch.float64)
         weights = torch.randn(outputs, rank, generator=draw, dtype=torch.float64)
         error = torch.randn(outputs, width, generator=draw, dtype=torch.float64)
-        span = Span.of(weights @ points + noise * error, noise, 1e-16)
+        span = span_of(weights @ points + noise * error, noise, 1e-16)
         assert span.rank == rank
         chosen_points = torch.randn(10, rank, generator=draw, dtype=torch.float64) @ points
         away, _ = span.far(chosen_points)

@@ -6,14 +6,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakbound import check
-from leakbound.attacks.base import Answer, Attack, each_row, seen_task, summed_task
+from leakbound.attacks.base import (
+    Answer,
+    Attack,
+    SentRow,
+    each_row,
+    parameter,
+    seen_task,
+    summed_task,
+)
 from leakbound.attacks.blind import VANISHED, public_images
-from leakbound.attacks.table.span import Crowded, Plane, decode, plane
-from leakbound.attacks.table.view import LayerView, called, joint, named, silent, table_domain, view
-from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
+from leakbound.attacks.span import Span, Tolerance, independent
+from leakbound.attacks.table.view import (
+    Block,
+    LayerView,
+    joint,
+    linear_inputs,
+    silent,
+    table_domain,
+    view,
+)
+from leakbound.core import NotApplicable, Observation, Reconstruction, Unit
 from leakbound.domains import TableDomain
 
 PREFIXES = 4_000_000
@@ -28,6 +44,12 @@ LIKE = 1e-4
 ROOT = 3e-7
 """Relative distance from a row space that counts as outside it; share of a row's largest derivative
 that is one; relative distance at which a row depends on others; rounding of a squared value's root.
+"""
+GAP = 1.5
+CHUNK = 1 << 18
+FIRST = 3
+"""Ratio of singular values at which unknown noise begins; prefixes of one step, and coordinates
+outside the span that reject most of them.
 """
 OUT = 0.02
 BROKEN = 0.1
@@ -98,30 +120,124 @@ class SpanDecoding(Attack):
         task = seen_task(observation)
         seen = view(task, table_domain(task))
 
-        def one(at: int, count: int) -> Answer:
-            return decoded(observation, seen, at, count, self.prefixes)
-
-        return each_row(observation, one)
+        return each_row(observation, task, lambda row: decoded(row, seen, self.prefixes))
 
 
-def prior_rows(observation: Observation, domain: TableDomain, count: int) -> Tensor:
+TOLERANCE = Tolerance(1e-5, 0.05, lambda free: 6 * free**0.5)
+
+
+def rows_span(gradient: Tensor, count: int, noise: float, rounding: float) -> Span:
+    """The row space of a gradient (units, d) of at most `count` examples.
+
+    A singular value counts if it exceeds those of the known noise, or of rounding. If more than
+    `count` do, the noise is larger than known, and only those count that stand out.
+    """
+
+    def ranked(s: Tensor, edge: float) -> int:
+        rank = int((s > max(rounding * float(s[0]), noise * edge)).sum())
+        return rank if rank <= count else int((s[:count] > GAP * s[count]).sum())
+
+    span = Span.of(gradient, ranked, TOLERANCE)
+    return replace(span, noise=max(noise, span.noise))
+
+
+class Crowded(Exception):
+    """More prefixes survive than the search may keep."""
+
+
+def decode(span: Span, blocks: Sequence[Block], cap: int) -> Tensor:
+    """Options (K, len(blocks)) whose values lie in the span, on the coordinates of all blocks.
+
+    Blocks are added one by one. Prefixes outside the span's projection are dropped.
+
+    Raises:
+        Crowded: more than `cap` prefixes survive.
+    """
+    prefixes = torch.zeros(1, 0, dtype=torch.int32)
+    for count in range(1, len(blocks) + 1):
+        test = _Test.of(span, blocks[:count])
+        kept = []
+        total = 0
+        # Every prefix meets every option: parts bound the memory.
+        for chunk in torch.split(prefixes, max(1, CHUNK // len(blocks[count - 1].seen))):
+            kept.append(test.longer(chunk))
+            total += len(kept[-1])
+            if total > cap:
+                raise Crowded
+        prefixes = torch.cat(kept)
+    return prefixes
+
+
+@dataclass(frozen=True, eq=False)
+class _Test:
+    """Whether prefixes lie in a span. A row of `adds` is what an option adds to a prefix's
+    coordinates outside, to its weights and to its squared norm; those of a block start at `starts`.
+    """
+
+    span: Span
+    adds: Tensor
+    starts: Tensor
+
+    @staticmethod
+    def of(whole: Span, blocks: Sequence[Block]) -> _Test:
+        projected = whole.on(torch.cat([block.places for block in blocks]))
+        wide = torch.cat([projected.outside, projected.basis / projected.sizes], 1)
+        adds = []
+        start = 0
+        for seen in (block.seen for block in blocks):
+            part = wide[start : (start := start + seen.shape[1])]
+            adds.append(torch.cat([seen @ part, seen.square().sum(1, keepdim=True)], 1))
+        counts = torch.tensor([len(add) for add in adds], dtype=torch.int32)
+        return _Test(projected, torch.cat(adds), (counts.cumsum(0) - counts).int())
+
+    def longer(self, prefixes: Tensor) -> Tensor:
+        """Prefixes (K, k + 1) in the span, made of prefixes (N, k) and one option more.
+
+        Few coordinates reject most of them, so the others are computed for the rest alone.
+        """
+        free = self.span.free
+        first = [*range(min(free, FIRST)), -1]
+        few = self._sums(prefixes, first)[:, None] + self.adds[self.starts[-1] :, first]
+        inside = torch.ones(few.shape[:2], dtype=torch.bool)
+        if free:
+            sizes = few[..., -1].sqrt().clamp_min(1e-300)
+            norms = self.adds[:, free:-1].norm(dim=1)
+            most = sum(part.max() for part in torch.tensor_split(norms, self.starts[1:].long()))
+            inside = few[..., :-1].norm(dim=2) <= self.span.allowed(most / sizes) * sizes
+        old, new = inside.nonzero(as_tuple=True)
+        longer = torch.cat([prefixes[old], new[:, None].int()], 1)
+        if free and len(longer):
+            sums = self._sums(longer, [*range(self.adds.shape[1])])
+            sizes = sums[:, -1].sqrt().clamp_min(1e-300)
+            allowed = self.span.allowed(sums[:, free:-1].norm(dim=1) / sizes)
+            longer = longer[sums[:, :free].norm(dim=1) <= allowed * sizes]
+        return longer
+
+    def _sums(self, prefixes: Tensor, columns: list[int]) -> Tensor:
+        """(N, len(columns)) what the options of prefixes (N, k) add together."""
+        if not prefixes.shape[1]:
+            return torch.zeros(len(prefixes), len(columns), dtype=torch.float64)
+        at = prefixes + self.starts[: prefixes.shape[1]]
+        adds = self.adds[:, columns].contiguous()
+        return torch.nn.functional.embedding_bag(at, adds, mode="sum")
+
+
+def prior_rows(row: SentRow, domain: TableDomain) -> Tensor:
     """(count, n) the prior-only baseline, repeated."""
-    return domain.blind(public_images(observation)).double().cpu().repeat(count, 1)
+    return domain.blind(public_images(row.observation)).double().cpu().repeat(row.count, 1)
 
 
-def decoded(
-    observation: Observation, seen: LayerView, at: int, count: int, prefixes: int
-) -> Answer:
+def decoded(row: SentRow, seen: LayerView, prefixes: int) -> Answer:
     """The answer for one row of the update, from the layer `seen`."""
-    blind = prior_rows(observation, seen.domain, count)
-    if not bool(observation.update.rows[at].any()):
-        return blind, float("nan"), VANISHED
-    summed_task(observation)
-    span, bias = layer_plane(observation, seen.task, seen.name, at, count)
+    blind = prior_rows(row, seen.domain)
+    if row.is_zero:
+        return Answer(blind, VANISHED)
+    summed_task(row.observation)
+    span, bias = layer_span(row, seen.name)
     seen = seen if bias else seen.unbiased()
     if not span.rank:
         reason = f"no singular value of the layer's gradient stands out: {CAUSES}"
-        return blind, float("nan"), reason
+        return Answer(blind, reason)
     if span.rank > seen.coefficients:
         raise NotApplicable(
             f"the gradient has rank {span.rank}, and categories fix at most {seen.coefficients} of "
@@ -130,57 +246,58 @@ def decoded(
     try:
         chosen = decode(span, seen.levels, prefixes)
     except Crowded:
-        return blind, float("nan"), f"over {prefixes} prefixes lie in the span of {span.rank} rows"
+        return Answer(blind, f"over {prefixes} prefixes lie in the span of {span.rank} rows")
     if not len(chosen):
-        return blind, float("nan"), f"no row of the table lies in the gradient's span: {CAUSES}"
+        return Answer(blind, f"no row of the table lies in the gradient's span: {CAUSES}")
 
     def rows(some: Tensor) -> Survivors:
-        return Survivors.of(observation, seen, span, some, at, count)
+        return Survivors.of(row, seen, span, some)
 
     def split(some: Tensor, keep: Callable[[Survivors], Tensor]) -> tuple[Tensor, Tensor]:
         kept = torch.cat([keep(rows(part)) for part in torch.split(some, AT_ONCE * 64)])
         return some[kept], some[~kept]
 
+    # This test is free; the next ones run the model.
     valid, others = split(chosen, Survivors.valid)
     passed, failed = split(valid, Survivors.passed)
     tried = len(valid)
+    # Rows with odd numbers may be real, and are needed to fill the span.
     if rows(passed).dependent():
         tried = len(chosen)
         more, others = split(others, Survivors.passed)
         passed = torch.cat([passed, more])
-    found = torch.cat([passed, failed, others])[: max(len(passed), AT_ONCE * 64)]
-    return rows(found).answer(len(passed), tried, blind)
+    candidates = torch.cat([passed, failed, others])[: max(len(passed), AT_ONCE * 64)]
+    return rows(candidates).answer(len(passed), tried, blind)
 
 
-def layer_plane(
-    observation: Observation, task: Task, name: str, at: int, count: int
-) -> tuple[Plane, bool]:
+def layer_span(row: SentRow, name: str) -> tuple[Span, bool]:
     """The row space of a linear layer's gradient in one row of the update, and whether the bias is
     its last coordinate. Units with a withheld weight have zero rows in `left`.
     """
-    update = observation.update
-    known = observation.noise_variance
-    sent = torch.ones_like(update.rows) if observation.weights is None else observation.weights
-    flat = [update.rows[at], task.parameters, sent[at]]
-    flat += [] if known is None else [known[at]]
+    task = row.task
+    weights = row.observation.weights
+    sent = torch.ones_like(row.values) if weights is None else weights[row.at]
+    flat = [row.values, task.parameters, sent]
+    flat += [] if row.variance is None else [row.variance]
     gradient, held, trust, *spread = (joint(task, name, each) for each in flat)
-    bias = named(name, "bias") in task.names and bool(trust[:, -1].any())
-    width = trust.shape[1] - (not bias and named(name, "bias") in task.names)
+    bias = parameter(name, "bias") in task.names and bool(trust[:, -1].any())
+    width = trust.shape[1] - (not bias and parameter(name, "bias") in task.names)
     whole = (trust[:, :width] > 0).all(1)
-    if int(whole.sum()) < count:
+    if int(whole.sum()) < row.count:
         raise NotApplicable(
             f"the layer {name!r} has {int(whole.sum())} units without a withheld weight; the span "
-            f"of {count} rows needs as many"
+            f"of {row.count} rows needs as many"
         )
     gradient = gradient[whole, :width]
     held = held[whole, :width]
-    rounding = ROUNDING * float(torch.finfo(update.rows.dtype).eps)
+    rounding = ROUNDING * float(torch.finfo(row.values.dtype).eps)
     noise = float(spread[0][whole, :width].mean()) ** 0.5 if spread else 0.0
-    gradient = gradient if noise else _plain(gradient, held, count, rounding)
-    found = plane(gradient, count, noise, rounding)
-    left = torch.zeros(len(whole), found.rank, dtype=torch.float64)
-    left[whole] = found.left
-    return replace(found, left=left), bias
+    # Noise hides a multiple of the weights.
+    gradient = gradient if noise else _plain(gradient, held, row.count, rounding)
+    span = rows_span(gradient, row.count, noise, rounding)
+    left = torch.zeros(len(whole), span.rank, dtype=torch.float64)
+    left[whole] = span.left
+    return replace(span, left=left), bias
 
 
 def _plain(gradient: Tensor, held: Tensor, count: int, rounding: float) -> Tensor:
@@ -191,13 +308,14 @@ def _plain(gradient: Tensor, held: Tensor, count: int, rounding: float) -> Tenso
     that no row has refines it.
     """
     values = torch.linalg.svdvals(gradient)
+    # Too few directions are free of rows to see the decay in them.
     if len(values) <= 2 * count or float(values[count]) <= rounding * float(values[0]):
         return gradient
     for weights in (held, torch.cat([held[:, :-1], torch.zeros_like(held[:, -1:])], 1)):
         inverse = torch.linalg.pinv(weights)
         tall = len(gradient) > gradient.shape[1]
-        found = torch.linalg.eigvals(inverse @ gradient if tall else gradient @ inverse)
-        decay = float(found.real.median())
+        eigenvalues = torch.linalg.eigvals(inverse @ gradient if tall else gradient @ inverse)
+        decay = float(eigenvalues.real.median())
         for _ in range(REFINED):
             empty = torch.linalg.svd(gradient - decay * weights).Vh[count:].T
             along = weights @ empty
@@ -216,34 +334,32 @@ class Survivors:
     orthonormal coordinates. `determined` says that no other combinations exist.
     """
 
-    observation: Observation
+    row: SentRow
     seen: LayerView
-    span: Plane
+    span: Span
     rows: Tensor
     weights: Tensor
     points: Tensor
     determined: bool
-    at: int
-    count: int
 
     @staticmethod
-    def of(
-        observation: Observation, seen: LayerView, span: Plane, chosen: Tensor, at: int, count: int
-    ) -> Survivors:
-        own = span.on(torch.cat([block.places for block in seen.levels]))
+    def of(row: SentRow, seen: LayerView, span: Span, chosen: Tensor) -> Survivors:
+        projected = span.on(torch.cat([block.places for block in seen.levels]))
         values = [b.seen[k] for b, k in zip(seen.levels, chosen.T, strict=True)]
-        weights = torch.cat(values, 1) @ own.back
+        weights = torch.cat(values, 1) @ (projected.basis / projected.sizes) @ projected.left.T
         rows = seen.rows(chosen, weights @ span.scaled)
-        points = weights * span.scaled.norm(dim=1)
-        return Survivors(observation, seen, span, rows, weights, points, own.determined, at, count)
+        points = weights * span.sizes
+        # As many directions as the span has: then the categories fix every coefficient.
+        determined = projected.rank == span.rank
+        return Survivors(row, seen, span, rows, weights, points, determined)
 
     def passed(self) -> Tensor:
         """(K,) whether rows pass both tests; all of them where numbers are not determined."""
-        found = torch.ones(len(self.rows), dtype=torch.bool)
+        passed = torch.ones(len(self.rows), dtype=torch.bool)
         if self.determined:
-            found = self._later() <= 1
-            found[found.clone()] = self._apart(found.nonzero()[:, 0])
-        return found
+            passed = self._later()
+            passed[passed.clone()] = self._apart(passed.nonzero()[:, 0])
+        return passed
 
     def dependent(self) -> bool:
         """Whether the rows span less than the gradient does."""
@@ -255,19 +371,22 @@ class Survivors:
         the others, repeats, baselines.
         """
         rank = self.span.rank
-        count = self.count
+        count = self.row.count
         every = torch.arange(len(self.rows))
-        kept, basis = self._independent(self._order(every[:sure]))
+        order = self._order(every[:sure])
+        first, basis = independent(self.points[order], rank, LIKE)
+        kept = order[first]
         good = len(kept)
         if good < rank:
-            more, basis = self._independent(self._order(every[sure:]), basis)
-            kept = torch.cat([kept, more])
+            order = self._order(every[sure:])
+            more, basis = independent(self.points[order], rank, LIKE, basis)
+            kept = torch.cat([kept, order[more]])
         dual = torch.linalg.pinv(self.points[kept])
-        column = self.span.left * self.span.scaled.norm(dim=1) @ dual
+        column = self.span.left * self.span.sizes @ dual
         repeats = kept[column.norm(dim=0).argsort(descending=True)].repeat(count)
         fill = repeats[: count - rank], blind[: count - len(kept)]
         rows = torch.cat([self.rows[kept], self.rows[fill[0]], fill[1]])[:count]
-        rest = self.span.scaled.norm(dim=1)
+        rest = self.span.sizes
         left = float((torch.diag(rest) @ (torch.eye(rank) - basis.T @ basis)).norm() / rest.norm())
         bound = torch.maximum(CLEAR * column.abs().amax(0), 6 * self.span.noise * dual.norm(dim=0))
         wrong = bool((column.abs() * self._off(kept, MOVES[-1]).T > bound).any())
@@ -289,18 +408,18 @@ class Survivors:
             said.append(f"{tried} rows fit, and local steps may mislead the test that chose {rank}")
         elif wrong:
             said.append("units have a gradient that all rows leave off: some are mixtures")
-        loud = self.span.floor > NOISY * float(self.span.scaled.norm(dim=1).max())
-        if loud or self.observation.noise_variance is not None:
+        loud = self.span.floor > NOISY * float(self.span.sizes.max())
+        if loud or self.row.variance is not None:
             blurred = ", ".join(self._blurred(kept)) or "no column"
             said.append(f"rows are estimates under noise, which exceeds the tolerance of {blurred}")
-        return self.seen.domain.hard(rows), left, "; ".join(said) or None
+        return Answer(self.seen.domain.hard(rows), "; ".join(said) or None, left)
 
     def _blurred(self, kept: Tensor) -> list[str]:
         """The columns whose numbers the noise may move beyond their tolerance, in rows `kept`."""
         most = float(self.weights[kept].norm(dim=1).max())
         domain = self.seen.domain
         spread = 2 * self.span.noise * most
-        column = {start: c for c, (start, _) in zip(domain.columns, domain.places, strict=True)}
+        column = {start: c for c, start, _ in domain.placed}
         return [
             column[b.start].name
             for b in self.seen.numbers
@@ -314,12 +433,12 @@ class Survivors:
         After several local steps, it has none at other weights on the line of the change, either.
         """
         task = self.seen.task
-        update = self.observation.update
+        update = self.row.observation.update
         name = self.seen.name
         if task.plan.steps == 1:
             return silent(task, name, self.rows[at], task.parameters)
-        clients = len(self.observation.cohort) if update.unit is Unit.COHORT else 1
-        step = task.plan.learning_rate / clients * update.rows[self.at].to(task.parameters)
+        clients = len(self.row.observation.cohort) if update.unit is Unit.COHORT else 1
+        step = task.plan.learning_rate / clients * self.row.values.to(task.parameters)
         each = [silent(task, name, self.rows[at], task.parameters - m * step) for m in (0, *moves)]
         return torch.stack(each).all(0)
 
@@ -329,57 +448,55 @@ class Survivors:
         Local steps may switch a unit on for a while. So units near their threshold are left out in
         turn. A test counts with more than twice as many units as the rank; no test rejects no row.
         """
-        found = torch.zeros(len(at), dtype=torch.bool)
+        outside = torch.zeros(len(at), dtype=torch.bool)
         tested = torch.zeros(len(at)).bool()
         still = self.seen.task.plan.steps == 1
         for moves in MOVES[: 1 if still else None]:
-            for part in torch.split((~found).nonzero()[:, 0], AT_ONCE):
+            for part in torch.split((~outside).nonzero()[:, 0], AT_ONCE):
                 off = self._off(at[part], moves)
                 counts = (off.sum(1) > 2 * self.span.rank) | still
                 tested[part] |= counts
-                found[part] = counts & (self._distance(off, at[part]) > APART)
-        return found | ~tested
+                outside[part] = counts & (self._distance(off, at[part]) > APART)
+        return outside | ~tested
 
     def _distance(self, off: Tensor, at: Tensor) -> Tensor:
         """(k,) relative distance of rows from the row space of the gradients of the units `off`."""
-        units = self.span.left * self.span.scaled.norm(dim=1)
+        units = self.span.left * self.span.sizes
         rank = self.span.rank
         outer = (units[:, :, None] * units[:, None]).flatten(1)
         values, vectors = torch.linalg.eigh((off.double() @ outer).view(-1, rank, rank))
-        least = max(self.span.floor, ROOT * float(self.span.scaled.norm())) ** 2
+        # The product squares singular values, and so their rounding.
+        least = max(self.span.floor, ROOT * float(self.span.sizes.norm())) ** 2
         points = torch.nn.functional.normalize(self.points[at], dim=1)
         along = (points[:, None] @ vectors)[:, 0]
         distance: Tensor = torch.where(values > least, 0, along).norm(dim=1)
         return distance
 
     def _later(self) -> Tensor:
-        """(K,) the largest distance of a row's inputs of later layers from the row spaces of their
-        gradients, over the allowed one; 0 after several local steps.
+        """(K,) whether a row's inputs of later layers lie in the row spaces of their gradients; all
+        do after several local steps.
         """
         task = self.seen.task
-        found = torch.zeros(len(self.rows), dtype=torch.float64)
+        inside = torch.ones(len(self.rows), dtype=torch.bool)
         if task.plan.steps > 1:
-            return found
-        inputs = called(task, self.rows, (nn.Linear,))
+            return inside
+        inputs = linear_inputs(task, self.rows)
         for name in [*inputs][[*inputs].index(self.seen.name) + 1 :]:
-            values = inputs[name]
-            weight = named(name, "weight")
-            if values is None or values.ndim != 2 or weight not in task.names:
-                continue
             try:
-                span, bias = layer_plane(self.observation, task, name, self.at, self.count)
+                span, bias = layer_span(self.row, name)
             except NotApplicable:
                 continue
             if span.rank >= self.span.rank:
-                wide = torch.cat([values.double().cpu(), torch.ones(len(values), int(bias))], 1)
-                found = torch.maximum(found, span.outside(wide))
-        return found
+                wide = torch.cat([inputs[name], torch.ones(len(self.rows), int(bias))], 1)
+                away, allowed = span.far(wide)
+                inside &= away <= allowed
+        return inside
 
     def valid(self) -> Tensor:
         """(K,) whether numbers are inside their ranges, and whole where they must be."""
         domain = self.seen.domain
-        found = torch.ones(len(self.rows), dtype=torch.bool)
-        for column, (start, stop) in zip(domain.columns, domain.places, strict=True):
+        valid = torch.ones(len(self.rows), dtype=torch.bool)
+        for column, start, stop in domain.placed:
             if column.categorical:
                 continue
             value = self.rows[:, start] * column.unit_length + column.origin
@@ -387,13 +504,13 @@ class Survivors:
             right = (value >= column.low - slack) & (value <= column.high + slack)
             if column.whole:
                 right &= (value - value.round()).abs() <= BROKEN
-            found &= right | (self.rows[:, start + 1 : stop] > 0.5).any(1)  # or missing
-        return found
+            valid &= right | (self.rows[:, start + 1 : stop] > 0.5).any(1)  # or missing
+        return valid
 
     def _order(self, at: Tensor) -> Tensor:
         """Sort positions of rows: valid ones first, of these the ones near public rows."""
         order = at[self.valid()[at].long().argsort(descending=True, stable=True)]
-        public = public_images(self.observation)
+        public = public_images(self.row.observation)
         if public is None:
             return order
         near = order[:AT_ONCE]
@@ -401,20 +518,3 @@ class Survivors:
         misses = domain.distances(domain.hard(self.rows[near]), public[:PUBLIC]).amin(1)
         rank = misses + len(domain.columns) * ~self.valid()[near]
         return torch.cat([near[rank.argsort(stable=True)], order[AT_ONCE:]])
-
-    def _independent(self, order: Tensor, basis: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The first rows that are linearly independent of those before them and of a basis (k, r),
-        and the basis with them.
-        """
-        basis = self.points[:0] if basis is None else basis
-        kept: list[int] = []
-        for i in order.tolist():
-            if len(basis) == self.span.rank:
-                break
-            point = self.points[i] / self.points[i].norm()
-            rest = point - (point @ basis.T) @ basis
-            rest = rest - (rest @ basis.T) @ basis
-            if float(rest.norm()) > LIKE:
-                basis = torch.cat([basis, rest[None] / rest.norm()])
-                kept.append(i)
-        return torch.tensor(kept, dtype=torch.long), basis

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound._util.results import LISTED, Fact
-from leakbound.attacks.base import Answer, Attack, each_row, seen_task
+from leakbound.attacks.base import Answer, Attack, SentRow, each_row, parameter, rows_of, seen_task
 from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.table.decoding import PREFIXES, decoded, prior_rows
-from leakbound.attacks.table.view import Block, named, table_domain, view
+from leakbound.attacks.table.view import Block, table_domain, view
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import Column, TableDomain
 from leakbound.domains.arguments import looked_up
@@ -77,39 +77,43 @@ class TouchedRows(Attack):
         tables = _tables(task, domain)
         each: list[dict[int, Tensor]] = []
 
-        def one(at: int, count: int) -> Answer:
-            blind = prior_rows(observation, domain, count)
-            if not bool(observation.update.rows[at].any()):
-                return blind, float("nan"), VANISHED
-            touched = _touched(observation, task, tables, at)
+        def one(row: SentRow) -> Answer:
+            count = row.count
+            blind = prior_rows(row, domain)
+            if row.is_zero:
+                return Answer(blind, VANISHED)
+            touched = _touched(row, tables)
             each.append(touched)
+            # More levels than examples: something else changed their weights.
             many = [start for start, rows in touched.items() if int(rows.sum()) > count]
-            known = {k: rows for k, rows in touched.items() if k not in many and bool(rows.any())}
+            known = {k: rows for k, rows in touched.items() if k not in many and rows.any()}
             try:
                 seen = view(task, domain)
-                own = replace(seen, levels=tuple(_among(block, known) for block in seen.levels))
-                answer = decoded(observation, own, at, count, self.prefixes)
-                reason = answer[2]
+                restricted = replace(
+                    seen, levels=tuple(_among(block, known) for block in seen.levels)
+                )
+                answer = decoded(row, restricted, self.prefixes)
+                reason = answer.problem
             except NotApplicable as error:
-                answer = (blind, float("nan"), None)
+                answer = Answer(blind)
                 reason = error.reason
-            if answer[1] == answer[1]:  # it has an objective: rows were found
+            if answer.objective == answer.objective:  # rows were found
                 return answer
             for start, rows in known.items():
-                found = rows.nonzero()[:, 0]
-                turn = found[torch.arange(count) % len(found)]
+                levels = rows.nonzero()[:, 0]
+                turn = levels[torch.arange(count) % len(levels)]
                 blind[:, start : start + len(rows)] = torch.eye(len(rows)).double()[turn]
             said = "numbers, and how the levels combine, are not known"
             if many:
                 said += f"; {len(many)} columns have more touched levels than examples"
-            return blind, float("nan"), f"{said} ({reason})"
+            return Answer(blind, f"{said} ({reason})")
 
-        answer = each_row(observation, one)
+        answer = each_row(observation, task, one)
         level = None if observation.noise_variance is None else CHANCE * len(each)
         kept = {
             start: held
             for start, held in tables.items()
-            if all(_handed_on(task, domain, own.weight.rpartition(".")[0]) for own in held)
+            if all(_handed_on(task, domain, one.weight.rpartition(".")[0]) for one in held)
         }
         return replace(answer, facts=_facts(domain, kept, each, level))
 
@@ -118,8 +122,7 @@ class TouchedRows(Attack):
         task = seen_task(observation)
         domain = table_domain(task)
         tables = _tables(task, domain)
-        count = len(observation.update.rows)
-        each = [_touched(observation, task, tables, at) for at in range(count)]
+        each = [_touched(row, tables) for row in rows_of(observation, task)]
         return {
             column.name: tuple(column.names[k] for k in rows.nonzero()[:, 0].tolist())
             for column, rows in _by_column(domain, tables, each)
@@ -139,10 +142,10 @@ def _by_column(
 
     A padding level has no gradient, so it does not count as touched.
     """
-    for column, (start, _) in zip(domain.columns, domain.places, strict=True):
+    for column, start, _ in domain.placed:
         if start not in tables:
             continue
-        touched = torch.stack([own[start] for own in each]).any(0)
+        touched = torch.stack([levels[start] for levels in each]).any(0)
         for held in tables[start]:
             if held.padding is not None:
                 touched = touched & (held.index != held.padding)
@@ -163,12 +166,12 @@ def _facts(
     columns = [*_by_column(domain, tables, each)] if each else []
     if all(bool(touched.all()) for _, touched in columns):
         return ()
-    found = []
+    facts = []
     for column, touched in columns:
         levels = touched.nonzero()[:, 0].tolist()
         if not levels:
             continue
-        found.append(
+        facts.append(
             Fact(
                 kind="levels",
                 subject=column.name,
@@ -179,7 +182,7 @@ def _facts(
                 sensitive=column.sensitive,
             )
         )
-    return tuple(found)
+    return tuple(facts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,51 +204,49 @@ class _Levels:
 
 def _tables(task: Task, domain: TableDomain) -> dict[int, list[_Levels]]:
     """By the start of a column in a row, the weights that hold its levels one by one."""
-    found: dict[int, list[_Levels]] = {}
-    for name, own in task.model.named_modules():
-        module: Any = own
+    tables: dict[int, list[_Levels]] = {}
+    for name, layer in task.model.named_modules():
+        module: Any = layer
         if (weight := f"{name}.weight") in task.names:
-            for index, start in looked_up(own):
+            for index, start in looked_up(layer):
                 known = _Levels(weight, index, padding=module.padding_idx)
-                found.setdefault(start, []).append(known)
+                tables.setdefault(start, []).append(known)
     try:
         seen = view(task, domain)
         for block in seen.levels:
             one_hot = len(block.options) == len(block.places) > 1
             if one_hot and torch.equal(block.seen != 0, torch.eye(len(block.seen)) > 0):
-                known = _Levels(named(seen.name, "weight"), block.places, across=True)
-                found.setdefault(block.start, [known])
+                known = _Levels(parameter(seen.name, "weight"), block.places, across=True)
+                tables.setdefault(block.start, [known])
     except NotApplicable:
         pass
-    if not found:
+    if not tables:
         raise NotApplicable("no trained layer takes the levels of a column one by one")
-    return found
+    return tables
 
 
-def _touched(
-    observation: Observation, task: Task, tables: Mapping[int, list[_Levels]], at: int
-) -> dict[int, Tensor]:
+def _touched(row: SentRow, tables: Mapping[int, list[_Levels]]) -> dict[int, Tensor]:
     """By the start of a column, the levels (L,) bool that may be in the batch: everywhere their
     weights have a gradient, or are padding.
     """
-    update = task.unflatten(observation.update.rows[at])
-    noise = observation.noise_variance
-    spread = None if noise is None else task.unflatten(noise[at])
-    found: dict[int, Tensor] = {}
+    update = row.task.unflatten(row.values)
+    spread = None if row.variance is None else row.task.unflatten(row.variance)
+    every: dict[int, Tensor] = {}
     for start, held in tables.items():
-        for own in held:
-            values = own.of(update)
+        for levels_of in held:
+            values = levels_of.of(update)
             if spread is None:
                 touched = values.any(1)
             else:
-                scaled = values.square() / own.of(spread).clamp_min(1e-300)
-                levels = update[own.weight].shape[int(own.across)]
+                scaled = values.square() / levels_of.of(spread).clamp_min(1e-300)
+                levels = update[levels_of.weight].shape[int(levels_of.across)]
+                # The chance is for all levels of the layer together.
                 limit = scipy.stats.chi2.isf(CHANCE / levels, values.shape[1])
                 touched = scaled.sum(1) > float(limit)
-            if own.padding is not None:
-                touched = touched | (own.index == own.padding)
-            found[start] = touched & found.get(start, torch.ones_like(touched))
-    return found
+            if levels_of.padding is not None:
+                touched = touched | (levels_of.index == levels_of.padding)
+            every[start] = touched & every.get(start, torch.ones_like(touched))
+    return every
 
 
 def _among(block: Block, known: dict[int, Tensor]) -> Block:

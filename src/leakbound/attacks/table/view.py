@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from leakbound.attacks.base import domain_of
+from leakbound.attacks.base import domain_of, modules_of, parameter, seen_by
 from leakbound.client import forward
 from leakbound.core import NotApplicable, Task
 from leakbound.domains import TableDomain
@@ -79,16 +78,16 @@ class LayerView:
         """Rows (N, n) with the chosen option (N, len(levels)) of each block; their numbers follow
         from the layer's inputs (N, d).
         """
-        found = torch.zeros(len(chosen), *self.domain.shape, dtype=torch.float64)
+        rows = torch.zeros(len(chosen), *self.domain.shape, dtype=torch.float64)
         for block, at in zip(self.levels, chosen.T, strict=True):
-            block.put(found, at)
+            block.put(rows, at)
         for block in self.numbers:
             low = block.seen[0]
             slope = block.seen[-1] - block.seen[0]
             share = (inside[:, block.places] - low) @ slope / slope.square().sum()
             first, last = block.options[[0, -1], 0].double()
-            found[:, block.start] = first + (last - first) * share
-        return found
+            rows[:, block.start] = first + (last - first) * share
+        return rows
 
 
 def table_domain(task: Task) -> TableDomain:
@@ -111,13 +110,12 @@ def view(task: Task, domain: TableDomain) -> LayerView:
     for k, part in enumerate(parts):
         trials.append(base.repeat(len(part.options), 1))
         part.put(trials[-1], torch.arange(len(part.options)))
+        # All parts change at once here, so a layer that mixes them shows it.
         part.put(mixed, _turn(k, part))
-    inputs = called(task, torch.cat([mixed, *trials]), (nn.Linear,))
-    for name, values in inputs.items():
-        if values is not None and values.ndim == 2 and named(name, "weight") in task.names:
-            blocks = _blocks(parts, values.double().cpu())
-            if blocks is not None:
-                return _sorted(task, domain, name, values[MIXED].double().cpu(), blocks)
+    for name, values in linear_inputs(task, torch.cat([mixed, *trials])).items():
+        blocks = _blocks(parts, values)
+        if blocks is not None:
+            return _sorted(task, domain, name, values[MIXED], blocks)
     raise NotApplicable(
         "no trained linear layer sees every column of a row in coordinates of its own"
     )
@@ -126,16 +124,16 @@ def view(task: Task, domain: TableDomain) -> LayerView:
 def _parts(domain: TableDomain) -> list[Block]:
     """The parts of a row, in its order, as no layer sees them yet."""
     low, high = domain.box
-    found = []
-    for column, (start, stop) in zip(domain.columns, domain.places, strict=True):
+    parts = []
+    for column, start, stop in domain.placed:
         if column.categorical:
-            found.append(Block(start, torch.eye(stop - start)))
+            parts.append(Block(start, torch.eye(stop - start)))
             continue
         ends = torch.stack([low[start], (low[start] + high[start]) / 2, high[start]])
-        found.append(Block(start, ends[:, None], number=True))
+        parts.append(Block(start, ends[:, None], number=True))
         if column.missing:
-            found.append(Block(start + 1, torch.tensor([[0.0], [1.0]])))
-    return found
+            parts.append(Block(start + 1, torch.tensor([[0.0], [1.0]])))
+    return parts
 
 
 def _turn(k: int, part: Block) -> Tensor:
@@ -150,31 +148,32 @@ def _blocks(parts: Sequence[Block], seen: Tensor) -> list[Block] | None:
     mixed = seen[:MIXED]
     same = SAME * float(seen.abs().max())
     expected = seen[MIXED].repeat(MIXED, 1)
-    found = []
+    blocks = []
     start = MIXED + 1
     for k, part in enumerate(parts):
-        own = seen[start : (start := start + len(part.options))]
-        places = ((own - own[0]).abs().amax(0) > same).nonzero()[:, 0]
-        values = own[:, places]
+        varied = seen[start : (start := start + len(part.options))]
+        places = ((varied - varied[0]).abs().amax(0) > same).nonzero()[:, 0]
+        values = varied[:, places]
         bent = part.number and (values[0] + values[2] - 2 * values[1]).abs().gt(2 * same).any()
         if not len(places) or bent:
             return None
         expected[:, places] = values[_turn(k, part)]
-        found.append(replace(part, places=places, seen=values))
-    return found if float((mixed - expected).abs().max()) <= same else None
+        blocks.append(replace(part, places=places, seen=values))
+    return blocks if float((mixed - expected).abs().max()) <= same else None
 
 
 def _sorted(
     task: Task, domain: TableDomain, name: str, first: Tensor, blocks: Sequence[Block]
 ) -> LayerView:
     """The view, from the layer's input (d,) for one row and its blocks."""
-    bias = named(name, "bias") in task.names
+    bias = parameter(name, "bias") in task.names
     whole = torch.cat([first, first.new_ones(int(bias))])
     free = torch.ones(len(first) + bias)
     free[torch.cat([block.places for block in blocks])] = 0
     places = free.nonzero()[:, 0]
     constant = Block(0, torch.zeros(1, 0), False, places, whole[places][None])
     levels = [block for block in blocks if not block.number]
+    # Blocks that fix much with few options prune most prefixes first.
     levels.sort(key=lambda b: -_fixed(b) / float(torch.tensor(len(b.seen)).log()))
     numbers = tuple(block for block in blocks if block.number)
     return LayerView(task, domain, name, bias, (constant, *levels), numbers)
@@ -185,32 +184,25 @@ def _fixed(block: Block) -> int:
     return int(torch.linalg.matrix_rank(block.seen - block.seen[0], tol=SAME))
 
 
-def called(task: Task, rows: Tensor, kinds: tuple[type[nn.Module], ...]) -> dict[str, Any]:
-    """The inputs of modules of these kinds for rows (N, n), by name, in the order of their calls;
-    None for a module that is called several times, or not with one tensor for these rows.
-    """
-    found: dict[str, Any] = {}
-
-    def watch(name: str) -> Any:
-        def note(_: nn.Module, args: tuple[Any, ...]) -> None:
-            known = len(args) == 1 and name not in found and len(args[0]) == len(rows)
-            found[name] = args[0] if known else None
-
-        return note
-
-    with ExitStack() as hooks, torch.no_grad():
-        for name, module in task.model.named_modules():
-            if isinstance(module, kinds):
-                hooks.enter_context(module.register_forward_pre_hook(watch(name)))
-        forward(task, rows.to(task.parameters))
-    return found
+@torch.no_grad()
+def linear_inputs(task: Task, rows: Tensor) -> dict[str, Tensor]:
+    """The inputs (N, d) of trained linear layers for rows (N, n), by name in their order."""
+    seen = seen_by(task, modules_of(task, nn.Linear), rows.to(task.parameters))
+    return {
+        name: values.double().cpu()
+        for name, values in seen.items()
+        if values is not None
+        and values.ndim == 2
+        and len(values) == len(rows)
+        and parameter(name, "weight") in task.names
+    }
 
 
 def joint(task: Task, name: str, flat: Tensor) -> Tensor:
     """(units, d) a linear layer's part of a flat vector (P,), with its bias last if it is sent."""
     sent = task.unflatten(flat)
-    weight = sent[named(name, "weight")]
-    bias = sent.get(named(name, "bias"))
+    weight = sent[parameter(name, "weight")]
+    bias = sent.get(parameter(name, "bias"))
     wide = [weight] if bias is None else [weight, bias[:, None]]
     return torch.cat(wide, 1).double().cpu()
 
@@ -223,7 +215,7 @@ def silent(task: Task, name: str, rows: Tensor, parameters: Tensor) -> Tensor:
         held.append(output.detach().requires_grad_())
         return held[-1]
 
-    found = []
+    off = []
     for part in torch.split(rows, AT_ONCE):
         hook = task.model.get_submodule(name).register_forward_hook(cut)
         with torch.enable_grad():
@@ -231,10 +223,5 @@ def silent(task: Task, name: str, rows: Tensor, parameters: Tensor) -> Tensor:
         hook.remove()
         weight = torch.arange(1, output.shape[1] + 1).to(output).sqrt()  # no sum of slopes is 0
         (slope,) = torch.autograd.grad((output * weight).sum(), held.pop())
-        found.append((slope == 0).cpu())
-    return torch.cat(found)
-
-
-def named(name: str, what: str) -> str:
-    """The name of a layer's parameter."""
-    return f"{name}.{what}" if name else what
+        off.append((slope == 0).cpu())
+    return torch.cat(off)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-import scipy
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from leakbound import check
 from leakbound.attacks.adaptive import not_sgd
-from leakbound.attacks.base import Answer, Attack, each_row, summed_task
+from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, summed_task
 from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.tokens.layers import (
     dictionary,
     handed_on,
@@ -34,7 +34,7 @@ from leakbound.attacks.tokens.pursuit import (
     edge,
     pursue,
 )
-from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.randomness import permutation, stream, uniform
 
 MOST_ATOMS = 400_000_000
@@ -104,28 +104,29 @@ def pairs_of(task: Task) -> tuple[Pair, ...]:
         ()
     """
     tensors = {k: v for k, v in task.tensors().items() if v.ndim == 2 and v.is_floating_point()}
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for name in tensors:
         other = name.replace("lora_A", "lora_B")
         if other != name and other in tensors and "lora_A" in name.split("."):
             down = tensors[name].shape
             up = tensors[other].shape
             if down[0] == up[1] and {name, other} & task.names:
-                found.append(Pair(name, other, name.rpartition(".")[0]))
-    used = {name for pair in found for name in (pair.a, pair.b)}
+                pairs.append(Pair(name, other, name.rpartition(".")[0]))
+    used = {name for pair in pairs for name in (pair.a, pair.b)}
     for prefix, module in sorted(task.model.named_modules(), key=lambda kind: -len(kind[0])):
         inside = [k for k in tensors if k.startswith(f"{prefix}.") and k not in used]
         if 3 <= len(inside) <= 6 and prefix:
             new = _by_experiment(task, prefix, module, {k: tensors[k] for k in inside})
-            found += new
+            pairs += new
             used |= {name for pair in new for name in (pair.a, pair.b)}
-    return tuple(found)
+    return tuple(pairs)
 
 
 def _by_experiment(
     task: Task, prefix: str, module: nn.Module, tensors: Mapping[str, Tensor]
 ) -> list[Pair]:
     """The adapter within one module, if it has one."""
+    # Libraries name the parts as they like, so all roles are tried.
     for a, b, w in permutations(tensors, 3):
         if b not in task.names or w in task.names:
             continue
@@ -150,16 +151,16 @@ def _adds(task: Task, prefix: str, module: nn.Module, pair: Pair) -> bool:
     """Whether the module adds a multiple of B A x to what it computes without B."""
     every = task.tensors()
     source = stream(0, "adapter", "experiment")
-    own = {k: v for k, v in every.items() if k.startswith(f"{prefix}.")}
-    shape = own[pair.b].shape
-    drawn = uniform(shape, source, like=own[pair.b]) - 0.5
+    inside = {k: v for k, v in every.items() if k.startswith(f"{prefix}.")}
+    shape = inside[pair.b].shape
+    drawn = uniform(shape, source, like=inside[pair.b]) - 0.5
     width = pair.down(every).shape[1]
-    x = uniform((1, 4, width), source, like=own[pair.b]) - 0.5
+    x = uniform((1, 4, width), source, like=inside[pair.b]) - 0.5
     changes = []
     for up in (drawn, torch.zeros_like(drawn)):
-        given = {k.removeprefix(f"{prefix}."): v for k, v in {**own, pair.b: up}.items()}
+        tensors = {k.removeprefix(f"{prefix}."): v for k, v in {**inside, pair.b: up}.items()}
         try:
-            output = functional_call(module, given, (x,))
+            output = functional_call(module, tensors, (x,))
         except (TypeError, RuntimeError, ValueError, IndexError):
             return False
         if not isinstance(output, Tensor) or output.shape[:2] != x.shape[:2]:
@@ -167,7 +168,7 @@ def _adds(task: Task, prefix: str, module: nn.Module, pair: Pair) -> bool:
         changes.append(output[0].double().cpu())
     change = changes[0] - changes[1]
     wanted = x[0].double().cpu() @ pair.down(every).T @ pair.up({pair.b: drawn}).T
-    if change.shape != wanted.shape or not bool(change.any()):
+    if change.shape != wanted.shape or not change.any():
         return False
     scale = (change * wanted).sum() / wanted.square().sum().clamp_min(1e-300)
     return float((change - scale * wanted).norm()) <= LAYER_ONE * float(change.norm())
@@ -252,38 +253,41 @@ class WeightRows:
         return self.rows[seen] / self.spread[seen, None]
 
 
-def block_of(
-    observation: Observation, task: Task, at: int, pair: Pair, *, down: bool
-) -> WeightRows:
+def block_of(row: SentRow, pair: Pair, *, down: bool) -> WeightRows:
     """The gradient of A (`down`) or B in one row of the update, with its rounding.
 
     Noise that the attacker knows counts as rounding. If the update is a difference of rounded
     weights, so does their spacing. Rows that a mask cuts are left out.
     """
+    task = row.task
 
     def part(values: Tensor) -> Tensor:
         named = task.unflatten(values)
         return pair.down(named) if down else pair.up(named)
 
+    observation = row.observation
     update = observation.update
     weights = task.tensors()
-    rows = part(update.rows[at])
+    rows = part(row.values)
     before = pair.down(weights) if down else pair.up(weights)
     kinds = (update.rows.dtype, task.parameters.dtype)
     size = rows.norm(dim=1) / math.sqrt(rows.shape[1])
+    # A row of zeros is not exact: it has the rounding of its neighbors.
     size = torch.maximum(size, LAYER_ONE * size.max())
     variance = (ROUNDING * max(torch.finfo(kind).eps for kind in kinds) * size).square()
+    # Values that a narrower type holds were rounded to it on their way.
     if (kind := _narrow(rows)) is not None:
         variance += (torch.finfo(kind).eps * size).square() / 12
-    sent = None if observation.sent is None else part(observation.sent[at])
+    sent = None if observation.sent is None else part(observation.sent[row.at])
     spacing = _spacing(rows * task.plan.learning_rate, before, sent)
     if spacing is not None:
         each = (spacing / task.plan.learning_rate).square() / 12
+        # Every local step rounds the weights once.
         variance += task.plan.steps * each.mean(1)
-    if (noise := observation.noise_variance) is not None:
-        variance += part(noise[at]).mean(1)
+    if row.variance is not None:
+        variance += part(row.variance).mean(1)
     if update.mask is not None:
-        mask = update.mask if update.mask.ndim == 1 else update.mask[at]
+        mask = update.mask if update.mask.ndim == 1 else update.mask[row.at]
         rows = rows * (part(mask.double()) > 0).all(1)[:, None]
     return WeightRows(rows, variance.sqrt().clamp_min(1e-300))
 
@@ -311,8 +315,9 @@ def _spacing(change: Tensor, before: Tensor, sent: Tensor | None) -> Tensor | No
         unit = torch.finfo(kind).eps * base
         off = (after / unit - (after / unit).round()).abs()
         if held is not None and torch.finfo(held).eps >= torch.finfo(kind).eps:
+            # A smaller change than the spacing shows that weights are not rounded to it.
             off = torch.where((change != 0) & (change.abs() < unit / 4), 0.5, off)
-        if bool(change.any()) and float(off.mean()) < 0.1:
+        if change.any() and float(off.mean()) < 0.1:
             return unit
     return None
 
@@ -325,6 +330,7 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     """
     domain = token_domain(task)
     weights = sum(v.numel() for v in task.tensors().values())
+    # Float32 blurs which directions are common.
     wide = task.to("cpu", torch.float64) if weights <= WIDE else task
     source = stream(0, "adapter", "places")
     groups = min(6, domain.vocabulary // 4 - 1)
@@ -335,9 +341,10 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     seen = seen.double().cpu()
     tolerance = 1e3 * torch.finfo(wide.parameters.dtype).eps
     total = torch.zeros(seen.shape[-1], seen.shape[-1], dtype=torch.float64)
-    for own in seen[: 4 * groups].view(groups, 4 * places, -1):
-        _, s, v = torch.linalg.svd(own, full_matrices=False)
+    for group in seen[: 4 * groups].view(groups, 4 * places, -1):
+        _, s, v = torch.linalg.svd(group, full_matrices=False)
         basis = v[s > tolerance * s[0]]
+        # Directions that all groups span are eigenvectors of the mean with value 1.
         total += basis.T @ basis / groups
     values, vectors = torch.linalg.eigh(total)
     space = vectors[:, values > 1 - math.sqrt(tolerance)]
@@ -350,47 +357,27 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     return None if bad else space
 
 
-@dataclass(frozen=True, eq=False)
-class Spanned:
-    """The rows of a gradient of B as a space: `inside` (r, k) with singular values `s`, `outside`
-    (r, r - k).
-    """
+def image_span(row: SentRow, pair: Pair) -> Span | None:
+    """The span of a gradient of B, which holds A x of each input x; None if it is empty or R^r."""
+    rows = block_of(row, pair, down=False).scaled
+    if not len(rows):
+        return None
+    eps = torch.finfo(row.task.parameters.dtype).eps
+    tolerance = Tolerance(64 * eps, 1.0, lambda free: EDGE * (math.sqrt(free) + 3))
+    limit = edge(*rows.shape)
+    span = Span.of(rows, lambda s, _: int((s > limit).sum()), tolerance)
+    # The rows are in units of their rounding.
+    return replace(span, noise=1.0) if 0 < span.rank < rows.shape[1] else None
 
-    down: Tensor
-    inside: Tensor
-    outside: Tensor
-    s: Tensor
 
-    @staticmethod
-    def of(observation: Observation, task: Task, at: int, pair: Pair) -> Spanned | None:
-        """The space of one adapter; None without a gradient, or if it is all of R^r."""
-        rows = block_of(observation, task, at, pair, down=False).scaled
-        if not len(rows):
-            return None
-        _, s, v = torch.linalg.svd(rows, full_matrices=True)
-        keep = int((s > edge(*rows.shape)).sum())
-        if not 0 < keep < rows.shape[1]:
-            return None
-        return Spanned(pair.down(task.tensors()), v[:keep].T, v[keep:].T, s[:keep])
-
-    def fit(self, inputs: Tensor, eps: float) -> tuple[Tensor, float]:
-        """Which inputs (K, d) A maps into the space, and how many of them would by chance.
-
-        All inputs may lie in fewer dimensions than A has rows, as a norm takes their mean.
-        """
-        seen = inputs.double().cpu() @ self.down.T
-        rank = self.inside.shape[1]
-        free = self.outside.shape[1]
-        few = nn.functional.normalize(seen[:: max(1, len(seen) // (4 * len(self.down)))])
-        room = int(torch.linalg.matrix_rank(few, rtol=1e-5)) - rank
-        spread = ((seen @ self.inside) / self.s).norm(dim=1)
-        size = seen.norm(dim=1)
-        limit = EDGE * spread * (math.sqrt(free) + 3) + 64 * eps * size
-        fits = (seen @ self.outside).norm(dim=1) <= limit
-        share = (limit / size.clamp_min(1e-300)).square().clamp_max(1)
-        if room <= 0:
-            return fits, float(len(seen))
-        return fits, float(scipy.stats.beta.cdf(share.numpy(), room / 2, rank / 2).sum())
+def in_span(span: Span, images: Tensor) -> tuple[Tensor, float]:
+    """Which images A x (K, r) lie in a span, and how many of them would by chance."""
+    away, allowed = span.far(images)
+    # All inputs may lie in fewer dimensions than A has rows, as a norm takes their mean.
+    few = nn.functional.normalize(images[:: max(1, len(images) // (4 * images.shape[1]))])
+    room = int(torch.linalg.matrix_rank(few, rtol=1e-5)) - span.rank
+    chance = span.chance(allowed.numpy(), room).sum() if room > 0 else len(images)
+    return away <= allowed, float(chance)
 
 
 @dataclass(frozen=True)
@@ -458,52 +445,54 @@ class AdapterPursuit(Attack):
         domain = token_domain(observation.task)
         each: list[FoundTokens] = []
 
-        def one(at: int, count: int) -> Answer:
-            found = self._of_row(observation, at, count)
-            each.append(found)
-            rows, problem = _filled(found, count, domain.length)
-            return rows, found.residual, problem
+        def one(row: SentRow) -> Answer:
+            result = self._of_row(row)
+            each.append(result)
+            rows, problem = _filled(result, row.count, domain.length)
+            return Answer(rows, problem, result.residual)
 
-        answer = each_row(observation, one)
-        if not all(found.certain for found in each) or not handed_on(observation.task):
+        answer = each_row(observation, summed_task(observation), one)
+        if not all(result.certain for result in each) or not handed_on(observation.task):
             return answer
-        tokens = sorted(set().union(*(found.tokens for found in each)))
+        tokens = sorted(set().union(*(result.tokens for result in each)))
         return replace(answer, facts=words(domain, tokens, CHANCE * len(each), ASSUMES))
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update, sorted."""
-        each = (self.found(observation, at).tokens for at in range(len(observation.update.rows)))
+        rows = rows_of(observation, summed_task(observation))
+        each = (self._of_row(row).tokens for row in rows)
         return tuple(sorted(set().union(*each)))
 
     def found(self, observation: Observation, row: int = 0) -> FoundTokens:
         """The tokens in one row of the update, and whether they are certain."""
-        return self._of_row(observation, row, _counts(observation)[row])
+        return self._of_row(rows_of(observation, summed_task(observation))[row])
 
     @torch.no_grad()
-    def _of_row(self, observation: Observation, at: int, count: int) -> FoundTokens:
-        task = summed_task(observation)
-        if not bool(observation.update.rows[at].isfinite().all()):
+    def _of_row(self, row: SentRow) -> FoundTokens:
+        task = row.task
+        count = row.count
+        if not row.values.isfinite().all():
             raise NotApplicable("the update is not finite")
-        if (reason := not_sgd(observation)) is not None:
+        if (reason := not_sgd(row.observation)) is not None:
             raise NotApplicable(reason)
         layer = FirstLayer.of(task)
-        some = touched(observation, task, at)
-        if not bool(observation.update.rows[at].any()):
+        some = touched(row)
+        if row.is_zero:
             return FoundTokens((), None, float("nan"), False, VANISHED)
-        rows = _downs(observation, layer, at)
+        rows = _downs(row, layer)
         first: FoundTokens | None = None
         if len(rows):
             first = self._pursued(task, layer, rows, count, some)
-            past = () if first.certain else _same_inputs(observation, task, layer)
+            past = () if first.certain else _same_inputs(row, layer)
             if past:
-                every = torch.cat([rows, *(_downs(seen, layer, at) for seen in past)])
+                every = torch.cat([rows, *(_downs(earlier, layer) for earlier in past)])
                 union = self._pursued(task, layer, every, count * (1 + len(past)), some)
                 if union.certain:  # of all rounds; which of them are in this one?
                     first = self._pursued(task, layer, rows, count, torch.tensor(union.tokens))
             if first.certain:
                 return first
         try:
-            second = spanned_tokens(observation, task, layer, at, count, some)
+            second = spanned_tokens(row, layer, some)
         except NotApplicable:
             if first is None:
                 raise
@@ -525,6 +514,7 @@ class AdapterPursuit(Attack):
                 f"{domain.length} places do not fit in memory"
             )
         inside = torch.zeros(width, 0, dtype=torch.float64) if space is None else space
+        # Wrong atoms may be chosen on the way; pruning drops them.
         most = int(self.spare * count * domain.length) + 8
         atoms = Atoms(dictionary(task, layer.hook, domain.length if pairs else 1, some), pairs)
         chosen = pursue(atoms, rows, inside, most)
@@ -536,109 +526,96 @@ class AdapterPursuit(Attack):
         tokens = tuple(sorted({atoms.named(one)[0] for one in chosen.where}))
         places = tuple(sorted(atoms.named(one) for one in chosen.where)) if pairs else None
         if space is not None and count == 1 and chosen.done and tokens:
-            own = Atoms(dictionary(task, layer.hook, domain.length, torch.tensor(tokens)), True)
-            again = pursue(own, rows, inside[:, :0], most)
+            placed = Atoms(dictionary(task, layer.hook, domain.length, torch.tensor(tokens)), True)
+            again = pursue(placed, rows, inside[:, :0], most)
             if again.done:
-                places = tuple(sorted(own.named(one) for one in again.where))
+                places = tuple(sorted(placed.named(one) for one in again.where))
         return FoundTokens(tokens, places, share, certain, why)
 
 
-def _downs(observation: Observation, layer: FirstLayer, at: int) -> Tensor:
+def _downs(row: SentRow, layer: FirstLayer) -> Tensor:
     """The gradients of A of the layer's adapters in one row, in units of their rounding."""
-    task = summed_task(observation)
-    pairs = [pair for pair in layer.pairs if pair.a in task.names]
-    blocks = [block_of(observation, task, at, pair, down=True).scaled for pair in pairs]
+    pairs = [pair for pair in layer.pairs if pair.a in row.task.names]
+    blocks = [block_of(row, pair, down=True).scaled for pair in pairs]
     return torch.cat(blocks) if blocks else torch.zeros(0, 1, dtype=torch.float64)
 
 
-def _same_inputs(
-    observation: Observation, task: Task, layer: FirstLayer
-) -> tuple[Observation, ...]:
-    """The client's earlier rounds in which the layer got the same inputs for the same tokens: what
-    precedes it has not changed.
+def _same_inputs(row: SentRow, layer: FirstLayer) -> list[SentRow]:
+    """The client's rows of earlier rounds in which the layer got the same inputs for the same
+    tokens: what precedes it has not changed.
     """
-    ids = probe(token_domain(task)).to(task.parameters.device)
-    now = inputs_of(task, layer.hook, ids)
-    found = list[Observation]()
-    for seen in observation.history:
+    ids = probe(token_domain(row.task)).to(row.task.parameters.device)
+    now = inputs_of(row.task, layer.hook, ids)
+    rows = list[SentRow]()
+    for seen in row.observation.history:
         with suppress(NotApplicable):
-            earlier = inputs_of(summed_task(seen), layer.hook, ids)
-            if earlier.equal(now) and len(seen.update.rows) == len(observation.update.rows):
-                found.append(seen)
-    return tuple(found)
+            task = summed_task(seen)
+            same = inputs_of(task, layer.hook, ids).equal(now)
+            if same and len(seen.update.rows) == len(row.observation.update.rows):
+                rows.append(SentRow(seen, task, row.at, row.count))
+    return rows
 
 
-def spanned_tokens(
-    observation: Observation,
-    task: Task,
-    layer: FirstLayer,
-    at: int,
-    count: int,
-    some: Tensor | None,
-) -> FoundTokens:
+def spanned_tokens(row: SentRow, layer: FirstLayer, some: Tensor | None) -> FoundTokens:
     """The tokens that A maps into the row space of B's gradient, for any adapter of the layer.
 
     Raises:
         NotApplicable: the space is all of R^r, or A changes during several local steps.
     """
+    task = row.task
     domain = token_domain(task)
     moved = task.plan.steps > 1 and any(pair.a in task.names for pair in layer.pairs)
     if moved:
         raise NotApplicable("A changes in the local steps, so B's gradient has no fixed row space")
-    each = [Spanned.of(observation, task, at, pair) for pair in layer.pairs if pair.b in task.names]
-    spaces = [one for one in each if one is not None]
-    if not spaces:
-        rank = max(pair.down(task.tensors()).shape[0] for pair in layer.pairs)
+    downs = {pair: pair.down(task.tensors()) for pair in layer.pairs}
+    each = {pair: image_span(row, pair) for pair in downs if pair.b in task.names}
+    spans = [(downs[pair], span) for pair, span in each.items() if span is not None]
+    if not spans:
+        rank = max(len(down) for down in downs.values())
         raise NotApplicable(
             f"A has no gradient, as B is 0 or A is frozen, and B's fills all {rank} dimensions: "
             "there are as many tokens as the rank, or more; this does not protect later rounds"
         )
-    eps = torch.finfo(task.parameters.dtype).eps
     chance = 0.0
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for tokens, inputs in dictionary(
         task, layer.hook, domain.length if layer.by_place else 1, some
     ):
         flat = inputs.flatten(0, 1)
         places = inputs.shape[1]
         fits = torch.zeros(len(flat), dtype=torch.bool)
-        for space in spaces:
-            own, odds = space.fit(flat, eps)
-            fits = fits | own
-            chance = chance + odds
-        found += [(int(tokens[k // places]), k % places) for k in fits.nonzero()[:, 0].tolist()]
-    held = tuple(sorted({token for token, _ in found}))
-    once = len({place for _, place in found}) == len(found)
-    known = tuple(sorted(found)) if layer.by_place and count == 1 and once else None
-    rank = max(space.inside.shape[1] for space in spaces)
+        for down, span in spans:
+            inside, odds = in_span(span, flat.double().cpu() @ down.T)
+            fits |= inside
+            chance += odds
+        pairs += [(int(tokens[k // places]), k % places) for k in fits.nonzero()[:, 0].tolist()]
+    held = tuple(sorted({token for token, _ in pairs}))
+    once = len({place for _, place in pairs}) == len(pairs)
+    known = tuple(sorted(pairs)) if layer.by_place and row.count == 1 and once else None
+    rank = max(span.rank for _, span in spans)
     why = f"{len(held)} tokens in a space of {rank} dimensions; {chance:.2g} would be by chance"
-    many = len(held) > sum(space.inside.shape[1] for space in spaces) and not layer.by_place
+    many = len(held) > sum(span.rank for _, span in spans) and not layer.by_place
     return FoundTokens(held, known, 0.0, bool(held) and chance < CHANCE and not many, why)
 
 
-def _counts(observation: Observation) -> Sequence[int]:
-    cohort = observation.update.unit is Unit.COHORT
-    return (observation.examples,) if cohort else observation.update.examples
-
-
-def _filled(found: FoundTokens, count: int, length: int) -> tuple[Tensor, str | None]:
+def _filled(result: FoundTokens, count: int, length: int) -> tuple[Tensor, str | None]:
     """Sequences (count, n) with the tokens found, and what is not known of them."""
-    if not found.tokens:
-        return torch.zeros(count, length, dtype=torch.int64), f"no token was found: {found.why}"
-    if len(found.tokens) > count * length:
+    if not result.tokens:
+        return torch.zeros(count, length, dtype=torch.int64), f"no token was found: {result.why}"
+    if len(result.tokens) > count * length:
         return torch.zeros(count, length, dtype=torch.int64), (
-            f"no set of tokens is found: {found.why}. Noise, dropout, or an update that is not "
+            f"no set of tokens is found: {result.why}. Noise, dropout, or an update that is not "
             "that of SGD explains it"
         )
-    held = torch.tensor(found.tokens)
+    held = torch.tensor(result.tokens)
     rows = held[torch.arange(count * length) % len(held)].view(count, length)
-    said = [] if found.certain else [f"the tokens are likely, not certain: {found.why}"]
+    said = [] if result.certain else [f"the tokens are likely, not certain: {result.why}"]
     open_places = set(range(length))
-    if count == 1 and found.places is not None:
-        at = [place for _, place in found.places]
+    if count == 1 and result.places is not None:
+        at = [place for _, place in result.places]
         if len(set(at)) == len(at):
             open_places -= set(at)
-            for token, place in found.places:
+            for token, place in result.places:
                 rows[0, place] = token
     if count > 1 or len(open_places) == length:
         said.append("the order of the tokens, and which sequence holds which, are not known")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from leakbound._util.results import LISTED, Fact
-from leakbound.attacks.base import domain_of
-from leakbound.attacks.blind import VANISHED, public_images
+from leakbound.attacks.base import SentRow, domain_of, modules_of, seen_by
+from leakbound.attacks.blind import public_images
 from leakbound.attacks.pace import is_over
 from leakbound.client import call
 from leakbound.core import NotApplicable, Observation, Task, Unit
@@ -33,10 +33,6 @@ UNIQUE = 0.2
 """How far a coefficient that is 0 or 1 may be from it."""
 
 
-class _Reached(Exception):
-    """The layer was called; what follows it is not computed."""
-
-
 def token_domain(task: Task) -> TokenDomain:
     """The domain of the task's sequences."""
     return domain_of(task, TokenDomain)
@@ -49,24 +45,10 @@ def inputs_of(task: Task, name: str, sequences: Tensor) -> Tensor:
     Raises:
         NotApplicable: the model does not call the module with one tensor (N, n, d).
     """
-    found: list[Tensor] = []
-
-    def stop(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = args[0] if args else next(iter(kwargs.values()), None)
-        if isinstance(given, Tensor):
-            found.append(given)
-        raise _Reached
-
-    hook = task.model.get_submodule(name).register_forward_pre_hook(stop, with_kwargs=True)
-    try:
-        call(task, task.tensors(), sequences, twice=False)
-    except _Reached:
-        pass
-    finally:
-        hook.remove()
-    if not found or found[0].ndim != 3 or found[0].shape[:2] != sequences.shape:
+    seen = seen_by(task, [name], sequences, whole=False).get(name)
+    if seen is None or seen.ndim != 3 or seen.shape[:2] != sequences.shape:
         raise NotApplicable(f"the model does not call the layer {name!r} with one vector a token")
-    return found[0]
+    return seen
 
 
 def dictionary(
@@ -90,16 +72,16 @@ def dictionary(
         yield part, inputs_of(task, name, part[:, None].expand(-1, places).to(device))
 
 
-def labels_of(observation: Observation, at: int) -> Tensor | None:
-    """The labels (count, n) of the examples behind row `at`, if they are known and are tokens."""
-    labels = observation.labels
-    update = observation.update
+def labels_of(row: SentRow) -> Tensor | None:
+    """The labels (count, n) of the examples behind a row, if they are known and are tokens."""
+    labels = row.observation.labels
+    update = row.observation.update
     if labels is None or labels.ndim != 2:
         return None
     if update.unit is Unit.COHORT:
         return labels.cpu()
-    start = sum(update.examples[:at])
-    return labels[start : start + update.examples[at]].cpu()
+    start = sum(update.examples[: row.at])
+    return labels[start : start + row.count].cpu()
 
 
 def shifted(task: Task) -> bool:
@@ -107,12 +89,13 @@ def shifted(task: Task) -> bool:
     return named(task.loss).name == "next_token"
 
 
-def filled(observation: Observation, domain: TokenDomain, found: Sequence[int], n: int) -> Tensor:
-    """(n, length) sequences of the tokens found, in turn; without any, the prior-only baseline."""
-    if not found:
-        return domain.blind(public_images(observation)).cpu().repeat(n, 1)
-    turn = torch.arange(n * domain.length) % len(found)
-    return torch.tensor(found, dtype=domain.dtype)[turn].reshape(n, domain.length)
+def filled(row: SentRow, tokens: Sequence[int]) -> Tensor:
+    """(count, n) sequences of these tokens, in turn; without any, the prior-only baseline."""
+    domain = token_domain(row.task)
+    if not tokens:
+        return domain.blind(public_images(row.observation)).cpu().repeat(row.count, 1)
+    turn = torch.arange(row.count * domain.length) % len(tokens)
+    return torch.tensor(tokens, dtype=domain.dtype)[turn].reshape(row.count, domain.length)
 
 
 def words(
@@ -136,18 +119,13 @@ def extended(domain: TokenDomain, prefixes: Tensor) -> Tensor:
     return torch.cat([prefixes, rest], 1)
 
 
-def is_zero(observation: Observation, at: int) -> str | None:
-    """What is wrong with row `at` of the update if it is zero."""
-    return None if bool(observation.update.rows[at].any()) else VANISHED
-
-
 def whole(observation: Observation, task: Task, names: Sequence[str]) -> bool:
     """Whether the update has every entry of these parameters: no mask withholds some."""
     mask = observation.update.mask
     if mask is None:
         return True
     sent = [task.unflatten(row) for row in mask]
-    return all(bool(own[name].all()) for own in sent for name in names)
+    return all(bool(parts[name].all()) for parts in sent for name in names)
 
 
 # --- word and position tables ------------------------------------------------------------------
@@ -168,6 +146,7 @@ class WordTable:
 
 def probe(domain: TokenDomain, seed: int = 0) -> Tensor:
     """(1, n) random public tokens, all different if there are enough, and none is padding."""
+    # A fixed stream: what a model does must not depend on the run's seed.
     order = permutation(domain.vocabulary, stream(0, "probe", seed))
     order = order[order != (-1 if domain.padding is None else domain.padding)]
     return order[torch.arange(domain.length) % len(order)][None]
@@ -182,11 +161,12 @@ def word_table(task: Task) -> WordTable:
     names = {id(p): name for name, p in task.model.named_parameters()}
     read = embeddings(task)
     for name in read:
-        own: Any = task.model.get_submodule(name)
-        if id(own.weight) in names and not own.scale_grad_by_freq:
-            others = (m for m in task.model.modules() if m is not own)
-            tied = any(getattr(other, "weight", None) is own.weight for other in others)
-            return WordTable(names[id(own.weight)], name, tied, own.padding_idx)
+        module: Any = task.model.get_submodule(name)
+        if id(module.weight) in names and not module.scale_grad_by_freq:
+            others = (m for m in task.model.modules() if m is not module)
+            # A tied table gets the output layer's gradient, too.
+            tied = any(getattr(other, "weight", None) is module.weight for other in others)
+            return WordTable(names[id(module.weight)], name, tied, module.padding_idx)
     raise NotApplicable(
         f"the word embedding {read[0]!r} is frozen, so the client sends no gradient of it"
     )
@@ -205,29 +185,31 @@ def embeddings(task: Task) -> list[str]:
         NotApplicable: there is none.
     """
     ids = probe(token_domain(task)).to(task.parameters.device)
-    calls = _calls(task, ids, (nn.Embedding,))
+    calls = _calls(task, ids, nn.Embedding)
     read = [name for name, seen in calls.items() if seen is not None and torch.equal(seen, ids)]
     if not read:
         raise NotApplicable("the model calls no nn.Embedding with the tokens")
     return read
 
 
-def touched(observation: Observation, task: Task, at: int) -> Tensor | None:
+def touched(row: SentRow) -> Tensor | None:
     """The tokens whose rows of a trained word table have a gradient; None if no such table is
     trained, or all rows have one (as of tied weights, or noise).
     """
-    sent = task.unflatten(observation.update.rows[at])
-    found = list[Tensor]()
+    task = row.task
+    sent = task.unflatten(row.values)
+    tables = list[Tensor]()
     with suppress(NotApplicable):  # the model calls no table with the tokens
         for name in embeddings(task):
             if (weight := sent.get(f"{name}.weight")) is not None:
                 rows = weight[: token_domain(task).vocabulary].any(1).cpu()
                 padding: Any = task.model.get_submodule(name).padding_idx
                 if padding is not None:
+                    # Its row never has a gradient, whether it occurs or not.
                     rows[padding] = True
-                found.append(rows)
-    every = torch.stack(found).all(0) if found else torch.ones(1, dtype=torch.bool)
-    return None if bool(every.all()) else every.nonzero()[:, 0]
+                tables.append(rows)
+    every = torch.stack(tables).all(0) if tables else torch.ones(1, dtype=torch.bool)
+    return None if every.all() else every.nonzero()[:, 0]
 
 
 def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, float] | None:
@@ -252,7 +234,7 @@ def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, 
         sizes = wide.norm(dim=1) * words.norm(dim=1)[:, None]
         angles = (words @ wide.T) / sizes.clamp_min(1e-300)
         near, rows = angles.max(1)
-        if bool((near > 1 - SAME).all()) and len(set(rows.tolist())) == domain.length:
+        if (near > 1 - SAME).all() and len(set(rows.tolist())) == domain.length:
             factors = wide[rows].norm(dim=1) / words.norm(dim=1)
             if float(factors.max()) <= (1 + SAME) * float(factors.min()):
                 return name, rows, float(factors.mean())
@@ -262,7 +244,7 @@ def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, 
 def first_linear(task: Task) -> str | None:
     """The first linear module, trained or not, that gets a tensor (N, n, d)."""
     ids = probe(token_domain(task))
-    for name, seen in _calls(task, ids.to(task.parameters.device), (nn.Module,)).items():
+    for name, seen in _calls(task, ids.to(task.parameters.device)).items():
         module = task.model.get_submodule(name)
         if seen is not None and seen.ndim == 3 and _matrix(module) is not None:
             return name if seen.shape[:2] == ids.shape else None
@@ -271,27 +253,16 @@ def first_linear(task: Task) -> str | None:
 
 def _slopes(task: Task, reader: str, ids: Tensor) -> dict[str, Tensor]:
     """The slopes of a random mixture of what the module `reader` gets, by parameters that matter"""
-    found: list[Tensor] = []
-
-    def stop(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(args[0] if args else next(iter(kwargs.values())))
-        raise _Reached
-
-    hook = task.model.get_submodule(reader).register_forward_pre_hook(stop, with_kwargs=True)
     leaves = {
         k: p.detach().clone().requires_grad_() for k, p in task.unflatten(task.parameters).items()
     }
-    try:
-        with torch.enable_grad():
-            call(task, {**task.buffers, **leaves}, ids, twice=False)
-    except _Reached:
-        pass
-    finally:
-        hook.remove()
-    mixture = torch.randn(found[0].shape, generator=stream(0, "mixture")).to(found[0])
     with torch.enable_grad():
+        tensors = {**task.buffers, **leaves}
+        seen = seen_by(task, [reader], ids, tensors, whole=False)[reader]
+        assert seen is not None  # the reader is a layer that gets tensors
+        mixture = torch.randn(seen.shape, generator=stream(0, "mixture")).to(seen)
         parts = torch.autograd.grad(
-            (found[0] * mixture).sum(), list(leaves.values()), allow_unused=True
+            (seen * mixture).sum(), list(leaves.values()), allow_unused=True
         )
     return {name: part.cpu() for name, part in zip(leaves, parts, strict=True) if part is not None}
 
@@ -339,7 +310,7 @@ def readers(task: Task) -> list[Readers]:
     last = base.clone()
     first[:, 0] = _another(base, other, domain, 0)
     last[:, -1] = _another(base, other, domain, -1)
-    seen = [_calls(task, ids.to(device), (nn.Module,)) for ids in (base, first, last)]
+    seen = [_calls(task, ids.to(device)) for ids in (base, first, last)]
     groups: list[tuple[list[str], list[tuple[str, bool]], Tensor]] = []
     for name, value in seen[0].items():
         weights = _weights(task.model.get_submodule(name), names)
@@ -351,16 +322,19 @@ def readers(task: Task) -> list[Readers]:
             groups[-1][1].extend(weights)
         else:
             groups.append(([name], weights, value))
-    found = []
+    groups_found = []
     for members, weights, value in groups:
+        # Changes below rounding count as none.
         size = float(value.norm(dim=-1).mean()) * SAME
         ahead = (seen[1][members[0]] - value).norm(dim=-1)[0, 1:]
         back = (seen[2][members[0]] - value).norm(dim=-1)[0]
         behind = bool((back[:-1] > size).any())
         mixes = behind or bool((ahead > size).any())
-        own = float(back[-1]) / max(float(ahead[-1]) if len(ahead) else 0.0, size, 1e-300)
-        found.append(Readers(tuple(members), tuple(weights), mixes, mixes and not behind, own))
-    return found
+        influence = float(back[-1]) / max(float(ahead[-1]) if len(ahead) else 0.0, size, 1e-300)
+        groups_found.append(
+            Readers(tuple(members), tuple(weights), mixes, mixes and not behind, influence)
+        )
+    return groups_found
 
 
 def chosen(groups: Sequence[Readers]) -> tuple[Readers, tuple[Readers, ...]]:
@@ -390,11 +364,11 @@ def _another(base: Tensor, other: Tensor, domain: TokenDomain, place: int) -> in
 
 def _matrix(module: nn.Module) -> tuple[Any, bool] | None:
     """The matrix of a linear module, and whether it is stored (d, outputs); None for others."""
-    own: Any = module
+    layer: Any = module
     if isinstance(module, nn.MultiheadAttention):
-        return own.in_proj_weight, False
+        return layer.in_proj_weight, False
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
-        return own.weight, not isinstance(module, nn.Linear)
+        return layer.weight, not isinstance(module, nn.Linear)
     return None
 
 
@@ -405,35 +379,15 @@ def _weights(module: nn.Module, names: dict[int, str]) -> list[tuple[str, bool]]
 
 
 @torch.no_grad()
-def _calls(task: Task, ids: Tensor, kinds: tuple[type[nn.Module], ...]) -> dict[str, Any]:
-    """The first inputs of modules of these kinds, by name, in the order of their calls; None for a
-    module that is called several times.
-    """
-    found: dict[str, Any] = {}
-
-    def watch(name: str) -> Any:
-        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = args[0] if args else next(iter(kwargs.values()), None)
-            once = isinstance(given, Tensor) and name not in found
-            found[name] = given.clone() if isinstance(given, Tensor) and once else None
-
-        return note
-
-    with ExitStack() as hooks:
-        for name, module in task.model.named_modules():
-            if name and isinstance(module, kinds):
-                hook = module.register_forward_pre_hook(watch(name), with_kwargs=True)
-                hooks.enter_context(hook)
-        call(task, task.tensors(), ids, twice=False)
-    return found
+def _calls(task: Task, ids: Tensor, kinds: type[nn.Module] = nn.Module) -> dict[str, Any]:
+    """What modules of a kind get for tokens; see `seen_by`."""
+    return seen_by(task, [name for name in modules_of(task, kinds) if name], ids)
 
 
 # --- the last token of causal models -----------------------------------------------------------
 
 
-def completed(
-    observation: Observation, task: Task, at: int, prefixes: Sequence[Tensor], count: int
-) -> tuple[list[Tensor], str | None]:
+def completed(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[list[Tensor], str | None]:
     """Sequences that extend prefixes (L,) by their last token, and what is not known of these.
 
     A causal model that is scored by the next token has no gradient through its last token: it is a
@@ -441,46 +395,49 @@ def completed(
     sum_t (p_t - y_t) h_t, where only the last y_t of each sequence is not known. If the layer
     shares the word embedding, this holds for tokens that occur nowhere else.
     """
-    labels = labels_of(observation, at)
+    task = row.task
+    labels = labels_of(row)
     longest = token_domain(task).length
-    open_ones = [row for row in prefixes if len(row) < longest]
-    whole_ones = [row for row in prefixes if len(row) == longest]
+    open_ones = [prefix for prefix in prefixes if len(prefix) < longest]
+    whole_ones = [prefix for prefix in prefixes if len(prefix) == longest]
     if not open_ones:
         return whole_ones, None
     if labels is not None:
-        found = [
-            torch.cat([prefix, row[len(prefix) : len(prefix) + 1]])
+        completions = [
+            torch.cat([prefix, label[len(prefix) : len(prefix) + 1]])
             for prefix in open_ones
-            for row in labels
-            if torch.equal(row[1 : len(prefix)], prefix[1:]) and int(row[len(prefix)]) >= 0
+            for label in labels
+            if torch.equal(label[1 : len(prefix)], prefix[1:]) and int(label[len(prefix)]) >= 0
         ]
-        if len({tuple(row[:-1].tolist()) for row in found}) == len(open_ones):
-            return whole_ones + found, None
+        if len({tuple(whole[:-1].tolist()) for whole in completions}) == len(open_ones):
+            return whole_ones + completions, None
         return [*prefixes], "the last token has no gradient, and no known label fits"
     said = "no gradient shows the last token"
-    if whole_ones or len(prefixes) != count or not task.plan.is_gradient or not shifted(task):
+    if whole_ones or len(prefixes) != row.count or not task.plan.is_gradient or not shifted(task):
         return [*prefixes], said
-    last, sure = _last_labels(observation, task, at, prefixes)
-    rows = [torch.cat([row, last[k : k + 1]]) if sure[k] else row for k, row in enumerate(prefixes)]
+    last, sure = _last_labels(row, prefixes)
+    rows = [
+        torch.cat([prefix, last[k : k + 1]]) if sure[k] else prefix
+        for k, prefix in enumerate(prefixes)
+    ]
     missing = len(prefixes) - sum(sure)
     return rows, f"{said} of {missing} sequences" if missing else None
 
 
 @torch.no_grad()
-def _last_labels(
-    observation: Observation, task: Task, at: int, prefixes: Sequence[Tensor]
-) -> tuple[Tensor, list[bool]]:
+def _last_labels(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[Tensor, list[bool]]:
     """The labels (N,) of the last places of prefixes (L,), if these are the whole batch, and which
     of them are known.
     """
+    task = row.task
     vocabulary = token_domain(task).vocabulary
     device = task.parameters.device
     none = torch.zeros(len(prefixes), dtype=torch.int64), [False] * len(prefixes)
     head = output_layer(task)
     names = [] if head is None else [name for name, _ in head.weights]
-    if head is None or not whole(observation, task, names):
+    if head is None or not whole(row.observation, task, names):
         return none
-    gradient = head.gradient(task, observation.update.rows[at])
+    gradient = head.gradient(task, row.values)
     left = torch.zeros_like(gradient)
     ends = []
     for prefix in prefixes:
@@ -492,9 +449,11 @@ def _last_labels(
         errors[:-1] -= nn.functional.one_hot(prefix[1:], vocabulary)
         left += errors.T @ inside
         ends.append(inside[-1])
+    # The loss is a mean over places; the sum of errors is not.
     left -= gradient * sum(map(len, prefixes))
     shares = left @ torch.linalg.pinv(torch.stack(ends))
     if word_table_shared(task, names[0]):
+        # These tokens' rows also have the gradient of the inputs.
         shares[torch.cat([*prefixes])] = 0.0
     most, last = shares.max(0)
     rest = shares.scatter(0, last[None], 0.0).abs().amax(0)

@@ -96,22 +96,26 @@ class TokenMatching(Attack):
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         labels = _labels(observation, generator)
-        found = list[tuple[float, float, Tensor]]()
+        results = list[tuple[float, float, Tensor]]()
         search = _Matching.of(self, observation, labels, candidates_of(observation))
         noise = search.objective.noise_share
         for _ in range(self.restarts):
-            found.append(search.run(generator))
-            right = [own for _, left, own in found if search.problem(left) is None]
-            enough = found[-1][1] <= EXPLAINED + noise and len(right) > (noise > 0)
+            results.append(search.run(generator))
+            right = [sequences for _, left, sequences in results if search.problem(left) is None]
+            enough = results[-1][1] <= EXPLAINED + noise and len(right) > (noise > 0)
             if (right and enough) or tick():
                 break
-        value, left, tokens = min(found, key=lambda own: own[0])
+        value, left, tokens = min(results, key=lambda sequences: sequences[0])
         problem = search.problem(left)
         agreement = None
-        if not all(bool(_same(tokens, own).all()) for own in right):
+        if not all(bool(_same(tokens, sequences).all()) for sequences in right):
             problem = problem or "other sequences explain the update as well"
-        if len(found) > 1:
-            agreement = torch.stack([_same(tokens, own) for *_, own in found]).double().mean(0)
+        if len(results) > 1:
+            agreement = (
+                torch.stack([_same(tokens, sequences) for *_, sequences in results])
+                .double()
+                .mean(0)
+            )
         return Reconstruction(tokens.cpu(), None, value, (), problem, agreement=agreement)
 
 
@@ -122,22 +126,22 @@ def candidates_of(observation: Observation) -> Tensor:
     them if the domain has it.
     """
     domain = token_domain(observation.task)
-    found: set[int] = set()
+    tokens: set[int] = set()
     for attack in (TokenRows(), TokenSpan(), AdapterPursuit()):
         try:
-            found = {*attack.tokens(observation)}
+            tokens = {*attack.tokens(observation)}
         except NotApplicable:
             continue
-        if found:
+        if tokens:
             break
     places = observation.examples * domain.length
     changed = getattr(observation.defense, "links", True)  # not known, or there are some
-    if changed and 2 * len(found) < places:
-        found |= set(largest_rows(observation, LIKELY * places))
-    if not found:
+    if changed and 2 * len(tokens) < places:
+        tokens |= set(largest_rows(observation, LIKELY * places))
+    if not tokens:
         return torch.arange(domain.vocabulary)
-    found |= labels_in_outputs(observation)
-    return torch.tensor(sorted(found if domain.padding is None else found | {domain.padding}))
+    tokens |= labels_in_outputs(observation)
+    return torch.tensor(sorted(tokens if domain.padding is None else tokens | {domain.padding}))
 
 
 def _same(tokens: Tensor, others: Tensor) -> Tensor:
@@ -199,10 +203,10 @@ class _Matching:
         shape = self.observation.examples, *self.objective.observation.input_shape
         start = START * normal(shape, generator, like=self.objective.seen)
         search = begin(self.settings, self.objective, generator, images=_Weights(start))
-        found = solve(self.settings, [search])[0]
-        labels = self.labels if self.labels is not None else found.labels
+        result = solve(self.settings, [search])[0]
+        labels = self.labels if self.labels is not None else result.labels
         assert labels is not None  # the search has found them
-        tokens = self.candidates[found.inputs.argmax(-1)]
+        tokens = self.candidates[result.inputs.argmax(-1)]
         wider = self._wider(tokens, labels)
         tokens = wider._changed(wider._ended(tokens, labels), labels)
         tokens = wider._ended(tokens, labels)
@@ -233,7 +237,9 @@ class _Matching:
         for _ in range(self.attack.moves):
             if value <= EXPLAINED**2 or tick():
                 break
-            pairs = ((self._value(own, labels), own) for own in self._options(tokens, labels))
+            pairs = (
+                (self._value(changed, labels), changed) for changed in self._options(tokens, labels)
+            )
             better = next((pair for pair in pairs if pair[0] < value), None)
             if better is None:
                 break
@@ -273,19 +279,19 @@ class _Matching:
         swap = (swap + swap.T).masked_fill(now[:, None] == now, torch.inf)
         swap = swap.masked_fill(torch.ones_like(swap).tril() > 0, torch.inf)
         change = slope.scatter(1, now[:, None], torch.inf)
-        found: tuple[list[Tensor], ...] = [], [], []
+        options: tuple[list[Tensor], ...] = [], [], []
         part = -(-self.attack.tries // 3)
         for at in _least(change, part):
             other = now.clone()
             other[at // change.shape[1]] = at % change.shape[1]
-            found[0].append(other)
+            options[0].append(other)
         for at in _least(swap, part):
             other = now.clone()
             first = at // len(now)
             second = at % len(now)
             other[first] = now[second]
             other[second] = now[first]
-            found[1].append(other)
+            options[1].append(other)
         orders = _moved(tokens.shape[1]).to(tokens.device)
         moved = self._places(tokens)[:, orders]  # (B, orders, n)
         if (padding := token_domain(self.observation.task).padding) is not None:
@@ -298,8 +304,8 @@ class _Matching:
             other = now.clone().view_as(tokens)
             row = at // moved.shape[1]
             other[row] = moved[row, at % moved.shape[1]]
-            found[2].append(other.flatten())
-        turns = (other for turn in zip_longest(*found) for other in turn if other is not None)
+            options[2].append(other.flatten())
+        turns = (other for turn in zip_longest(*options) for other in turn if other is not None)
         return [self.candidates[other].view_as(tokens) for other in turns]
 
     def _ends(self, tokens: Tensor) -> list[int]:
@@ -307,7 +313,7 @@ class _Matching:
         padding = token_domain(self.observation.task).padding
         if padding is None:
             return [tokens.shape[1] - 1] * len(tokens)
-        return [max(1, own) - 1 for own in (tokens != padding).sum(1).tolist()]
+        return [max(1, length) - 1 for length in (tokens != padding).sum(1).tolist()]
 
     @torch.no_grad()
     def _value(self, tokens: Tensor, labels: Tensor) -> float:
@@ -318,8 +324,8 @@ class _Matching:
         return torch.searchsorted(self.candidates, tokens)
 
     def _one_hot(self, tokens: Tensor) -> Tensor:
-        own = nn.functional.one_hot(self._places(tokens), len(self.candidates))
-        return own.to(self.objective.seen)
+        weights = nn.functional.one_hot(self._places(tokens), len(self.candidates))
+        return weights.to(self.objective.seen)
 
 
 def _moved(length: int) -> Tensor:
@@ -338,8 +344,8 @@ def _least(values: Tensor, count: int) -> list[int]:
     """The places of the smallest finite values of a tensor, as if it were flat."""
     flat = values.flatten()
     best = flat.topk(min(count, len(flat)), largest=False)
-    found: list[int] = best.indices[best.values.isfinite()].tolist()
-    return found
+    places: list[int] = best.indices[best.values.isfinite()].tolist()
+    return places
 
 
 class _Weights(Images):
@@ -390,8 +396,8 @@ class _TakesWeights:
             if module.padding_idx is not None:  # its row has no gradient
                 fixed = (self.candidates == module.padding_idx)[:, None]
                 rows = torch.where(fixed, rows.detach(), rows)
-            found: Tensor = weights.to(rows) @ rows
-            return found
+            mixture: Tensor = weights.to(rows) @ rows
+            return mixture
 
         hook = self.module.register_forward_hook(mixed)
         try:
@@ -434,8 +440,8 @@ def weighted(task: Task, candidates: Tensor) -> Task:
     """
     model = copy.copy(task.model)
     vars(model)["_modules"] = dict(task.model._modules)
-    own: Any = task.model.get_submodule(embeddings(task)[0])
-    takes = (_WithLabels if shifted(task) else _TakesWeights)(task.model.forward, own, candidates)
+    table: Any = task.model.get_submodule(embeddings(task)[0])
+    takes = (_WithLabels if shifted(task) else _TakesWeights)(task.model.forward, table, candidates)
     vars(model)["forward"] = takes
     changed = replace(task, model=model, domain=None, input_range=(0.0, 1.0), public=None)
     if isinstance(takes, _WithLabels):

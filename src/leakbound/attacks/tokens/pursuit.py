@@ -20,12 +20,12 @@ class Atoms:
     def __init__(self, parts: Iterator[tuple[Tensor, Tensor]], by_place: bool) -> None:
         self.parts = []
         for tokens, values in parts:
-            own = values if by_place else values[:, :1]
-            count, places, _ = own.shape
+            inputs = values if by_place else values[:, :1]
+            count, places, _ = inputs.shape
             index = torch.stack(
                 [tokens.cpu().repeat_interleave(places), torch.arange(places).repeat(count)], 1
             )
-            flat = own.flatten(0, 1).cpu()
+            flat = inputs.flatten(0, 1).cpu()
             flat = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
             size = flat.square().sum(1)
             self.parts.append((index, flat, size, size.clone()))
@@ -66,6 +66,7 @@ class Atoms:
             seen = (values @ both.to(values)).square()
             rest -= seen[:, : new.shape[1]].sum(1)
             score = seen[:, new.shape[1] :].sum(1) / rest
+            # There the quotient is rounding over rounding.
             score[rest <= INSIDE * size] = 0.0
             value, row = score.max(0)
             if float(value) > top:
@@ -135,6 +136,7 @@ def pursue(atoms: Atoms, rows: Tensor, inside: Tensor, most: int, retries: int =
         if done:
             break
         held = pruned(atoms, rows, inside, where[: int(size)], False)
+        # Wrong early choices are those that the later ones made superfluous.
         order = held.alone.argsort(descending=True).tolist()[: int(KEPT * len(held.where))]
         where, done = _grown(atoms, rows, inside, [held.where[k] for k in order], most)
     return pruned(atoms, rows, inside, where if done else first, done)
@@ -155,19 +157,20 @@ def _grown(
     while True:
         u, s, _ = torch.linalg.svd(rest, full_matrices=False)
         keep = s > edge(len(rows), len(u) - basis.shape[1])
-        done = not bool(keep.any())  # then single weak atoms may still stand out
+        done = not keep.any()  # then single weak atoms may still stand out
         if len(where) >= most:
             return where, done
-        size, found = atoms.best(new, rest if done else u[:, keep])
-        if found[0] < 0 or (done and size <= faint(len(rows), len(atoms))):
+        size, position = atoms.best(new, rest if done else u[:, keep])
+        if position[0] < 0 or (done and size <= faint(len(rows), len(atoms))):
             return where, done
-        atom = atoms.at(found)
+        atom = atoms.at(position)
+        # Twice: one step loses digits where atoms are nearly dependent.
         for _ in range(2):
             atom = atom - basis @ (basis.T @ atom)
         new = (atom / atom.norm())[:, None]
         basis = torch.cat([basis, new], 1)
         rest = rest - new @ (new.T @ rest)
-        where.append(found)
+        where.append(position)
 
 
 def pruned(
@@ -230,7 +233,7 @@ def certified(
         return False, "the rounding of the update is too large to exclude other sets by counting"
     left = chosen.alone * (1 - _replaced(atoms, chosen, inside)).clamp_min(0).sqrt()
     noise = MARGIN * faint(len(rows), len(atoms))
-    if bool((left <= size + noise).any()):
+    if (left <= size + noise).any():
         odd = atoms.named(chosen.where[int(left.argmin())])[0]
         return False, f"another token explains the update as well as token {odd}"
     weak = int(chosen.alone.argmin())
@@ -272,7 +275,7 @@ def _replaced(atoms: Atoms, chosen: Chosen, inside: Tensor) -> Tensor:
             along = (exact @ chosen.along).square()
             rest = (exact - (exact @ basis) @ basis.T).square().sum(1)
             share[near] = along / (along + rest[:, None]).clamp_min(1e-24 * float(size.max()))
-            own = [row - start for row in taken if start <= row < start + len(some)]
-            share[own] = 0.0
+            chosen_rows = [row - start for row in taken if start <= row < start + len(some)]
+            share[chosen_rows] = 0.0
             top = torch.maximum(top, share.max(0).values)
     return top

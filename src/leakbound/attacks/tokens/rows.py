@@ -11,7 +11,9 @@ from torch import Tensor
 
 from leakbound._util.results import Fact
 from leakbound.attacks.adaptive import not_sgd
-from leakbound.attacks.base import Answer, Attack, each_row, seen_task
+from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, seen_task
+from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.span import Span
 from leakbound.attacks.tokens.layers import (
     UNIQUE,
     WordTable,
@@ -20,7 +22,6 @@ from leakbound.attacks.tokens.layers import (
     filled,
     first_linear,
     handed_on,
-    is_zero,
     labels_of,
     output_layer,
     place_rows,
@@ -30,7 +31,7 @@ from leakbound.attacks.tokens.layers import (
     word_table,
     words,
 )
-from leakbound.core import Laplace, NotApplicable, Observation, Reconstruction, Task, Unit
+from leakbound.core import Laplace, NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import TokenDomain
 
 CHANCE = 1e-3
@@ -100,30 +101,26 @@ class TokenRows(Attack):
         table = word_table(task)
         found_rows: list[_Rows] = []
 
-        def one(at: int, count: int) -> Answer:
-            if (nothing := is_zero(observation, at)) is not None:
-                return filled(observation, domain, (), count), float("nan"), nothing
-            rows = _Rows.of(observation, task, table, at, count)
+        def one(row: SentRow) -> Answer:
+            if row.is_zero:
+                return Answer(filled(row, ()), VANISHED)
+            rows = _Rows.of(row, table)
             found_rows.append(rows)
             held = rows.seen.nonzero()[:, 0].tolist()
             unsure = [rows.problem] if rows.problem else []
             said = "their order is not known"
-            if count > 1:
+            if row.count > 1:
                 said = "their order, and which sequence holds which, are not known"
             elif held:
-                found, left, reason = _ordered(observation, task, table, rows, at)
-                if found is not None:
+                sequence, left, reason = _ordered(row, table, rows)
+                if sequence is not None:
                     problem = "; ".join([*unsure, *([reason] if reason else [])])
-                    return found, left, problem or None
+                    return Answer(sequence, problem or None, left)
                 said = f"{said} ({reason})"
             some = f"{len(held)} tokens are found; {said}" if held else "no token is found"
-            return (
-                filled(observation, domain, held, count),
-                float("nan"),
-                "; ".join([*unsure, some]),
-            )
+            return Answer(filled(row, held), "; ".join([*unsure, some]))
 
-        answer = each_row(observation, one)
+        answer = each_row(observation, task, one)
         return replace(answer, facts=_facts(domain, found_rows) if handed_on(task) else ())
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
@@ -134,48 +131,44 @@ class TokenRows(Attack):
         """
         task = seen_task(observation)
         table = word_table(task)
-        update = observation.update
-        counts = (observation.examples,) if update.unit is Unit.COHORT else update.examples
-        found = set[int]()
-        for at, count in enumerate(counts):
-            if is_zero(observation, at) is None:
-                seen = _Rows.of(observation, task, table, at, count).seen
-                found |= set(seen.nonzero()[:, 0].tolist())
-            if (labels := labels_of(observation, at)) is not None and shifted(task):
-                ends = (row[row >= 0] for row in labels)
-                found |= {int(row[-1]) for row in ends if len(row)}
-        return tuple(sorted(found - {token_domain(task).padding}))
+        tokens = set[int]()
+        for row in rows_of(observation, task):
+            if not row.is_zero:
+                tokens |= set(_Rows.of(row, table).seen.nonzero()[:, 0].tolist())
+            if (labels := labels_of(row)) is not None and shifted(task):
+                ends = (label[label >= 0] for label in labels)
+                tokens |= {int(end[-1]) for end in ends if len(end)}
+        return tuple(sorted(tokens - {token_domain(task).padding}))
 
 
-def _facts(domain: TokenDomain, found: Sequence[_Rows]) -> tuple[Fact, ...]:
+def _facts(domain: TokenDomain, each: Sequence[_Rows]) -> tuple[Fact, ...]:
     """The words whose rows are touched; none if a row is in doubt."""
-    if not found or not all(rows.clear for rows in found):
+    if not each or not all(rows.clear for rows in each):
         return ()
-    tokens = torch.stack([rows.seen for rows in found]).any(0).nonzero()[:, 0]
-    noisy = any(rows.noise for rows in found)
-    return words(domain, tokens.tolist(), CHANCE * len(found) if noisy else None, ASSUMES)
+    tokens = torch.stack([rows.seen for rows in each]).any(0).nonzero()[:, 0]
+    noisy = any(rows.noise for rows in each)
+    return words(domain, tokens.tolist(), CHANCE * len(each) if noisy else None, ASSUMES)
 
 
 def labels_in_outputs(observation: Observation) -> set[int]:
     """The tokens whose rows of the output layer stand out, as those of labels do."""
     task = seen_task(observation)
-    update = observation.update
-    found = set[int]()
+    tokens = set[int]()
     head = output_layer(task)
     if head is None or not shifted(task):
-        return found
+        return tokens
     most = observation.examples * token_domain(task).length
-    for at, row in enumerate(update.rows):
-        values = head.gradient(task, row)
+    for row in rows_of(observation, task):
+        values = head.gradient(task, row.values)
         try:
             seen = _apart(values.norm(dim=1), most)
         except NotApplicable:
-            if observation.noise_variance is None:
+            if row.variance is None:
                 continue
-            seen = _above(observation, values, head.gradient(task, observation.noise_variance[at]))
+            seen = _above(observation, values, head.gradient(task, row.variance))
         if int(seen.sum()) <= most:
-            found |= set(seen.nonzero()[:, 0].tolist())
-    return found
+            tokens |= set(seen.nonzero()[:, 0].tolist())
+    return tokens
 
 
 def largest_rows(observation: Observation, count: int) -> list[int]:
@@ -188,8 +181,8 @@ def largest_rows(observation: Observation, count: int) -> list[int]:
     sizes = sum(_part(task, table.weight, row).square().sum(1) for row in observation.update.rows)
     assert isinstance(sizes, Tensor)  # an update has a row or more
     sizes = sizes[: token_domain(task).vocabulary]
-    found: list[int] = sizes.topk(min(count, len(sizes))).indices.tolist()
-    return found
+    tokens: list[int] = sizes.topk(min(count, len(sizes))).indices.tolist()
+    return tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,16 +200,19 @@ class _Rows:
     clear: bool = True
 
     @staticmethod
-    def of(observation: Observation, task: Task, table: WordTable, at: int, count: int) -> _Rows:
+    def of(row: SentRow, table: WordTable) -> _Rows:
+        observation = row.observation
+        task = row.task
         domain = token_domain(task)
         if observation.correlation is not None:
             raise NotApplicable("the noise is correlated, and levels for rows assume it is not")
-        values = _part(task, table.weight, observation.update.rows[at])[: domain.vocabulary]
-        noise = None if observation.noise_variance is None else observation.noise_variance[at]
+        values = _part(task, table.weight, row.values)[: domain.vocabulary]
+        noise = row.variance
         spread = None if noise is None else _part(task, table.weight, noise)[: len(values)]
-        most = count * domain.length
+        most = row.count * domain.length
         complete = whole(observation, task, [table.weight])
         if table.tied:
+            # Only a sum of gradients has the outputs' part in one span.
             if not task.plan.is_sum or not complete:
                 raise NotApplicable(
                     "the output layer shares the word embedding, and the update is no sum of "
@@ -227,7 +223,7 @@ class _Rows:
                     f"the output layer shares the word embedding, so all rows change; {reason}"
                 )
             rows = _untied(observation, values, spread, most)
-        elif spread is not None and bool((spread > 0).any()):
+        elif spread is not None and (spread > 0).any():
             rows = _Rows(values, _above(observation, values, spread), None, _level(spread))
         else:
             rows = _Rows(values, values.any(1), None, 0.0)
@@ -256,6 +252,7 @@ def _above(observation: Observation, values: Tensor, spread: Tensor) -> Tensor:
 
     Gaussian noise: |row|^2 / variance is chi-square; Laplace noise: |row|_1 / scale is Gamma.
     """
+    # One false token in the whole vocabulary is what may happen by chance.
     level = CHANCE / len(values)
     sent = spread > 0
     free = sent.sum(1).double().clamp_min(1)
@@ -280,37 +277,42 @@ def _untied(observation: Observation, values: Tensor, spread: Tensor | None, mos
     if isinstance(observation.update.law, Laplace):
         raise NotApplicable("Laplace noise covers the output layer's part of the word embedding")
     sizes = values.norm(dim=1)
+    # Most tokens do not occur: the smallest rows hold the outputs' part alone.
     some = values[sizes.argsort()[: min(SMALLEST, count // 2)]]
     rounding = EDGE * float(torch.finfo(observation.update.rows.dtype).eps)
     noise = rounding * float(some.square().mean().sqrt())
     known = 0.0 if spread is None else _level(spread)
-    _, s, v = torch.linalg.svd(some, full_matrices=True)
-    rank = int((s > max(noise, known) * (len(some) ** 0.5 + width**0.5)).sum())
-    if not known:
-        rank = min(rank, most)
-    if rank >= min(width - 1, len(some)):
+
+    def ranked(sizes: Tensor, edge: float) -> int:
+        rank = int((sizes > max(noise, known) * edge).sum())
+        return rank if known else min(rank, most)
+
+    span = Span.of(some, ranked)
+    if span.rank >= min(width - 1, len(some)):
         raise NotApplicable(
             f"the output layer shares the word embedding, and its outputs span all {width} "
             "directions of it: the tokens' own part cannot be separated"
         )
-    rest = values @ v[rank:].T
+    outside = span.outside
+    rest = values @ outside
     away = rest.square().sum(1)
     if known:
-        part = (values @ v[:rank].T / s[:rank]).square().sum(1)
-        limit = float(scipy.stats.chi2.isf(CHANCE / count, width - rank))
-        return _Rows(rest, away > known**2 * (1 + part) * limit, v[rank:].T, known)
+        part = (values @ span.basis / span.sizes).square().sum(1)
+        limit = float(scipy.stats.chi2.isf(CHANCE / count, span.free))
+        return _Rows(rest, away > known**2 * (1 + part) * limit, outside, known)
     seen = _apart(away.sqrt(), most)
-    return _Rows(rest, seen, v[rank:].T, 0.0, clear=_clear(away.sqrt(), seen))
+    return _Rows(rest, seen, outside, 0.0, clear=_clear(away.sqrt(), seen))
 
 
 def _decayed(weights: Tensor, values: Tensor, most: int) -> _Rows:
     """The rows without a multiple of the weights, as weight decay adds it."""
-    own = weights[: len(values)]
-    size = own.square().sum(1)
-    shares = (values * own).sum(1)[size > 0] / size[size > 0]
+    kept = weights[: len(values)]
+    size = kept.square().sum(1)
+    shares = (values * kept).sum(1)[size > 0] / size[size > 0]
     if not len(shares):
         raise NotApplicable("all rows of the word embedding changed")
-    rest = values - shares.median() * own
+    # Most tokens do not occur, so the median share is the decay's.
+    rest = values - shares.median() * kept
     sizes = rest.norm(dim=1)
     seen = _apart(sizes, most)
     return _Rows(rest, seen, None, 0.0, clear=_clear(sizes, seen))
@@ -318,7 +320,7 @@ def _decayed(weights: Tensor, values: Tensor, most: int) -> _Rows:
 
 def _clear(sizes: Tensor, seen: Tensor) -> bool:
     """Whether the sizes of touched rows are far above those of all others."""
-    if not bool(seen.any()) or bool(seen.all()):
+    if not seen.any() or seen.all():
         return False
     return float(sizes[seen].min()) > CLEAR * float(sizes[~seen].max())
 
@@ -330,6 +332,7 @@ def _apart(sizes: Tensor, most: int) -> Tensor:
         NotApplicable: no gap separates them from the others.
     """
     ordered = sizes.sort(descending=True).values
+    # A gap behind as many rows as tokens can occur separates nothing.
     head = ordered[: min(most, len(sizes) - 1) + 1].clamp_min(1e-300)
     if float(ordered[0]) == 0.0:
         return torch.zeros(len(sizes), dtype=torch.bool)
@@ -344,11 +347,12 @@ def _apart(sizes: Tensor, most: int) -> Tensor:
 
 
 def _ordered(
-    observation: Observation, task: Task, table: WordTable, rows: _Rows, at: int
+    row: SentRow, table: WordTable, rows: _Rows
 ) -> tuple[Tensor | None, float, str | None]:
     """The sequence (1, n) of one example, the largest distance of a coefficient from 0 or 1, and
     what is not known of it; None and the reason if its order is not known.
     """
+    task = row.task
     reader = first_linear(task)
     nan = float("nan")
     if not task.plan.is_gradient:
@@ -357,17 +361,16 @@ def _ordered(
     if known is None:
         return None, nan, "the model has no trained positions"
     name, at_rows, factor = known
-    if not whole(observation, task, [name]):
+    if not whole(row.observation, task, [name]):
         return None, nan, "entries of the position embedding are withheld"
-    places = _part(task, name, observation.update.rows[at])[at_rows]
+    places = _part(task, name, row.values)[at_rows]
     used = places.any(1)
-    if rows.noise and observation.noise_variance is not None:
-        used = _above(
-            observation, places, _part(task, name, observation.noise_variance[at])[at_rows]
-        )
+    if rows.noise and row.variance is not None:
+        used = _above(row.observation, places, _part(task, name, row.variance)[at_rows])
     length = int(used.sum())
-    if not length or not bool(used[:length].all()):
+    if not length or not used[:length].all():
         return None, nan, "places without a gradient lie between others"
+    # The rows of words were reduced to these directions, so places are, too.
     if rows.basis is not None:
         places = places @ rows.basis
     if length > places.shape[1]:
@@ -376,8 +379,14 @@ def _ordered(
     turn, left, sure = _placed(rows.values[held], places[:length] / factor, rows.noise)
     if not sure:
         return None, left, "the rows of words are no sums of rows of positions"
-    found, said = _full(observation, task, held[turn], at)
-    return found, left, said
+    prefix = held[turn]
+    domain = token_domain(task)
+    said = None
+    if shifted(task):
+        (prefix,), said = completed(row, [prefix])
+    if len(prefix) < domain.length and domain.padding is None and said is None:
+        said = f"only {len(prefix)} of {domain.length} places have a gradient"
+    return extended(domain, prefix[None]), left, said
 
 
 def _placed(words: Tensor, places: Tensor, noise: float) -> tuple[Tensor, float, bool]:
@@ -387,21 +396,7 @@ def _placed(words: Tensor, places: Tensor, noise: float) -> tuple[Tensor, float,
     turn = shares.argmax(0)
     whole_numbers = torch.zeros_like(shares).scatter(0, turn[None], 1.0)
     left = float((shares - whole_numbers).abs().max())
+    # Rows of words and of places both have noise.
     error = noise * 2**0.5 * float(back.norm(dim=0).max())
     sure = left < UNIQUE and SIGMAS * error < 1 / 2 and bool(whole_numbers.any(1).all())
     return turn, left, sure
-
-
-def _full(
-    observation: Observation, task: Task, prefix: Tensor, at: int
-) -> tuple[Tensor, str | None]:
-    """The sequence (1, n) that begins with a prefix (L,), and what is not known of it."""
-    domain = token_domain(task)
-    longer = prefix
-    said = None
-    if shifted(task):
-        found, said = completed(observation, task, at, [prefix], 1)
-        longer = found[0]
-    if len(longer) < domain.length and domain.padding is None and said is None:
-        said = f"only {len(longer)} of {domain.length} places have a gradient"
-    return extended(domain, longer[None]), said

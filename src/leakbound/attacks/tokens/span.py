@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import scipy
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.adaptive import not_sgd
-from leakbound.attacks.base import Answer, Attack, each_row, summed_task
+from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, summed_task
+from leakbound.attacks.blind import VANISHED
 from leakbound.attacks.pace import is_over
+from leakbound.attacks.span import Span, Tolerance
 from leakbound.attacks.tokens.layers import (
     OUT_OF_TIME,
     SAME,
@@ -24,14 +26,13 @@ from leakbound.attacks.tokens.layers import (
     extended,
     filled,
     inputs_of,
-    is_zero,
     readers,
     shifted,
     token_domain,
     whole,
 )
 from leakbound.attacks.tokens.rows import TokenRows
-from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
+from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import TokenDomain
 from leakbound.randomness import permutation, uniform
 
@@ -123,120 +124,77 @@ class TokenSpan(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         scene = _Scene.of(observation)
 
-        def one(at: int, count: int) -> Answer:
-            domain = scene.domain
-            nan = float("nan")
-            if (nothing := is_zero(observation, at)) is not None:
-                return filled(observation, domain, (), count), nan, nothing
-            listed = scene.listed(at)
+        def one(row: SentRow) -> Answer:
+            if row.is_zero:
+                return Answer(filled(row, ()), VANISHED)
+            listed = scene.listed(row)
             held = sorted({token for options in listed.options for token in options.tolist()})
             if not held:
                 said = (
                     "no token passes the span test: noise, dropout, more tokens than width, or an "
                     "update that is not that of SGD"
                 )
-                return filled(observation, domain, scene.known(at), count), nan, said
-            search = _Search(scene, at, count, listed, self.prefixes, self.restarts, generator)
-            found, left, problem = search.found()
-            rows = filled(observation, domain, held, count)
-            if len(found):
-                rows = found[torch.arange(count) % len(found)]
+                return Answer(filled(row, scene.known()), said)
+            search = _Search(scene, row, listed, self.prefixes, self.restarts, generator)
+            sequences, left, problem = search.found()
+            rows = filled(row, held)
+            if len(sequences):
+                rows = sequences[torch.arange(row.count) % len(sequences)]
             said = "; ".join(dict.fromkeys(filter(None, [scene.problem, problem])))
-            if problem and not len(found):
+            if problem and not len(sequences):
                 said = f"{len(held)} tokens are found, but not their order; {said}"
-            return rows, left, said or None
+            return Answer(rows, said or None, left)
 
-        return each_row(observation, one)
+        return each_row(observation, scene.task, one)
 
     def tokens(self, observation: Observation) -> tuple[int, ...]:
         """The tokens in any row of the update that pass the first layer's test, in order."""
         scene = _Scene.of(observation)
-        update = observation.update
-        rows = 1 if update.unit is Unit.COHORT else len(update.rows)
-        each = (scene.listed(at).options for at in range(rows) if is_zero(observation, at) is None)
-        return tuple(sorted({k for options in each for own in options for k in own.tolist()}))
+        rows = rows_of(observation, scene.task)
+        each = (scene.listed(row).options for row in rows if not row.is_zero)
+        return tuple(sorted({k for options in each for tokens in options for k in tokens.tolist()}))
 
 
 # --- the span of a gradient --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Span:
-    """The row space of a gradient: basis (d, k), singular values (k,), and the noise of an entry.
+TOLERANCE = Tolerance(
+    LEAST, MOST, lambda free: float(scipy.stats.chi2.isf(CHANCE, free)) ** 0.5 if free else 0.0
+)
+
+
+def span_of(
+    gradient: Tensor, noise: float | None, rounding: float, most: int | None = None
+) -> Span:
+    """The span of singular values above the edge of noise, or of relative rounding errors.
+
+    If all of them are, there is noise that is not known: those before the largest gap count. At
+    most `most` count, up to the last gap: where gradients of examples nearly cancel, rounding is
+    that of the terms and not of their sum.
 
     Example:
-        >>> span = Span.of(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]]), None, 1e-7)
+        >>> span = span_of(torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]]), None, 1e-7)
         >>> span.rank, span.far(torch.eye(3))[0].tolist()
         (2, [0.0, 0.0, 1.0])
     """
+    known = noise or 0.0
+    # Rounding errors are nearly as independent as noise: EDGE covers the difference.
+    least = EDGE * rounding * float(gradient.double().square().mean().sqrt())
 
-    basis: Tensor
-    sizes: Tensor
-    noise: float
-
-    @staticmethod
-    def of(gradient: Tensor, noise: float | None, rounding: float, most: int | None = None) -> Span:
-        """The span of singular values above the edge of noise, or of relative rounding errors.
-
-        If all of them are, there is noise that is not known: those before the largest gap count.
-        At most `most` count, up to the last gap: where gradients of examples nearly cancel,
-        rounding is that of the terms and not of their sum.
-        """
-        outputs, width = gradient.shape
-        wide = gradient.double()
-        _, s, v = torch.linalg.svd(wide, full_matrices=False)
-        edge = outputs**0.5 + width**0.5
-        least = EDGE * rounding * float(wide.square().mean().sqrt())
-        level = max(noise or 0.0, least)
-        rank = int((s > level * edge).sum())
+    def ranked(s: Tensor, edge: float) -> int:
+        rank = int((s > max(known, least) * edge).sum())
+        # Nothing lies below the edge: undeclared noise fills all directions.
         if not noise and rank == len(s) > 2:
             ratios = s[:-1] / s[1:].clamp_min(1e-300)
             rank = int(ratios.argmax()) + 1 if float(ratios.max()) > GAP else len(s)
         if most is not None and rank > most:
             gaps = (s[:most] > GAP * s[1 : most + 1]).nonzero()[:, 0].tolist()
             rank = gaps[-1] + 1 if gaps else most
-        rest = (outputs - rank) * (width - rank)
-        left = float(s[rank:].square().sum() / rest) ** 0.5 if rest else 0.0
-        noise = max(noise or 0.0, left if (noise or 0.0) > least else SLACK * left)
-        return Span(v[:rank].T.contiguous(), s[:rank], noise)
+        return rank
 
-    @property
-    def rank(self) -> int:
-        """The number of directions."""
-        return len(self.sizes)
-
-    @property
-    def free(self) -> int:
-        """The number of directions outside."""
-        return len(self.basis) - self.rank
-
-    def far(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """(...,) distance of points (..., d) relative to their norm, and over the allowed one."""
-        inside = points.double() @ self.basis
-        square = points.double().square().sum(-1).clamp_min(1e-300)
-        away = (1 - inside.square().sum(-1) / square).clamp_min(0).sqrt()
-        weights = (inside / self.sizes).square().sum(-1) / square
-        limit = float(scipy.stats.chi2.isf(CHANCE, self.free)) if self.free else 0.0
-        allowed = (self.noise * (weights * limit).sqrt()).clamp(LEAST, MOST)
-        return away, away / allowed
-
-    def luck(self, tests: int) -> float:
-        """The expected number of random points that pass, of so many, at the level of rounding.
-
-        One direction outside is left out: a norm takes it from all points.
-        """
-        if self.free < 2:
-            return float(tests)
-        worst = LEAST if self.noise == 0 else self._typical()
-        chance = scipy.stats.beta.cdf(worst**2, (self.free - 1) / 2, max(self.rank, 1) / 2)
-        return float(tests * chance)
-
-    def _typical(self) -> float:
-        """The allowed distance of a point with equal weights in all directions."""
-        weights = float(self.sizes.pow(-2).mean()) if self.rank else 0.0
-        limit = float(scipy.stats.chi2.isf(CHANCE, self.free))
-        allowed: float = self.noise * (weights * limit) ** 0.5
-        return min(MOST, max(LEAST, allowed))
+    span = Span.of(gradient, ranked, TOLERANCE)
+    left = span.noise if known > least else SLACK * span.noise
+    return replace(span, noise=max(known, left))
 
 
 # --- what is known of a model and its update ---------------------------------------------------
@@ -278,50 +236,49 @@ class _Scene:
             problem = "several local steps change what layers get, so their spans are not exact"
         return _Scene(observation, task, domain, first, later, problem)
 
-    def span(self, group: Readers, at: int) -> Span:
-        """The span of a group's gradient in row `at`, of at most as many directions as tokens."""
-        rows = self.observation.update.rows
-        noise = self.observation.noise_variance
+    def span(self, group: Readers, row: SentRow) -> Span:
+        """The span of a group's gradient in a row, of at most as many directions as tokens."""
         known = None
-        if noise is not None:
-            known = float(group.gradient(self.task, noise[at]).mean().sqrt())
-        rounding = float(torch.finfo(rows.dtype).eps)
-        counts = self.observation.update.examples
-        most = (counts[at] if len(counts) == len(rows) else sum(counts)) * self.domain.length
-        most *= self.task.plan.steps
-        return Span.of(group.gradient(self.task, rows[at]), known, rounding, most)
+        if row.variance is not None:
+            known = float(group.gradient(self.task, row.variance).mean().sqrt())
+        rounding = float(torch.finfo(row.values.dtype).eps)
+        most = row.count * self.domain.length * self.task.plan.steps
+        return span_of(group.gradient(self.task, row.values), known, rounding, most)
 
-    def known(self, at: int) -> list[int]:
+    def known(self) -> list[int]:
         """The tokens whose rows of the word embedding have a gradient; empty if it is frozen."""
         try:
             return [*TokenRows().tokens(self.observation)]
         except NotApplicable:
             return []
 
-    def listed(self, at: int) -> _Listed:
+    def listed(self, row: SentRow) -> _Listed:
         """The candidates of every place that the first layer's test leaves.
 
         If points pass it by chance, they are the tokens that the word embedding shows.
         """
         domain = self.domain
-        span = self.span(self.first, at)
-        known = self.known(at)
+        span = self.span(self.first, row)
+        known = self.known()
+        # The word embedding often shows the tokens: then few points are tested.
         tokens = [k for k in known or range(domain.vocabulary) if k != domain.padding]
         name = self.first.names[0]
         length = domain.length
         _, some = next(dictionary(self.task, name, length, tokens[:1]))
+        # Without positions at this layer, one place stands for all.
         moved = (some[0, 0] - some[0]).norm(dim=-1).max()
         placed = length > 1 and float(moved) > SAME * float(some.norm(dim=-1).mean())
         places = length if placed else 1
+        # Random tokens would pass: the test would only add false candidates.
         if span.luck(len(tokens) * places) > CHANCE:
             options = torch.tensor(known, dtype=torch.int64)
             return _Listed((options,) * length, placed)
-        found: list[list[Tensor]] = [[] for _ in range(places)]
+        passing: list[list[Tensor]] = [[] for _ in range(places)]
         for part, points in dictionary(self.task, name, places, tokens):
             passed = _inside(span, points.cpu())
-            for place, own in enumerate(passed.T):
-                found[place].append(part[own])
-        each = tuple(torch.cat(own) for own in found)
+            for place, inside in enumerate(passed.T):
+                passing[place].append(part[inside])
+        each = tuple(torch.cat(parts) for parts in passing)
         return _Listed(each if placed else each * length, placed)
 
 
@@ -329,10 +286,12 @@ def _inside(span: Span, points: Tensor) -> Tensor:
     """(...,) whether points (..., d) lie in a span; far ones are sorted out in their own type."""
     basis = span.basis.to(points)
     square = points.square().sum(-1)
+    # Almost all points are far, and float32 is enough to see it.
     near = square - (points @ basis).square().sum(-1) <= NEAR**2 * square
     passed = torch.zeros(near.shape, dtype=torch.bool)
-    if bool(near.any()):
-        passed[near] = span.far(points[near])[1] <= 1
+    if near.any():
+        away, allowed = span.far(points[near])
+        passed[near] = away <= allowed
     return passed
 
 
@@ -341,11 +300,10 @@ def _inside(span: Span, points: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """The search for the `count` sequences behind row `at` of the update."""
+    """The search for the sequences behind a row of the update."""
 
     scene: _Scene
-    at: int
-    count: int
+    row: SentRow
     listed: _Listed
     cap: int
     restarts: int
@@ -356,7 +314,7 @@ class _Search:
         scene = self.scene
         tests = self.tests
         single = all(len(options) <= 1 for options in self.listed.options)
-        if self.count == 1 and single and self.listed.placed:
+        if self.row.count == 1 and single and self.listed.placed:
             return self._alone()
         if not tests:
             return self._none("the gradients of later layers span all directions, or none")
@@ -373,13 +331,13 @@ class _Search:
         All but the first confirm what passed it. If the gradient does not reach all places, as in
         the last block of a classifier, a layer's span has fewer directions, and it is left out.
         """
-        found: list[tuple[str, Span]] = []
+        tests: list[tuple[str, Span]] = []
         for group in self.scene.later:
-            span = self.scene.span(group, self.at)
-            least = found[0][1].rank if found else 1
+            span = self.scene.span(group, self.row)
+            least = tests[0][1].rank if tests else 1
             if span.free >= 2 and span.rank >= least:
-                found.append((group.names[0], span))
-        return found
+                tests.append((group.names[0], span))
+        return tests
 
     def _tested(self, sequences: Tensor, *, newest: bool = False) -> tuple[Tensor, Tensor]:
         """(N,) whether sequences (N, n) pass every test, and their largest distance at the first.
@@ -392,11 +350,12 @@ class _Search:
             left = passed.nonzero()[:, 0]
             if not len(left):
                 break
-            away, over = span.far(self._points(name, sequences[left], newest=newest))
+            away, allowed = span.far(self._points(name, sequences[left], newest=newest))
+            inside = away <= allowed
             if not newest:
                 away = away.amax(1)
-                over = over.amax(1)
-            passed[left] = over <= 1
+                inside = inside.all(1)
+            passed[left] = inside
             if not k:
                 worst = away
         return passed, worst
@@ -425,19 +384,19 @@ class _Search:
         """One example, whose places have one candidate each."""
         domain = self.scene.domain
         options = self.listed.options
-        length = sum(len(own) > 0 for own in options)
-        if not all(len(own) for own in options[:length]):
+        length = sum(len(tokens) > 0 for tokens in options)
+        if not all(len(tokens) for tokens in options[:length]):
             return self._none("places without a candidate lie between others")
         prefix = torch.cat(options[:length])
-        (found,), said = self._completed([prefix])
+        (sequence,), said = self._completed([prefix])
         left = float("nan")
         if self.tests:
             passed, away = self._tested(prefix[None])
             left = float(away)
-            said += [] if bool(passed) else ["a later layer does not confirm the order"]
+            said += [] if passed else ["a later layer does not confirm the order"]
         if length + shifted(self.scene.task) < domain.length and domain.padding is None:
             said.append(f"only {length} of {domain.length} places have a candidate")
-        return found[None], left, "; ".join(said) or None
+        return sequence[None], left, "; ".join(said) or None
 
     def _prefixes(self) -> tuple[Tensor, float, str | None]:
         """Sequences of a causal model, by prefixes."""
@@ -458,8 +417,9 @@ class _Search:
             kept, away = self._tested(longer, newest=True)
             tests += len(longer)
             goes_on = kept.reshape(len(alive), -1).any(1)
+            # What no token extends may be a whole sequence before padding.
             ended += [*alive[~goes_on]]
-            if bool(kept.any()):
+            if kept.any():
                 worst = max(worst, float(away[kept].max()))
             alive = longer[kept]
             if len(alive) > self.cap:
@@ -467,16 +427,18 @@ class _Search:
         ended = self._whole([row for row in [*ended, *alive] if len(row)], last)
         if not ended:
             return self._none("no sequence passes the later layers' tests")
-        found, said = self._completed(ended)
+        sequences, said = self._completed(ended)
         said += self._lucky(tests)
         same = not self.listed.placed and any(len(set(row.tolist())) == 1 for row in ended)
         if domain.padding is not None and same:
             said.append("the lengths of the sequences are not certain")
         distinct = {self._once(row[:k].tolist()) for row in ended for k in range(1, len(row) + 1)}
         said += self._explained(len(distinct))
-        if len(found) != self.count:
-            said.append(f"{len(found)} distinct sequences are found for {self.count} examples")
-        return found[: self.count], worst, "; ".join(said) or None
+        if len(sequences) != self.row.count:
+            said.append(
+                f"{len(sequences)} distinct sequences are found for {self.row.count} examples"
+            )
+        return sequences[: self.row.count], worst, "; ".join(said) or None
 
     def _once(self, prefix: list[int]) -> tuple[int, ...]:
         """A prefix by what layers get: without positions, a token repeated from the start is as it
@@ -520,10 +482,10 @@ class _Search:
         said = None
         rows = [*ended]
         if shifted(task):
-            rows, said = completed(self.scene.observation, task, self.at, rows, self.count)
+            rows, said = completed(self.row, rows)
         rows.sort(key=len, reverse=True)
-        found = torch.cat([extended(domain, row[None]) for row in rows])
-        return found, [said] if said else []
+        sequences = torch.cat([extended(domain, row[None]) for row in rows])
+        return sequences, [said] if said else []
 
     def _descend(self) -> tuple[Tensor, float, str | None]:
         """Sequences of an encoder, by changes of one token at a time.
@@ -531,37 +493,38 @@ class _Search:
         Searches follow the spans in turn, that with the most free directions first.
         """
         options = self.listed.options
-        if not all(len(own) for own in options):
+        if not all(len(tokens) for tokens in options):
             return self._none("order undecided: a place has no candidate")
-        found: dict[tuple[int, ...], float] = {}
+        sequences: dict[tuple[int, ...], float] = {}
         tests = 0
+        # The more free directions, the less often a wrong sequence looks close.
         guides = sorted(self.tests, key=lambda test: -test[1].free)
-        for turn in range(self.restarts * self.count):
-            if len(found) == self.count or is_over():
+        for turn in range(self.restarts * self.row.count):
+            if len(sequences) == self.row.count or is_over():
                 break
-            start = self._start([*found])
+            start = self._start([*sequences])
             ends, used = self._down(start, *guides[turn % len(guides)])
             passed, away = self._tested(ends[None])
             tests += used
-            if bool(passed):
-                found[tuple(ends.tolist())] = float(away)
-        if not found:
+            if passed:
+                sequences[tuple(ends.tolist())] = float(away)
+        if not sequences:
             return self._none("order undecided: no sequence passes the later layers' tests")
-        said = self._lucky(tests) + self._explained(len(found) * len(options))
-        if len(found) != self.count:
+        said = self._lucky(tests) + self._explained(len(sequences) * len(options))
+        if len(sequences) != self.row.count:
             said.append(
-                f"{len(found)} distinct sequences are found for {self.count} examples: the order "
-                "of the others is undecided"
+                f"{len(sequences)} distinct sequences are found for {self.row.count} examples: the "
+                "order of the others is undecided"
             )
-        return torch.tensor([*found]), max(found.values()), "; ".join(said) or None
+        return torch.tensor([*sequences]), max(sequences.values()), "; ".join(said) or None
 
-    def _start(self, found: Sequence[tuple[int, ...]]) -> Tensor:
+    def _start(self, sequences: Sequence[tuple[int, ...]]) -> Tensor:
         """A random sequence (n,) of candidates, of those that no found sequence uses if any is."""
         drawn = []
         shares = uniform((len(self.listed.options),), self.generator).tolist()
-        for place, own in enumerate(self.listed.options):
-            used = {row[place] for row in found}
-            free = [token for token in own.tolist() if token not in used] or own.tolist()
+        for place, tokens in enumerate(self.listed.options):
+            used = {row[place] for row in sequences}
+            free = [token for token in tokens.tolist() if token not in used] or tokens.tolist()
             drawn.append(free[int(len(free) * shares[place])])
         return torch.tensor(drawn)
 
@@ -571,20 +534,20 @@ class _Search:
         """
         now = start.clone()
         tests = 0
-        away, over = (part.squeeze(0) for part in span.far(self._points(name, now[None])))
+        away, allowed = (part.squeeze(0) for part in span.far(self._points(name, now[None])))
         for _ in range(SWEEPS):
             before = now
             for place in permutation(len(now), self.generator).tolist():
                 options = self.listed.options[place]
                 others = now.repeat(len(options), 1)
                 others[:, place] = options
-                each, allowed = span.far(self._points(name, others))
+                each, limits = span.far(self._points(name, others))
                 best = int(each.mean(1).argmin())
                 if float(each[best].mean()) < float(away.mean()):
                     now = others[best]
                     away = each[best]
-                    over = allowed[best]
+                    allowed = limits[best]
                 tests += len(options)
-            if torch.equal(before, now) or bool((over <= 1).all()):
+            if torch.equal(before, now) or (away <= allowed).all():
                 break
         return now, tests

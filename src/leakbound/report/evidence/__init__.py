@@ -50,6 +50,7 @@ def schema() -> str:
     """The JSON Schema (draft 2020-12) of `report.json`, as text."""
     parts = cleaned(msgspec.json.schema(EvidenceReport)["$defs"])
     form = "https://json-schema.org/draft/2020-12/schema"
+    # The root is no reference, so that a reader of the schema sees its fields first.
     own = {"$schema": form, "$id": "urn:leakbound:report:1", "$defs": parts}
     return json.dumps(parts.pop("EvidenceReport") | own, indent=1, sort_keys=True)
 
@@ -108,6 +109,7 @@ def card(content: EvidenceReport) -> str:
     """
     subjects = [(one, meanings(truth_known=not one.measured.captured)) for one in content.subjects]
     context = {"subjects": subjects, "version": content.leakbound, "listed": SHOWN}
+    # Some lines of the template are empty for some runs: one newline ends the text.
     text = rendered("model-card.md.j2", context, {"share": chance, "markdown": markdown})
     return text.rstrip("\n") + "\n"
 

@@ -42,6 +42,7 @@ ACCEPTED = "Probability of a reconstructed example that counts as protected up t
 
 def item(name: str, value: str | None, status: Status, source: str, words: str = "") -> Item:
     """One line of what is known: without a value it is not stated, whatever its source."""
+    # Nobody may read a missing value as a good one.
     status = NOT_STATED if value is None else status
     return Item(name, words or name.replace("_", " "), value, status, source)
 
@@ -130,19 +131,20 @@ def thresholds(
     info: RunInfo, assessments: Iterable[Assessment], who: str | None
 ) -> tuple[parts.ThresholdLine, ...]:
     kept = "; it is the default, and the stored plan does not tell a chosen value from the default"
-    found = []
+    lines = []
     for one in dict.fromkeys(a.criterion for a in assessments):
         source = "the records; the plan names none"
         key = "psnr" if one.of is None else "share"
+        # A plan may name a share of columns, of which the record keeps the number.
         stored = _number(info.plan.get(key))
         if stored is not None and (one.of is not None or stored == one.value):
             source = f"plan: criterion.{key}" + kept * (stored == CRITERION[key])
         value = one.value if one.of is None else one.of - round(one.within)
         unit = one.text.removesuffix(" or more").partition(" ")[2]
-        found.append(threshold("reconstructed", value, source, who, unit))
+        lines.append(threshold("reconstructed", value, source, who, unit))
     accepted = _number(_table(info, "risk").get("probability"))
     source = "plan: risk.probability" + kept * (accepted == DEFAULT_RISK)
-    return (*found, threshold("accepted", accepted, source, who))
+    return (*lines, threshold("accepted", accepted, source, who))
 
 
 def threshold(

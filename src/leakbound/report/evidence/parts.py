@@ -361,8 +361,8 @@ def cleaned(subject: Subject) -> Subject:
 
     The plan to run again must stay as it is; TOML escapes what nobody sees.
     """
-    found = msgspec.convert(clean(msgspec.to_builtins(subject)), Subject)
-    return msgspec.structs.replace(found, rerun=subject.rerun)
+    shown = msgspec.convert(clean(msgspec.to_builtins(subject)), Subject)
+    return msgspec.structs.replace(shown, rerun=subject.rerun)
 
 
 def clean(value: Any, depth: int = 0) -> Any:

@@ -69,6 +69,7 @@ def mechanism(settings: str) -> tuple[float, float] | None:
 
     None for every other chain, of which nothing is computed.
     """
+    # Two mechanisms compose, and what they compose to depends on more than their settings.
     noises = _MECHANISM.findall(settings)
     clips = _CLIP.findall(settings)
     if (len(noises), len(clips)) != (1, 1):
@@ -137,14 +138,14 @@ def _claim(
     return PrivacyClaim(claim, epsilons, open_, tuple(items))
 
 
-def _words(found: Epsilons | None) -> str | None:
-    if found is None:
+def _words(epsilons: Epsilons | None) -> str | None:
+    if epsilons is None:
         return None
     one, other = (
         f"{value:.4g}" if isinstance(value, float) else value
-        for value in (found.add_remove, found.replace)
+        for value in (epsilons.add_remove, epsilons.replace)
     )
-    words = f"epsilon {one} at delta {found.delta:g}, one example added or removed"
+    words = f"epsilon {one} at delta {epsilons.delta:g}, one example added or removed"
     return words if other is None else f"{words}; {other} at that delta, one replaced"
 
 

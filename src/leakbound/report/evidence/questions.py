@@ -112,6 +112,7 @@ def of_edpb(
 
 
 def _on_extraction(sign_off: SignOff, known: Sequence[AuxiliaryLine]) -> Iterable[Row]:
+    # The words begin cells of a table elsewhere.
     facts = [line.words[0].lower() + line.words[1:] for line in known if line.answer == "yes"]
     yield (
         "Is the likelihood insignificant that personal data are extracted directly from the "
@@ -241,13 +242,13 @@ def _on_documents(
 
 def _declared(names: Sequence[str], declared: Sequence[Item]) -> tuple[Answered, str]:
     """How far statements answer a question, and what they say."""
-    found: Mapping[str, str | None] = {i.name: i.value for i in declared if i.name in names}
+    stated: Mapping[str, str | None] = {i.name: i.value for i in declared if i.name in names}
     said = [
         f"declared, not checked: {value}"
         if value
         else f"{name.replace('_', ' ')}: nobody stated it (--declare {name}=...)"
-        for name, value in found.items()
+        for name, value in stated.items()
     ]
-    silent = sum(value is None for value in found.values())
+    silent = sum(value is None for value in stated.values())
     answered: Answered = "in part" if silent else "answered"
-    return NOT_STATED if silent == len(found) else answered, "; ".join(said)
+    return NOT_STATED if silent == len(stated) else answered, "; ".join(said)

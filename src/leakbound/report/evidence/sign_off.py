@@ -141,20 +141,20 @@ def epsilon_line(audit: EpsilonPart) -> str:
 
 
 def fitting(
-    found: SignOff, warnings: Sequence[str], files: int, meanings: Mapping[Verdict, str]
+    page: SignOff, warnings: Sequence[str], files: int, meanings: Mapping[Verdict, str]
 ) -> list[SettingRow]:
     """The most important rows that fit on one page, with what their verdicts mean.
 
-    `warnings`: and all other lines of the page that `found` does not hold.
+    `warnings`: and all other lines of the page that `page` does not hold.
     """
-    wide = [found.answer, found.advice]
-    narrow = [found.tested, found.attacker, found.criterion]
-    narrow += [*found.revealed, *found.not_covered, *warnings]
+    wide = [page.answer, page.advice]
+    narrow = [page.tested, page.attacker, page.criterion]
+    narrow += [*page.revealed, *page.not_covered, *warnings]
     # The page prints on one sheet: what is always there comes first, rows fill the rest.
     room = LINES - sum(_lines(text, WIDE) for text in wide) - (files + 1) // 2
     room -= sum(_lines(text, NARROW) for text in narrow) + bool(warnings)
     shown: list[SettingRow] = []
-    for row in found.rows[:MOST]:
+    for row in page.rows[:MOST]:
         some = [*shown, row]
         words = " ".join(meanings[word] for word in {one.verdict for one in some})
         # At least one row, even if the page then runs over.
@@ -173,7 +173,7 @@ def chance(value: float) -> str:
 
 def _height(row: SettingRow) -> float:
     """Lines of a row of the table, with the space between rows."""
-    limited = sum(1 + bool(one.condition) for one in row.told_limits)
+    limited = sum(1 + bool(one.condition) for one in row.named_limits)
     return GAP + max(2, _lines(row.defense, CELL), limited)
 
 

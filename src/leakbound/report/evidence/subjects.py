@@ -110,22 +110,22 @@ def of_run(
 
 
 def _notices(run: Run, ends: parts.Ends) -> list[str]:
-    found = []
+    notices = []
     if run.missing:
         here = f"{ends.present} of {ends.planned} experiments are here"
-        found.append(f"The run is not finished: {here}.")
+        notices.append(f"The run is not finished: {here}.")
     if ends.failed:
-        found.append(f"{ends.failed} of {ends.present} experiments failed: they show nothing.")
+        notices.append(f"{ends.failed} of {ends.present} experiments failed: they show nothing.")
     failed = sum(training.status == "failed" for training in run.trainings)
     if failed:
-        found.append(f"{failed} of {len(run.trainings)} trainings failed and enter no mean.")
+        notices.append(f"{failed} of {len(run.trainings)} trainings failed and enter no mean.")
     if not all(a.truth_known for a in run.assessments):
-        found.append(
+        notices.append(
             "The true examples of captured updates are not known: nothing is measured there."
         )
     if not run.trainings:
-        found.append("No training was run: what the defenses cost in accuracy is not measured.")
-    return found
+        notices.append("No training was run: what the defenses cost in accuracy is not measured.")
+    return notices
 
 
 def _checks(run: Run) -> list[parts.Check]:
@@ -377,8 +377,8 @@ def _rerun(run: Run, plan: str) -> parts.RunAgain:
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """The SHA-256 of files in a folder by their names, of those that can be read."""
-    found = {}
+    hashes = {}
     for name in names:
         with suppress(OSError):
-            found[name] = hashlib.sha256(files.read(folder / name)).hexdigest()
-    return found
+            hashes[name] = hashlib.sha256(files.read(folder / name)).hexdigest()
+    return hashes
