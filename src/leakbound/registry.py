@@ -124,6 +124,7 @@ def entries(kind: str) -> Mapping[str, Entry]:
     package = PACKAGES[kind]
     exported = (name for name in package.__all__ if name not in HIDDEN)
     known = {snake(name): Entry(kind, snake(name), getattr(package, name)) for name in exported}
+    # another package may not replace a built-in: records name attacks by these names
     for point in entry_points(group=f"leakbound.{kind}s"):
         if point.name in known:
             raise ValueError(
@@ -287,6 +288,7 @@ def row_of(kind: str, given: object) -> dict[str, Any]:
     if name in entries(kind) and is_dataclass(given):
         values = {f.name: getattr(given, f.name) for f in fields(given) if f.init}
         settings = {key: value for key, value in values.items() if value is not None}
+        # an object may hold what its settings do not say, such as a changed attribute
         if build(kind, name, settings) == given:
             return {"name": name, **settings}
     raise ValueError(
@@ -377,8 +379,10 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     plain = tuple(kind for kind in kinds if kind not in LISTS)
     if items and isinstance(value, list | tuple):
         return tuple(_coerce(f"{name}[{i}]", v, items[0]) for i, v in enumerate(value))
+    # a plan's `1` and `1.0` are one setting, so they must have one hash
     if type(value) is int and float in plain and int not in plain:
         return float(value)
+    # Python counts True as an int; a plan that says true for a number is a mistake
     if isinstance(value, plain) and (bool in plain or not isinstance(value, bool)):
         return value
     words = [k.__name__ for k in plain if k is not type(None)] + ["list"] * bool(items)
@@ -403,6 +407,7 @@ def _row_of_text(kind: str, text: str) -> dict[str, Any]:
         raise ValueError(
             f"{kind} is {text!r}; write settings as in {kind} NAME,key=1.5,other=word"
         ) from None
+    # a name among the settings would silently replace the one before the comma
     if len(text) > LIMIT or "name" in table:
         raise ValueError(f"{kind} is {text!r}; write the name first: NAME,key=value")
     return {"name": name, **table}

@@ -11,7 +11,7 @@ import leakbound.flower  # noqa: F401  first: flwr's dependencies warn where it 
 
 # isort: split
 
-from leakbound.flower.facts import SAID
+from leakbound.flower.facts import RULES
 
 PAGES = sorted(
     path for path in (Path(__file__).parents[2] / "docs/upstream").glob("*.md")
@@ -46,5 +46,5 @@ def test_every_fault_of_flower_has_a_report_and_a_line_in_the_docs():
     for page in PAGES:
         assert f"(../upstream/{page.name})" in table, page
         assert page.name in (docs / "upstream/index.md").read_text("utf-8")
-    for name in SAID:
+    for name in RULES:
         assert f"`{name}`" in table, name

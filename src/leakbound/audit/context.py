@@ -157,6 +157,7 @@ class PlanContext:
         parts = [self.drawn[name] for name in ("public", "private")]
         if min(map(len, parts)) < SMALLEST:
             return None
+        # fixed draws: the same data give the same p-value
         rows = [self.dataset.inputs[own[:LOOKED]].flatten(1).double().numpy() for own in parts]
         return same_law(rows[0], rows[1], np.random.default_rng(0))
 
@@ -257,7 +258,7 @@ class PlanContext:
     def _trained(self, task: Task, steps: int, seed: int) -> Task:
         """Adam (rate 1e-3, batches of 64) on public images, never on private or test images."""
         pool = self.splits["public"]
-        source = stream(seed, "pretrain")
+        source = stream(seed, "pretrain")  # its own stream: batches do not shift with train_steps
         weights = nn.Parameter(task.parameters.clone())
         optimizer = optimizers.Adam([weights], lr=1e-3)
         for _ in range(steps):
@@ -298,11 +299,6 @@ def others_in_round(
     source = stream(seed, "other clients", size, number)
     drawn = rest[permutation(len(rest), source)[: size * OTHERS]]
     return [context.batch(own) for own in torch.split(drawn, size) if len(own) == size]
-
-
-def random_weights(name: str) -> bool:
-    """Whether no example chose the weights of a model of this name; unknown for user code."""
-    return ":" not in name
 
 
 def usable(device: str) -> torch.device:

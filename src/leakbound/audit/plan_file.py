@@ -51,6 +51,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
     attacks = [grid for row in attack_rows for grid in registry.grids_of("attack", row)]
     batch_sizes = _whole("batch_sizes", table.get("batch_sizes", [1]), 1)
     seeds = _whole("seeds", table.get("seeds", [0]), 0)
+    # by lengths alone: a list in each setting multiplies beyond any memory
     plans.refuse_large(
         {
             "models": sum(count for count, _ in models),
@@ -77,6 +78,7 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
         lpips_weights=_lpips_weights(_section("metrics", table)),
         round=_round(table.get("round")),
     )
+    # built once here, so that a wrong value stops the audit before its first experiment
     for links in plan.defenses:
         plans.build_defense(links)
     for attack in plan.attacks:

@@ -127,8 +127,8 @@ def observe(
     """
     training = training or TrainingInfo()
     read = partial(infer_context, capture, task, training, input_shape=input_shape, public=public)
-    found = read()
-    return (read(steps=found_steps(found, SEARCH)) if found.untried else found).observation
+    inferred = read()
+    return (read(steps=found_steps(inferred, SEARCH)) if inferred.untried else inferred).observation
 
 
 def found_steps(inferred: InferredContext, seconds: float) -> Finding:
@@ -139,7 +139,7 @@ def found_steps(inferred: InferredContext, seconds: float) -> Finding:
 def infer_context(
     capture: Capture,
     task: Task,
-    told: TrainingInfo,
+    info: TrainingInfo,
     *,
     input_shape: tuple[int, ...],
     public: Batch | None = None,
@@ -147,29 +147,29 @@ def infer_context(
 ) -> InferredContext:
     """As `observe`, with the source of each fact; `steps` is the finding of `found_steps`."""
     change, sent = _change(capture, task)
-    found = list[Finding]()
+    findings = list[Finding]()
     notes = [*filter(None, [_thawed(capture, task)])]
-    rate = _rate(capture, told, found)
-    given = told
-    told = _declared(capture, told, rate, found, notes)
+    rate = _rate(capture, info, findings)
+    user_info = info
+    info = _declared(capture, info, rate, findings, notes)
     row = change / (rate or 1.0)
-    known = _known_steps(capture, told, found)
+    known = _known_steps(capture, info, findings)
     spread = proofs.spread(capture, task, rate)
-    stated = as_chain(told.defense)
+    stated = as_chain(info.defense)
     one = 1 if capture.kind == "gradient" else known
-    shrunk = _decay(capture, task, row, spread, told, rate, known)
+    shrunk = _decay(capture, task, row, spread, info, rate, known)
     if shrunk is not None:
         row = shrunk.subtracted(task, row, spread)
-        found.append(_decay_finding(shrunk, told, rate))
+        findings.append(_decay_finding(shrunk, info, rate))
     size = reading.Size(1, None, "", 1)
     if not stated.links and not named(task.loss).of_inputs:  # ranks of tokens count otherwise
         size = reading.batch_size(task, row, input_shape=input_shape, steps=one, spread=spread)
-    count = _examples(capture, told, size, found, notes)
-    part = _told("local batch size", told.batch_size, capture.whole("batch_size"), found)
-    found += reading.rank(size)
+    count = _examples(capture, info, size, findings, notes)
+    part = _known("local batch size", info.batch_size, capture.whole("batch_size"), findings)
+    findings += reading.rank(size)
     task = replace(task, plan=LocalPlan(known or 1, rate or 1.0, part), public=public)
     chained = stated.resolve(task, count)
-    labels = _labels(told, task, count, input_shape)
+    labels = _labels(info, task, count, input_shape)
     server = Server.MALICIOUS if isinstance(task.model, Front) else Server.HONEST
     observation = Observation(
         update=_with_law(row, task, _of_one(capture, chained), count, input_shape, labels),
@@ -185,23 +185,23 @@ def infer_context(
     untried: tuple[int, ...] = ()
     if known is None:
         step, untried = (steps, ()) if steps else _steps(capture, observation, rate, size)
-        observation = _with_steps(observation, step, found)
+        observation = _with_steps(observation, step, findings)
     certain, odd = proofs.classes(observation, spread, proofs.coarsest(capture))
     notes += filter(None, [odd])
     facts = proofs.batch_statistics(capture)
-    if told.labels is None:
+    if info.labels is None:
         facts += proofs.classes_fact(certain)
-    labels = _label_finding(observation, certain, found, notes, rate)
+    labels = _label_finding(observation, certain, findings, notes, rate)
     false = None if rate is None else proofs.missing_noise(observation)
-    if false is not None and given.defense is None:  # metadata that the update itself refutes
+    if false is not None and user_info.defense is None:  # metadata that the update itself refutes
         capture = _without_declared(capture, false)
         return infer_context(
-            capture, task, given, input_shape=input_shape, public=public, steps=steps
+            capture, task, user_info, input_shape=input_shape, public=public, steps=steps
         )
     notes += filter(None, [false, None if chained.links else outside(observation)])
     return InferredContext(
         observation,
-        tuple(found),
+        tuple(findings),
         labels,
         rate is not None,
         chained,
@@ -218,13 +218,13 @@ def _decay(
     task: Task,
     row: Tensor,
     spread: Tensor,
-    told: TrainingInfo,
+    info: TrainingInfo,
     rate: float | None,
     steps: int | None,
 ) -> decay.Decay | None:
     """The multiples of the weights before in an update, as given or as the update shows them."""
-    own = told.weight_decay
-    defended = bool(as_chain(told.defense).links)
+    own = info.weight_decay
+    defended = bool(as_chain(info.defense).links)
     if own == 0 or (own is None and defended):
         return None
     if own is not None and defended:
@@ -233,9 +233,9 @@ def _decay(
             "weights' part of the update: leave weight_decay out"
         )
     if own is None or rate is None:
-        found = decay.detected(task, row, spread)
-        if own is None or found is not None:
-            return found
+        shown = decay.detected(task, row, spread)
+        if own is None or shown is not None:
+            return shown
         raise ValueError(
             f"weight_decay is {own:g}, and its part of the update depends on the learning rate: "
             "give learning_rate too"
@@ -245,9 +245,9 @@ def _decay(
     return decay.same(task, (1 - (1 - rate * own) ** (steps or 1)) / rate)
 
 
-def _decay_finding(shrunk: decay.Decay, told: TrainingInfo, rate: float | None) -> Finding:
-    if told.weight_decay is not None and rate is not None:
-        return Finding(DECAY, f"{told.weight_decay:g}", "given; its part is subtracted", True)
+def _decay_finding(shrunk: decay.Decay, info: TrainingInfo, rate: float | None) -> Finding:
+    if info.weight_decay is not None and rate is not None:
+        return Finding(DECAY, f"{info.weight_decay:g}", "given; its part is subtracted", True)
     share = shrunk.common
     each = len(shrunk.found)
     value = "differs between tensors" if share is None else f"{share:.4g} of the weights before"
@@ -259,15 +259,15 @@ def _decay_finding(shrunk: decay.Decay, told: TrainingInfo, rate: float | None) 
     return Finding(DECAY, value, f"{how}. It is subtracted; --weight-decay 0 keeps it", False)
 
 
-def _known_steps(capture: Capture, told: TrainingInfo, found: list[Finding]) -> int | None:
-    known = _told("local steps", told.steps, capture.whole("steps"), found)
+def _known_steps(capture: Capture, info: TrainingInfo, findings: list[Finding]) -> int | None:
+    known = _known("local steps", info.steps, capture.whole("steps"), findings)
     if capture.kind == "gradient" and (known or 1) > 1:
         raise ValueError(f"steps is {known}, but a gradient is that of one step; give kind delta")
     return known
 
 
-def _with_steps(observation: Observation, step: Finding, found: list[Finding]) -> Observation:
-    found.append(step)
+def _with_steps(observation: Observation, step: Finding, findings: list[Finding]) -> Observation:
+    findings.append(step)
     task = observation.task
     plan = replace(task.plan, steps=int(step.value))
     return replace(observation, task=replace(task, plan=plan))
@@ -280,42 +280,46 @@ def _without_declared(capture: Capture, why: str) -> Capture:
 
 
 def _declared(
-    capture: Capture, told: TrainingInfo, rate: float | None, found: list[Finding], notes: list[str]
+    capture: Capture,
+    info: TrainingInfo,
+    rate: float | None,
+    findings: list[Finding],
+    notes: list[str],
 ) -> TrainingInfo:
     """With the defense that the metadata declare, unless one is given."""
-    if told.defense is not None:
-        return told
+    if info.defense is not None:
+        return info
     notes += filter(None, [capture.about.get(declared.NOTE)])
     own = declared.of(capture, rate or 1.0)
     if own is None:
-        return told
+        return info
     how = f"declared in the file's metadata ({capture.about.get(declared.FROM, 'no source')})"
-    found.append(Finding("defense", repr(own), f"{how}; bounds rest on it", False))
-    return replace(told, defense=own)
+    findings.append(Finding("defense", repr(own), f"{how}; bounds rest on it", False))
+    return replace(info, defense=own)
 
 
 def _label_finding(
     observation: Observation,
     certain: tuple[int, ...],
-    found: list[Finding],
+    findings: list[Finding],
     notes: list[str],
     rate: float | None,
 ) -> Tensor | None:
     """The labels that are given or inferred, compared with the signs of the last bias."""
     if named(observation.task.loss).of_inputs:
-        found.append(Finding("labels", "the tokens", "what a language model trains on", True))
+        findings.append(Finding("labels", "the tokens", "what a language model trains on", True))
         return None
     if observation.labels is None:
         if named(observation.task.loss).name == "cross_entropy":
             labels, finding = reading.labels(observation, certain)
         else:
-            sure = rate is not None and any(f.name == "local steps" and f.sure for f in found)
+            sure = rate is not None and any(f.name == "local steps" and f.sure for f in findings)
             labels, finding = reading.targets(observation, sure=sure)
-        found.append(finding)
+        findings.append(finding)
         return labels
-    told = observation.labels.tolist()
-    found.append(Finding("labels", reading.shown(observation.labels), "given", True))
-    if lost := [str(label) for label in certain if label not in told]:
+    given = observation.labels.tolist()
+    findings.append(Finding("labels", reading.shown(observation.labels), "given", True))
+    if lost := [str(label) for label in certain if label not in given]:
         notes.append(
             f"the given labels do not include {', '.join(lost)}, which occur by the signs of the "
             "last layer's bias gradients (for plain cross-entropy, without weight decay or "
@@ -373,36 +377,40 @@ def _thawed(capture: Capture, task: Task) -> str | None:
     )
 
 
-def _rate(capture: Capture, told: TrainingInfo, found: list[Finding]) -> float | None:
-    if capture.kind == "gradient" and told.learning_rate is None:
+def _rate(capture: Capture, info: TrainingInfo, findings: list[Finding]) -> float | None:
+    if capture.kind == "gradient" and info.learning_rate is None:
         return 1.0
-    rate = told.learning_rate or capture.number("learning_rate")
+    rate = info.learning_rate or capture.number("learning_rate")
     if rate is None:
         how = "not known: the update's direction counts, its length does not"
-        if as_chain(told.defense).links:
+        if as_chain(info.defense).links:
             how += ", so declared noise cannot be compared with it"
-        found.append(Finding("learning rate", "unknown", how, False))
+        findings.append(Finding("learning rate", "unknown", how, False))
         return None
-    how = "given" if told.learning_rate else "the file's metadata"
-    found.append(Finding("learning rate", f"{rate:g}", how, True))
+    how = "given" if info.learning_rate else "the file's metadata"
+    findings.append(Finding("learning rate", f"{rate:g}", how, True))
     return 1.0 if capture.kind == "gradient" else rate
 
 
-def _told(name: str, given: int | None, about: int | None, found: list[Finding]) -> int | None:
+def _known(name: str, given: int | None, about: int | None, findings: list[Finding]) -> int | None:
     value = given if given is not None else about
     if value is not None:
         how = "given" if given is not None else "the file's metadata"
-        found.append(Finding(name, str(value), how, True))
+        findings.append(Finding(name, str(value), how, True))
     return value
 
 
 def _examples(
-    capture: Capture, told: TrainingInfo, size: reading.Size, found: list[Finding], notes: list[str]
+    capture: Capture,
+    info: TrainingInfo,
+    size: reading.Size,
+    findings: list[Finding],
+    notes: list[str],
 ) -> int:
-    given = told.examples
-    if given is None and told.labels is not None:
-        given = len(told.labels)
-    count = _told("batch size", given, capture.whole("examples"), found)
+    given = info.examples
+    if given is None and info.labels is not None:
+        given = len(info.labels)
+    count = _known("batch size", given, capture.whole("examples"), findings)
     if count is not None:
         if count < size.least:
             notes.append(
@@ -425,21 +433,21 @@ def _examples(
         f"likely: the gradient of the layer {size.layer!r} has this rank; at least {size.least} "
         f"{reading.PLAIN}; give the batch size if you know it"
     )
-    found.append(Finding("batch size", str(size.likely), how, False))
+    findings.append(Finding("batch size", str(size.likely), how, False))
     return size.likely
 
 
 def _labels(
-    told: TrainingInfo, task: Task, count: int, input_shape: tuple[int, ...]
+    info: TrainingInfo, task: Task, count: int, input_shape: tuple[int, ...]
 ) -> Tensor | None:
-    if told.labels is None:
+    if info.labels is None:
         return None
     loss = named(task.loss)
     try:
-        labels = torch.as_tensor(told.labels)
+        labels = torch.as_tensor(info.labels)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"labels is {str(told.labels)[:60]!r}; give one number for each example"
+            f"labels is {str(info.labels)[:60]!r}; give one number for each example"
         ) from error
     if labels.is_complex() or labels.ndim < 1 or not len(labels):
         raise ValueError(

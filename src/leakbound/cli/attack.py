@@ -17,7 +17,6 @@ from leakbound.audit import diagnosis
 from leakbound.audit.context import check_plan
 from leakbound.audit.plan import Plan, build_attack
 from leakbound.cli import captured, describe, options, trees
-from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, announce_code, check_files, write_files
 from leakbound.cli.terminal import as_json, brief, console, errors, table
 from leakbound.risk.statement import of_assessment, of_guarantee
@@ -138,7 +137,7 @@ def _show(record: Assessment, command: options.AttackOptions, name: str) -> None
         console.print(f"the attack reports a problem: {brief(record.problem)}")
     for said in of_assessment(record, reasons=False):
         console.print(brief(said))
-    show_scope(record.bounds, explain=command.explain)
+    captured.show_scope(record.bounds, explain=command.explain)
     console.print(f"verdict: [bold]{record.verdict}[/bold] (threshold {record.criterion.goal})")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from leakbound import captured, registry, tensors
 from leakbound._util import stops
 from leakbound._util.formats import format_explained
-from leakbound.assess.record import CERTIFIED, DISCLOSURES, EXPOSURES, Assessment
+from leakbound.assess.record import CERTIFIED, DISCLOSURES, ESTIMATE, EXPOSURES, Assessment, Bound
 from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
 from leakbound.captured import (
@@ -34,9 +34,8 @@ from leakbound.captured.capture import PREFIX, TREES
 from leakbound.captured.findings import Finding
 from leakbound.captured.observe import SEARCH
 from leakbound.cli import options
-from leakbound.cli.scope import show_scope
 from leakbound.cli.shared import Bar, verdicts
-from leakbound.cli.terminal import as_json, brief, console, errors, table
+from leakbound.cli.terminal import as_json, brief, console, errors, safe, table
 from leakbound.data.schema import Schema
 from leakbound.domains import Domain, TokenDomain
 from leakbound.losses import LOSSES
@@ -55,7 +54,11 @@ MOST = 100_000
 
 def attack(command: options.AttackOptions) -> int:
     assert command.update is not None  # the command line asks here only then
-    _check_exists(command.update)
+    if not command.update.exists():
+        raise ValueError(
+            f"update is {str(command.update)!r}, which does not exist; give a file, or a folder "
+            "that `leakbound capture` wrote"
+        )
     options.refuse_unused(command, options.OF_UPDATES)
     for name in ("batch_size", "local_steps", "local_batch_size", "classes"):
         value = getattr(command, name)
@@ -123,14 +126,6 @@ def attack(command: options.AttackOptions) -> int:
     if any(one.verdict in (*EXPOSURES, *DISCLOSURES) for one in outcome.records):
         return EXPOSED_CODE
     return 0 if "ok" in ends else 2
-
-
-def _check_exists(path: Path) -> None:
-    if not path.exists():
-        raise ValueError(
-            f"update is {str(path)!r}, which does not exist; give a file, or a folder that "
-            "`leakbound capture` wrote"
-        )
 
 
 def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Settings:
@@ -486,3 +481,29 @@ def _remarks(records: Sequence[Assessment], *, explain: bool) -> None:
     for said in of_assessment(first, reasons=False):
         console.say(brief(said))
     show_scope(first.bounds, explain=explain)
+
+
+def show_scope(bounds: Sequence[Bound], *, explain: bool) -> None:
+    """What the bounds rest on; without `explain` only where to find it."""
+    if not bounds:
+        return
+    if not explain:
+        covers = ", ".join(dict.fromkeys(map(_covered, bounds)))
+        priors = "; ".join(dict.fromkeys(bound.prior for bound in bounds))
+        console.print(
+            f"[dim]bounds cover: {covers}; prior: {brief(priors)}; unit: one update of this batch. "
+            "Assumptions: --explain[/dim]"
+        )
+        return
+    for bound in bounds:
+        source = f" \\[{safe(bound.equation)}]" if bound.equation else ""
+        console.print(
+            f"[bold]{safe(bound.name)}[/bold]: covers {_covered(bound)}; prior: "
+            f"{safe(bound.prior)}; unit: one update of this batch{source}"
+        )
+        for assumption in bound.assumptions:
+            console.print(f"  - {safe(assumption)}")
+
+
+def _covered(bound: Bound) -> str:
+    return "nothing (an estimate)" if bound.covers == ESTIMATE else f"{bound.covers} attackers"

@@ -96,7 +96,7 @@ def _write(out: Path, content: EvidenceReport, runs: Sequence[tuple[Run, str]]) 
         CARD: pages.card(content).encode(),
         **plans,
     }
-    write_files(out.parent, beside)
+    write_files(out.parent, beside)  # before the page, which holds their digests
     common = pages.digests(out.parent, (annex, DATA, CARD))
     digests = [
         pages.digests(run.folder, RECORDS)
@@ -129,18 +129,27 @@ def _warn(subjects: Sequence[Subject]) -> None:
         errors.say(f"not stated: {', '.join(sorted(silent))}")
 
 
-def _statements(given: Sequence[str]) -> dict[str, str]:
+def _statements(texts: Sequence[str]) -> dict[str, str]:
+    """What approvers state, by name; NAME=TEXT."""
     from leakbound.report.evidence import STATEMENTS
 
-    found: dict[str, str] = {}
-    for name, text in _pairs("declare", given, list(STATEMENTS)):
-        line = printable(text)
+    statements: dict[str, str] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign:
+            first = next(iter(STATEMENTS))
+            raise ValueError(f"declare is {text!r}; write NAME=VALUE, such as {first}=...")
+        if name not in STATEMENTS:
+            raise ValueError(f"declare has no name {name!r}; {check.closest(name, STATEMENTS)}")
+        if name in statements:
+            raise ValueError(f"declare names {name} twice; give it once")
+        line = printable(value)
         if not line or len(line) > LONGEST:
             raise ValueError(
                 f"declare {name} has {len(line)} letters; give a text of 1 to {LONGEST}"
             )
-        found[name] = line
-    return found
+        statements[name] = line
+    return statements
 
 
 def _audited(given: Sequence[Path]) -> list[EpsilonPart]:
@@ -211,20 +220,6 @@ def _why_not(rows: Sequence[Row], accepted: float | None, mistakes: Sequence[Mis
         f"over all rounds, the bound for {OF[worst.unit]} ({WHO[worst.audience]}) is "
         f"{format_upper(worst.rises[-1][1])}, and {accepted:g} is accepted{missing}"
     )
-
-
-def _pairs(option: str, given: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
-    found: dict[str, str] = {}
-    for text in given:
-        name, sign, value = text.partition("=")
-        if not sign:
-            raise ValueError(f"{option} is {text!r}; write NAME=VALUE, such as {known[0]}=...")
-        if name not in known:
-            raise ValueError(f"{option} has no name {name!r}; {check.closest(name, list(known))}")
-        if name in found:
-            raise ValueError(f"{option} names {name} twice; give it once")
-        found[name] = value
-    return list(found.items())
 
 
 def _place(command: options.EvidenceCommand) -> Path:

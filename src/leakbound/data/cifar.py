@@ -63,7 +63,7 @@ def _binary(path: Path) -> tuple[Tensor, Tensor, int]:
             f"{str(path)!r} has {len(data)} bytes, a multiple of neither 3073 (CIFAR-10) nor 3074 "
             "(CIFAR-100); download it again"
         )
-    if len(fitting) > 1:
+    if len(fitting) > 1:  # 3073 * 3074 bytes fit both; only the name tells
         fitting = [_STEMS.get(path.stem.rstrip("_0123456789"), 0)]
     if not fitting[0]:
         raise ValueError(

@@ -65,7 +65,7 @@ def _read(path: Path, dimensions: int) -> Tensor:
             within_limit(f"{str(path)!r}, as its header declares,", math.prod(shape))
             if not packed:
                 _check_size(path, shape, path.stat().st_size - 4 - 4 * dimensions)
-            data = take(stream, math.prod(shape) + 1)
+            data = take(stream, math.prod(shape) + 1)  # one more byte shows a file that is longer
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
             f"{str(path)!r} is not gzip, or is damaged or truncated; download it again"

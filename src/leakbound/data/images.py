@@ -312,6 +312,7 @@ def decode(data: bytes | bytearray, name: str) -> Tensor:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        # Pillow only warns of a bomb between one and two limits, and would decode it
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             with Image.open(io.BytesIO(data), formats=_formats()) as image:
@@ -359,7 +360,7 @@ def _pixels(image: Image, name: str) -> np.ndarray:
 
 def _decode_all(entries: list[_Entry], options: Options) -> tuple[Tensor, Iterable[str]]:
     """The images (N, C, H, W), and a note if those of 16 bits use only a part of their range."""
-    images = torch.empty(0)
+    images = torch.empty(0)  # its size is known once the first image is decoded
     first = ""
     most = 0.0
     wide = True

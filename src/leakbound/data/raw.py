@@ -88,6 +88,7 @@ def unsized(options: Options) -> None:
 def read_file(path: Path) -> bytearray:
     files.check_regular(path)
     with files.opened(path) as stream:
+        # of the open file: a path may name another file by now
         size = os.fstat(stream.fileno()).st_size
         within_limit(f"file {str(path)!r}", size)
         return take(stream, size)
@@ -108,7 +109,7 @@ def numbered(what: str, labels: Tensor) -> tuple[str, ...]:
 def interleave(labels: Tensor) -> Tensor:
     """An order that takes one image of each class in turn, so that any first N vary."""
     values = labels.numpy()
-    by_class = np.argsort(values, kind="stable")
+    by_class = np.argsort(values, kind="stable")  # stable: files keep their order in a class
     grouped = values[by_class]
     rank = np.empty(len(values), dtype=np.int64)
     rank[by_class] = np.arange(len(values)) - np.searchsorted(grouped, grouped)

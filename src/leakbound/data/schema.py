@@ -331,7 +331,7 @@ class _Seen:
         self._count(set(values))
 
     def _count(self, values: set[str]) -> None:
-        new = values - MISSING - (self.levels or set())
+        new = values - MISSING - (self.levels or set())  # levels seen before say nothing new
         if len(self.digits) < 2:
             self.digits |= {len(code) if code.isdecimal() else 0 for code in new}
         if not self.codes:

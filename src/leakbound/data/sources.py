@@ -136,7 +136,7 @@ class Dataset(Raw):
             noun = "image" if table is None else "row"
             raise ValueError(f"data set {self.name!r} holds no {noun}; it needs at least one")
         self._check_labels()
-        least = self.inputs.amin(0)
+        least = self.inputs.amin(0)  # by place: each column of a table has its own range
         most = self.inputs.amax(0)
         low, high = torch.tensor([0.0, 1.0]) if table is None else table.box
         if not bool(((least >= low) & (most <= high)).all()):
@@ -341,6 +341,7 @@ def _fitted(images: Tensor, options: Options) -> Tensor:
     shape = (len(images), *shape_after(images.shape, options))
     within_limit(f"{shape[0]} images of {shape[1:]}", 4 * math.prod(shape))
     inputs = torch.empty(shape)
+    # by parts: the temporaries of all images would take several times the result's memory
     for start in range(0, len(images), _CHUNK):
         inputs[start : start + _CHUNK] = fit(images[start : start + _CHUNK], options)
     return inputs

@@ -203,6 +203,7 @@ def is_beyond(text: str) -> bool:
 
 def _each(texts: Sequence[str], read: Callable[[str], float]) -> NDArray[Any]:
     none = {text for text in set(texts) if text in MISSING or len(text) > _LONGEST}
+    # columns repeat their values, so each text is read once
     known = {text: np.nan if text in none else read(text) for text in set(texts)}
     return np.fromiter(map(known.__getitem__, texts), np.float64, len(texts))
 

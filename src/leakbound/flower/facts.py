@@ -25,46 +25,88 @@ from leakbound.flower.meter import LeakMeter
 from leakbound.flower.mods import MASKING, DefenseMod
 from leakbound.risk.deployment.facts import Deployment, Mistake
 from leakbound.risk.deployment.file import described
+from leakbound.risk.deployment.mistakes import MistakeRule, said
 
 CLIPS = frozenset({"fixedclipping_mod", "adaptiveclipping_mod"})
 QUIET = frozenset({"arrays_size_mod", "message_size_mod"})
-# name: (key, whether the guarantee fails, text)
-SAID = {
-    "nan-disables-clip": ("clip.norm", False, "one NaN in an update makes its norm NaN, min(1, NaN)"
-        " is 1, and no entry is clipped; let clients refuse updates that are not finite"),
-    "zero-update-raises": ("clip.norm", False, "an update of zero raises a division by zero, and "
-        "the error reveals it; leave clients out that have nothing to train on"),
-    "adaptive-wrong-sign": ("clip.adaptive", False, "the count of clipped clients is used as the "
-        "count of unclipped ones: the norm runs to 0 or grows until nothing is clipped; take a "
-        "fixed clip norm"),
-    "noise-of-next-norm": ("clip.adaptive", True, "the noise has the level of the next round's "
-        "norm: mu is {ratio:.4g} times as large in a round in which all updates are clipped; take "
-        "a fixed clip norm"),
-    "scalars-pass": ("clip.norm", True, "the array {bare!r} has no dimension: Flower counts it in "
-        "the norm, but does not clip it, and LocalDpMod adds no noise to it; give it the shape "
-        "(1,), or do not send it"),
-    "integer-buffers": ("clip.norm", False, "the array {whole!r} holds whole numbers: clipping it "
-        "raises, and its noise is cut to whole numbers; do not send it"),
-    "example-weights": ("weights", False, "FedAvg weighs updates by num-examples, and the noise is "
-        "for equal weights: a client with a share w of the examples has a mu that is (number of "
-        "clients) times w as large; let clients report equal numbers, or give accountant= to the "
-        "strategy"),
-    "count-mismatch": ("participation.replies", False, "the noise is for {count} replies; fewer "
-        "only cause a warning: with half of them mu is twice as large; give accountant= to the "
-        "strategy, which stops such a round"),
-    "no-average": ("weights", True, "the noise is for an average, and {average} is not FedAvg's: "
-        "what one client moves it by is not known; wrap FedAvg"),
-    "noise-before-clip": ("clip.kind", True, "{noise} adds noise before {clip} clips: the noise "
-        "is scaled down with the update; put the clip after it in the list of mods"),
-    "masked-before-clip": ("secure_aggregation", True, "{mask} masks the update before it is "
-        "clipped; put it first in the list of mods"),
-    "clip-of-average": ("clip.at", True, "under secure aggregation the server can clip only the "
-        "average, so no client's part is bounded; clip on the clients"),
-    "no-client-clip": ("clip.kind", True, "the strategy relies on clients that clip, and they have "
-        "no {mod}; add it"),
-    "unknown-mod": ("clip.norm", False, "{late} runs between the clip and the noise and may undo "
-        "the clip; put it last in the list of mods"),
-}  # fmt: skip
+RULES = {
+    "nan-disables-clip": MistakeRule(
+        "clip.norm",
+        "one NaN in an update makes its norm NaN, min(1, NaN) is 1, and no entry is clipped; "
+        "let clients refuse updates that are not finite",
+        fatal=False,
+    ),
+    "zero-update-raises": MistakeRule(
+        "clip.norm",
+        "an update of zero raises a division by zero, and the error reveals it; leave clients"
+        " out that have nothing to train on",
+        fatal=False,
+    ),
+    "adaptive-wrong-sign": MistakeRule(
+        "clip.adaptive",
+        "the count of clipped clients is used as the count of unclipped ones: the norm runs "
+        "to 0 or grows until nothing is clipped; take a fixed clip norm",
+        fatal=False,
+    ),
+    "noise-of-next-norm": MistakeRule(
+        "clip.adaptive",
+        "the noise has the level of the next round's norm: mu is {ratio:.4g} times as large "
+        "in a round in which all updates are clipped; take a fixed clip norm",
+    ),
+    "scalars-pass": MistakeRule(
+        "clip.norm",
+        "the array {bare!r} has no dimension: Flower counts it in the norm, but does not clip"
+        " it, and LocalDpMod adds no noise to it; give it the shape (1,), or do not send it",
+    ),
+    "integer-buffers": MistakeRule(
+        "clip.norm",
+        "the array {whole!r} holds whole numbers: clipping it raises, and its noise is cut to"
+        " whole numbers; do not send it",
+        fatal=False,
+    ),
+    "example-weights": MistakeRule(
+        "weights",
+        "FedAvg weighs updates by num-examples, and the noise is for equal weights: a client "
+        "with a share w of the examples has a mu that is (number of clients) times w as "
+        "large; let clients report equal numbers, or give accountant= to the strategy",
+        fatal=False,
+    ),
+    "count-mismatch": MistakeRule(
+        "participation.replies",
+        "the noise is for {count} replies; fewer only cause a warning: with half of them mu "
+        "is twice as large; give accountant= to the strategy, which stops such a round",
+        fatal=False,
+    ),
+    "no-average": MistakeRule(
+        "weights",
+        "the noise is for an average, and {average} is not FedAvg's: what one client moves it"
+        " by is not known; wrap FedAvg",
+    ),
+    "noise-before-clip": MistakeRule(
+        "clip.kind",
+        "{noise} adds noise before {clip} clips: the noise is scaled down with the update; "
+        "put the clip after it in the list of mods",
+    ),
+    "masked-before-clip": MistakeRule(
+        "secure_aggregation",
+        "{mask} masks the update before it is clipped; put it first in the list of mods",
+    ),
+    "clip-of-average": MistakeRule(
+        "clip.at",
+        "under secure aggregation the server can clip only the average, so no client's part "
+        "is bounded; clip on the clients",
+    ),
+    "no-client-clip": MistakeRule(
+        "clip.kind",
+        "the strategy relies on clients that clip, and they have no {mod}; add it",
+    ),
+    "unknown-mod": MistakeRule(
+        "clip.norm",
+        "{late} runs between the clip and the noise and may undo the clip; put it last in the"
+        " list of mods",
+        fatal=False,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -196,7 +238,7 @@ def describe(
     }
     given, general = described(stated)
     named = (*_of_flower(clips, rule, given, arrays), *_of_order(effects, rule, given))
-    own = [_said(name, names) for name, names in named]
+    own = [said(name, RULES, **names) for name, names in named]
     adaptive = any(one.key == "clip.adaptive" for one in own)
     rest = (one for one in general if not (adaptive and one.name == "adaptive-clip"))
     return given, (*own, *rest)
@@ -373,7 +415,7 @@ def _of_flower(
     if adaptive is not None and adaptive.rate is not None and adaptive.quantile is not None:
         ratio = math.exp(min(700.0, adaptive.rate * (1 - adaptive.quantile)))
     needs = {"scalars-pass": bare, "integer-buffers": whole, "noise-of-next-norm": ratio}
-    for name in SAID:
+    for name in RULES:
         if name in found and needs.get(name, True) is not None:
             yield name, {"bare": bare, "whole": whole, "ratio": ratio}
     if given.noise.at != "server":
@@ -407,8 +449,3 @@ def _of_order(
     late = [one.name for one in effects[min(clips, default=end) : end] if one.unknown]
     if late and (noises or rule.noisy is not None):
         yield "unknown-mod", {"late": late[0]}
-
-
-def _said(name: str, names: Mapping[str, Any]) -> Mistake:
-    key, fatal, text = SAID[name]
-    return Mistake(name=name, key=key, text=text.format(**names), fatal=fatal)

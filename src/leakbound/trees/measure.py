@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from leakbound._util import files
-from leakbound._util.intervals import wilson
 from leakbound.trees.model import Floats, TreeModel
 from leakbound.trees.reveal import Revealed, thresholds_of
 
@@ -47,6 +46,8 @@ class Share:
     @property
     def interval(self) -> tuple[float, float]:
         """Wilson 1927; (0, 1) of nothing."""
+        from leakbound._util.intervals import wilson  # SciPy: reading trees does without it
+
         return wilson(self.hits, self.n)
 
 
@@ -175,7 +176,8 @@ def _guesses(
             first, last = np.searchsorted(distinct, (lo, hi))
             inside = public[slice(*np.searchsorted(public, (lo, hi)))]
             if not len(inside):
-                middle = (lo + hi) / 2 if np.isfinite(lo + hi) else lo if np.isfinite(lo) else hi
+                ends = [end for end in (lo, hi) if np.isfinite(end)]
+                middle = float(np.mean(ends)) if ends else hi  # an open bracket: its only end
                 best = np.clip(round(middle), np.ceil(lo), np.ceil(hi) - 1) if whole[j] else middle
             else:
                 mode = distinct[first:last][counts[first:last].argmax()]

@@ -237,7 +237,13 @@ def _counts(
     squared = model.objective in SQUARED
     if not (squared or model.objective in (*LOGISTIC, *SOFTMAX)):
         return (), (f"rows of leaves: not known for the objective {model.objective or '(none)'!r}",)
-    many = len(trees) if squared else model.first if start else 0
+    # The second derivative of a squared loss is 1 for every row in any tree; of others it is known
+    # only where all rows have the starting margin.
+    many = 0
+    if squared:
+        many = len(trees)
+    elif start:
+        many = model.first
     if not many:
         return (), ("rows of leaves: known for trees that start from no other tree alone",)
     found: list[LeafCount] = []

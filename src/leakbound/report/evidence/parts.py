@@ -385,7 +385,7 @@ def clean(value: Any, depth: int = 0) -> Any:
 
 def _shown(text: str) -> str:
     text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-    # Marks that turn the reading direction could show an approver another text.
+    # Marks that turn the reading direction could show a reader another text.
     return "".join(
         "\ufffd" if unicodedata.category(c) in _UNSEEN and c not in "\n\t" else c for c in text
     )

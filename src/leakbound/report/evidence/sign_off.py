@@ -150,7 +150,7 @@ def fitting(
     wide = [page.answer, page.advice]
     narrow = [page.tested, page.attacker, page.criterion]
     narrow += [*page.revealed, *page.not_covered, *warnings]
-    # The page prints on one sheet: what is always there comes first, rows fill the rest.
+    # The page prints on one A4: what is always there comes first, rows fill the rest.
     room = LINES - sum(_lines(text, WIDE) for text in wide) - (files + 1) // 2
     room -= sum(_lines(text, NARROW) for text in narrow) + bool(warnings)
     shown: list[SettingRow] = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +20,126 @@ TOLERANCE = 1.02
 """Ratio of a true to a claimed epsilon up to which accountants differ (RDP is above, CLT below)."""
 
 
+class MistakeRule(NamedTuple):
+    """A kind of mistake: the key that shows it, its sentence, and whether the guarantee fails."""
+
+    key: str
+    text: str
+    fatal: bool = True
+
+
+RULES: dict[str, MistakeRule] = {
+    "classical-formula": MistakeRule(
+        "noise.epsilon",
+        "the classical Gaussian formula has no proof above epsilon 1: at epsilon {epsilon:g} its "
+        "true delta is {true}, not {delta:g}; take the noise multiplier from `leakbound calibrate` "
+        "or an accountant",
+    ),
+    "sensitivity-below-clip": MistakeRule(
+        "noise.sensitivity",
+        "the noise is for a sensitivity of {sensitivity:g}, but clipping lets a unit move the "
+        "update by {bound:.4g}, {ratio:.4g} times as much; give the clip norm",
+    ),
+    "seeded-noise": MistakeRule(
+        "noise.seeded",
+        "whoever knows the seed can subtract the noise; take it from the operating system",
+    ),
+    "scaled-noise": MistakeRule(
+        "noise.multiplier",
+        "the accountant takes a noise multiplier of {claimed:g}, but the noise has "
+        "{multiplier:.4g}{because}",
+    ),
+    "rounded-shares": MistakeRule(
+        "noise.at",
+        "shares of Gaussian noise that are rounded before the sum are not the Gaussian mechanism; "
+        "take discrete Gaussian or Skellam noise and its accountant",
+    ),
+    "elementwise-clip": MistakeRule(
+        "clip.kind",
+        "the noise is for a sensitivity of {sensitivity:g}, but entries of at most {norm:g} give "
+        "an L2 norm of up to {size}; clip the whole update's L2 norm",
+    ),
+    "nothing-clipped": MistakeRule("clip.kind", "{why}"),
+    "adaptive-clip": MistakeRule(
+        "clip.adaptive",
+        "the clip norm moves away from its quantile, and the noise follows the next round's "
+        "smaller norm (exp(rate (1 - quantile)) times smaller if all are clipped); take a fixed "
+        "clip norm",
+    ),
+    "unequal-weights": MistakeRule(
+        "weights",
+        "one client weighs {share:.4g} in the mean, but the noise is for 1/{cohort}: its mu is "
+        "{ratio:.4g} times as large; weigh clients equally",
+    ),
+    "fewer-replies": MistakeRule(
+        "participation.replies",
+        "the noise is for {cohort} clients, but {replies} reply: mu is {ratio:.4g} times as large; "
+        "divide by a constant, or stop the round",
+    ),
+    "aggregation-alone": MistakeRule(
+        "secure_aggregation",
+        "secure aggregation sends the exact sum, so nothing random bounds what it reveals; let "
+        "clients add shares of noise",
+    ),
+    "shared-key": MistakeRule(
+        "secure_aggregation.shared_key",
+        "all clients hold one secret key, so the server and any client together read every update; "
+        "let clients add noise",
+    ),
+    "shuffled-batches": MistakeRule(
+        "local.sampler",
+        "the accountant is for Poisson sampling, but batches are shuffled: an example is in one "
+        "batch of every epoch, for which sampling proves no better than one full-batch step an "
+        "epoch; sample by Poisson",
+    ),
+    "batch-size-seen": MistakeRule(
+        "sends",
+        "the size of each batch can be seen{power}, so the accountant may not count batches as "
+        "hidden; divide by the expected size",
+    ),
+    "false-amplification": MistakeRule(
+        "participation.law",
+        "the accountant counts participation as secret and random, but {seen}; count every "
+        "participation",
+    ),
+    "uncounted-rounds": MistakeRule(
+        "claim.epsilon",
+        "epsilon {claimed:g} is that of {some} of {rounds} rounds; all together have at most "
+        "{true} at delta {delta:g}",
+    ),
+    "epsilon-too-small": MistakeRule(
+        "claim.epsilon", "epsilon is at most {true} at delta {delta:g}, not {claimed:g}"
+    ),
+    "missing-two": MistakeRule(
+        "claim.neighbors",
+        "replacing one {unit} moves the sum by up to 2C: epsilon is {true} at delta {delta:g}, not "
+        "{claimed:g}, which is that of adding or removing it",
+    ),
+    CLEAR: MistakeRule(
+        "sends",
+        "{what} leave the client without noise, and no number here covers them; do not send them, "
+        "or add noise",
+        fatal=False,
+    ),
+}
+PREDICTABLE = {
+    "all": "all clients take part",
+    "server-picks": "the server picks the clients",
+    "fixed-size": "a fixed number of clients is drawn, which is not Poisson sampling",
+    "shuffled": "each client takes part once in every epoch",
+}
+"""Laws of participation that no accountant may count as secret and random."""
+
+
+def said(
+    name: str, rules: Mapping[str, MistakeRule] = RULES, *, key: str | None = None, **values: Any
+) -> Mistake:
+    """A mistake in words: the sentence of its rule with values; `key` if another one shows it."""
+    rule = rules[name]
+    text = rule.text.format(**values)
+    return Mistake(name=name, key=key or rule.key, text=text, fatal=rule.fatal)
+
+
 def find(given: Deployment) -> tuple[Mistake, ...]:
     """All mistakes that the facts show; `line` is None.
 
@@ -29,66 +150,35 @@ def find(given: Deployment) -> tuple[Mistake, ...]:
         >>> [one.name for one in find(Deployment(clip=clip, noise=noise))]
         ['elementwise-clip']
     """
-    return (
-        *_noise(given),
-        *_clip(given),
-        *_server(given),
-        *_aggregation(given),
-        *_sampling(given),
-        *_claims(given),
-        *_leaks(given),
-    )
+    rules = (_noise, _clip, _server, _aggregation, _sampling, _claims, _leaks)
+    return tuple(one for rule in rules for one in rule(given))
 
 
 def _noise(given: Deployment) -> Iterator[Mistake]:
     noise = given.noise
-    clip = given.clip
-    if noise.epsilon is not None and noise.epsilon > 1 and noise.delta is not None:
-        true = float(
-            conversions.delta(
-                math.sqrt(2 * math.log(1.25 / noise.delta)) / noise.epsilon, epsilon=noise.epsilon
-            )
-        )
-        if true > noise.delta:
-            yield Mistake(
-                name="classical-formula",
-                key="noise.epsilon",
-                text=f"the classical Gaussian formula has no proof above epsilon 1: at epsilon "
-                f"{noise.epsilon:g} its true delta is {format_upper(true)}, not {noise.delta:g}; "
-                "take the noise multiplier from `leakbound calibrate` or an accountant",
-            )
-    bound = clip.l2
+    epsilon = noise.epsilon
+    delta = noise.delta
+    if epsilon is not None and epsilon > 1 and delta is not None:
+        level = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+        true = float(conversions.delta(level, epsilon=epsilon))
+        if true > delta:
+            words = format_upper(true)
+            yield said("classical-formula", epsilon=epsilon, true=words, delta=delta)
+    bound = given.clip.l2
     sensitivity = noise.sensitivity
-    if clip.kind != "elementwise" and bound and sensitivity and sensitivity < bound * (1 - 1e-9):
-        yield Mistake(
-            name="sensitivity-below-clip",
-            key="noise.sensitivity",
-            text=f"the noise is for a sensitivity of {sensitivity:g}, but clipping lets a unit "
-            f"move the update by {bound:.4g}, {bound / sensitivity:.4g} times as much; give the "
-            "clip norm",
-        )
+    whole = given.clip.kind != "elementwise"
+    if whole and bound and sensitivity and sensitivity < bound * (1 - 1e-9):
+        ratio = bound / sensitivity
+        yield said("sensitivity-below-clip", sensitivity=sensitivity, bound=bound, ratio=ratio)
     if noise.seeded:
-        yield Mistake(
-            name="seeded-noise",
-            key="noise.seeded",
-            text="whoever knows the seed can subtract the noise; take it from the operating system",
-        )
-    claimed = given.claim.multiplier
-    if claimed and noise.multiplier is not None and noise.multiplier < claimed * (1 - 1e-9):
-        because = f", because {given.claim.because}" if given.claim.because else ""
-        yield Mistake(
-            name="scaled-noise",
-            key="noise.multiplier",
-            text=f"the accountant takes a noise multiplier of {claimed:g}, but the noise has "
-            f"{noise.multiplier:.4g}{because}",
-        )
+        yield said("seeded-noise")
+    claim = given.claim
+    real = noise.multiplier
+    if claim.multiplier and real is not None and real < claim.multiplier * (1 - 1e-9):
+        because = f", because {claim.because}" if claim.because else ""
+        yield said("scaled-noise", claimed=claim.multiplier, multiplier=real, because=because)
     if noise.at == "rounded-share":
-        yield Mistake(
-            name="rounded-shares",
-            key="noise.at",
-            text="shares of Gaussian noise that are rounded before the sum are not the Gaussian "
-            "mechanism; take discrete Gaussian or Skellam noise and its accountant",
-        )
+        yield said("rounded-shares")
 
 
 def _clip(given: Deployment) -> Iterator[Mistake]:
@@ -97,65 +187,36 @@ def _clip(given: Deployment) -> Iterator[Mistake]:
     adds = noise.at not in (None, "none")
     if clip.kind == "elementwise" and clip.norm and adds and noise.pure_epsilon is None:
         size = "gamma sqrt(P)" if clip.l2 is None else f"{clip.l2:.4g}"
-        calibrated = noise.sensitivity
-        if calibrated is not None and (clip.l2 is None or calibrated < clip.l2 * (1 - 1e-9)):
-            yield Mistake(
-                name="elementwise-clip",
-                key="clip.kind",
-                text=f"the noise is for a sensitivity of {calibrated:g}, but entries of at most "
-                f"{clip.norm:g} give an L2 norm of up to {size}; clip the whole update's L2 norm",
-            )
+        sensitivity = noise.sensitivity
+        if sensitivity is not None and (clip.l2 is None or sensitivity < clip.l2 * (1 - 1e-9)):
+            yield said("elementwise-clip", sensitivity=sensitivity, norm=clip.norm, size=size)
     if clip.kind == "none" and adds:
-        yield Mistake(
-            name="nothing-clipped",
-            key="clip.kind",
-            text="nothing bounds a unit's part before the noise, so no noise level hides it; clip "
-            "first, then add the noise",
+        why = (
+            "nothing bounds a unit's part before the noise, so no noise level hides it; clip "
+            "first, then add the noise"
         )
-    adaptive = clip.adaptive
-    if adaptive is not None and adaptive.faults:
-        yield Mistake(
-            name="adaptive-clip",
-            key="clip.adaptive",
-            text="the clip norm moves away from its quantile, and the noise follows the next "
-            "round's smaller norm (exp(rate (1 - quantile)) times smaller if all are clipped); "
-            "take a fixed clip norm",
-        )
+        yield said("nothing-clipped", why=why)
+    if clip.adaptive is not None and clip.adaptive.faults:
+        yield said("adaptive-clip")
     if clip.at == "server" and noise.at in ("client", "share", "rounded-share", "optimizer"):
-        yield Mistake(
-            name="nothing-clipped",
-            key="clip.at",
-            text="the server clips after clients added their noise, so nothing bounds a unit's "
-            "part under the noise; clip on the clients",
+        why = (
+            "the server clips after clients added their noise, so nothing bounds a unit's part "
+            "under the noise; clip on the clients"
         )
+        yield said("nothing-clipped", key="clip.at", why=why)
 
 
 def _server(given: Deployment) -> Iterator[Mistake]:
-    who = given.participation
-    noise = given.noise
-    if noise.at != "server":
+    cohort = given.participation.cohort
+    replies = given.participation.replies
+    if given.noise.at != "server" or not cohort:
         return
-    if given.weights == "examples" and (given.sizes or given.max_weight) and who.cohort:
+    if given.weights == "examples" and (given.sizes or given.max_weight):
         share = largest_weight(given)
-        if share * who.cohort > 1 + 1e-9:
-            yield Mistake(
-                name="unequal-weights",
-                key="weights",
-                text=f"one client weighs {share:.4g} in the mean, but the noise is for "
-                f"1/{who.cohort}: its mu is {share * who.cohort:.4g} times as large; weigh clients "
-                "equally",
-            )
-    short = who.cohort and who.replies and who.replies < who.cohort
-    if short and noise.on != "sum":
-        assert who.cohort is not None
-        assert who.replies is not None
-        yield Mistake(
-            name="fewer-replies",
-            key="participation.replies",
-            text=f"the noise is for {who.cohort} clients, but {who.replies} reply: mu is "
-            f"{who.cohort / who.replies:.4g} times as large; divide by a constant, or stop the "
-            "round",
-        )
+        if share * cohort > 1 + 1e-9:
+            yield said("unequal-weights", share=share, cohort=cohort, ratio=share * cohort)
+    if replies and replies < cohort and given.noise.on != "sum":
+        yield said("fewer-replies", cohort=cohort, replies=replies, ratio=cohort / replies)
 
 
 def _aggregation(given: Deployment) -> Iterator[Mistake]:
@@ -163,19 +224,9 @@ def _aggregation(given: Deployment) -> Iterator[Mistake]:
     if hidden is None or not hidden.on:
         return
     if given.noise.at in (None, "none"):
-        yield Mistake(
-            name="aggregation-alone",
-            key="secure_aggregation",
-            text="secure aggregation sends the exact sum, so nothing random bounds what it reveals;"
-            " let clients add shares of noise",
-        )
+        yield said("aggregation-alone")
     if hidden.kind == "homomorphic" and hidden.shared_key:
-        yield Mistake(
-            name="shared-key",
-            key="secure_aggregation.shared_key",
-            text="all clients hold one secret key, so the server and any client together read every"
-            " update; let clients add noise",
-        )
+        yield said("shared-key")
 
 
 def _sampling(given: Deployment) -> Iterator[Mistake]:
@@ -186,41 +237,20 @@ def _sampling(given: Deployment) -> Iterator[Mistake]:
         return
     if given.noise.at == "optimizer":
         if local.sampler == "shuffled":
-            yield Mistake(
-                name="shuffled-batches",
-                key="local.sampler",
-                text="the accountant is for Poisson sampling, but batches are shuffled: an example "
-                "is in one batch of every epoch, for which sampling proves no better than one "
-                "full-batch step an epoch; sample by Poisson",
-            )
+            yield said("shuffled-batches")
+        realized = local.normalizer == "realized"
         # sent, or seen in the level of the noise
-        sizes = given.sends is not None and "batch size" in given.sends
-        if local.normalizer == "realized" or sizes:
-            yield Mistake(
-                name="batch-size-seen",
-                key="local.normalizer" if local.normalizer == "realized" else "sends",
-                text=f"the size of each batch can be seen{_power(given)}, so the accountant may "
-                "not count batches as hidden; divide by the expected size",
-            )
+        if realized or (given.sends is not None and "batch size" in given.sends):
+            key = "local.normalizer" if realized else None
+            yield said("batch-size-seen", key=key, power=_power(given))
         return
-    laws = {
-        "all": "all clients take part",
-        "server-picks": "the server picks the clients",
-        "fixed-size": "a fixed number of clients is drawn, which is not Poisson sampling",
-        "shuffled": "each client takes part once in every epoch",
-    }
-    seen = laws.get(who.law or "")
     if who.law == "fixed-size" and who.hidden and claim.neighbors == "replace":
         return  # accountants for sampling without replacement compare replacements
+    seen = PREDICTABLE.get(who.law or "")
     if seen is None and not who.hidden:
         seen = "it can be seen who takes part"
     if seen is not None:
-        yield Mistake(
-            name="false-amplification",
-            key="participation.law",
-            text=f"the accountant counts participation as secret and random, but {seen}; count "
-            "every participation",
-        )
+        yield said("false-amplification", seen=seen)
 
 
 def _power(given: Deployment) -> str:
@@ -237,9 +267,7 @@ def _claims(given: Deployment) -> Iterator[Mistake]:
     if claim.epsilon is None:
         return
     unit = claim.unit or ("example" if given.noise.at == "optimizer" else "client")
-    own = next(
-        (e for e in laws_of(_unasked(given)) if (e.audience, e.unit) == ("clients", unit)), None
-    )
+    own = _law_of(given, unit)
     # what is not stated counts as its worst case, which is nobody's mistake
     if own is None or own.setting is None or own.missing:
         return
@@ -247,62 +275,34 @@ def _claims(given: Deployment) -> Iterator[Mistake]:
     # accountants round differently
     allowed = claim.epsilon * TOLERANCE
     rounds = given.rounds or 1
+    stated: dict[str, Any] = {"claimed": claim.epsilon, "delta": delta}
     true = own.epsilon(delta)
     if true > allowed:
+        words = format_upper(true, 4)
         some = claim.rounds or 1
-        partly = some < rounds and (claim.rounds or given.local.new_engine)
-        if partly or _of_rounds(given, own, some, delta) <= allowed:
-            yield Mistake(
-                name="uncounted-rounds",
-                key="local.new_engine" if given.local.new_engine else "claim.epsilon",
-                text=f"epsilon {claim.epsilon:g} is that of {some} of {rounds} rounds; all "
-                f"together have at most {format_upper(true, 4)} at delta {delta:g}",
-            )
+        anew = given.local.new_engine
+        few = own
+        if some < rounds:  # as an accountant that starts anew counts them
+            few = _law_of(msgspec.structs.replace(given, rounds=some), unit) or own
+        if (some < rounds and (claim.rounds or anew)) or few.epsilon(delta) <= allowed:
+            key = "local.new_engine" if anew else None
+            yield said("uncounted-rounds", key=key, some=some, rounds=rounds, true=words, **stated)
         else:
-            yield Mistake(
-                name="epsilon-too-small",
-                key="claim.epsilon",
-                text=f"epsilon is at most {format_upper(true, 4)} at delta {delta:g}, not "
-                f"{claim.epsilon:g}",
-            )
+            yield said("epsilon-too-small", true=words, **stated)
     elif claim.neighbors == "replace" and own.setting.sampling_rate == 1:
         both = own.epsilon(delta, replace_one=True)
         if both > allowed:
-            yield Mistake(
-                name="missing-two",
-                key="claim.neighbors",
-                text=f"replacing one {unit} moves the sum by up to 2C: epsilon is "
-                f"{format_upper(both, 4)} at delta {delta:g}, not {claim.epsilon:g}, which is that "
-                "of adding or removing it",
-            )
+            yield said("missing-two", unit=unit, true=format_upper(both, 4), **stated)
 
 
-def _unasked(given: Deployment) -> Deployment:
-    """The same for all units."""
-    return msgspec.structs.replace(given, unit=None)
-
-
-def _of_rounds(given: Deployment, own: AudienceLaw, rounds: int, delta: float) -> float:
-    """Epsilon of some rounds, as an accountant that starts anew counts it."""
-    if given.rounds is None or rounds >= given.rounds:
-        return own.epsilon(delta)
-    few = msgspec.structs.replace(given, rounds=rounds, unit=None)
-    found = next(e for e in laws_of(few) if (e.audience, e.unit) == (own.audience, own.unit))
-    return found.epsilon(delta)
+def _law_of(given: Deployment, unit: str) -> AudienceLaw | None:
+    """What clients see of a unit, whichever units are asked for."""
+    laws = laws_of(msgspec.structs.replace(given, unit=None))
+    return next((law for law in laws if (law.audience, law.unit) == ("clients", unit)), None)
 
 
 def _leaks(given: Deployment) -> Iterator[Mistake]:
     known = given.noise.at in ("client", "share", "optimizer")
     if known and math.isfinite(per_participation(given, "clients").mu):
-        for what in given.sends or ():
-            if what == "batch size" and not given.claim.amplified:
-                continue  # counted: participation is visible
-            if what == "batch size":
-                continue  # named by `_sampling`
-            yield Mistake(
-                name=CLEAR,
-                key="sends",
-                text=f"{what} leave the client without noise, and no number here covers them; do "
-                "not send them, or add noise",
-                fatal=False,
-            )
+        # the batch size is a matter of sampling, and counted there
+        yield from (said(CLEAR, what=what) for what in given.sends or () if what != "batch size")
