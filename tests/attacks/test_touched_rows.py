@@ -8,7 +8,7 @@ from torch import nn
 
 from leakbound.attacks import LinearInversion, SpanDecoding, TouchedRows
 from leakbound.core import Batch, LocalPlan, NotApplicable, Task
-from leakbound.defenses import GaussianNoise, NoDefense
+from leakbound.defenses import GaussianNoise, LaplaceNoise, NoDefense
 from leakbound.domains import Column, TableDomain
 from leakbound.protocol import play
 from leakbound.randomness import stream
@@ -159,6 +159,16 @@ def test_known_noise_touches_no_row():
     assert wrong <= 2
     loud = seen(Each, draw(domain, 2, 0), defense=GaussianNoise(10.0))
     assert sum(map(len, TouchedRows().levels(loud).values())) <= 1
+
+
+def test_laplace_noise_touches_no_row():
+    """Its tails are heavier than those of a Gaussian of the same variance."""
+    domain = table()
+    false = 0
+    for seed in range(20):
+        loud = seen(Each, draw(domain, 2, seed), defense=LaplaceNoise(10.0), seed=seed)
+        false += sum(map(len, TouchedRows().levels(loud).values()))
+    assert false <= 2  # 0.16 are expected
 
 
 def test_weight_decay_touches_all_rows_and_is_a_problem():

@@ -15,6 +15,8 @@ import scipy
 import torch
 from torch import Tensor
 
+from leakbound.core import Laplace, Observation
+
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -157,3 +159,23 @@ def independent(
             kept.append(at)
             basis = torch.cat([basis, rest[None] / rest.norm()])
     return kept, basis
+
+
+def above_noise(
+    observation: Observation, values: Tensor, variance: Tensor, chance: float
+) -> Tensor:
+    """Which rows (n, d) noise of these variances alone would give with less than a chance.
+
+    Gaussian noise: |row|^2 / variance is chi-square; Laplace noise: |row|_1 / scale is Gamma.
+    """
+    sent = variance > 0
+    free = sent.sum(1).double().clamp_min(1)
+    tiny = 1e-300
+    if isinstance(observation.update.law, Laplace):
+        size = (values.abs() / (variance / 2).sqrt().clamp_min(tiny) * sent).sum(1)
+        limit = scipy.stats.gamma.isf(chance, free.numpy())
+    else:
+        size = (values.square() / variance.clamp_min(tiny) * sent).sum(1)
+        limit = scipy.stats.chi2.isf(chance, free.numpy())
+    bare = (values * ~sent).any(1)  # a gradient where no noise is
+    return (size > torch.from_numpy(limit)) | bare

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import scipy
 import torch
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from leakbound import check
 from leakbound._util.results import LISTED, Fact
 from leakbound.attacks.base import Answer, Attack, SentRow, each_row, parameter, rows_of, seen_task
 from leakbound.attacks.blind import VANISHED
+from leakbound.attacks.span import above_noise
 from leakbound.attacks.table.decoding import PREFIXES, decoded, prior_rows
 from leakbound.attacks.table.view import Block, table_domain, view
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
@@ -238,11 +238,11 @@ def _touched(row: SentRow, tables: Mapping[int, list[_Levels]]) -> dict[int, Ten
             if spread is None:
                 touched = values.any(1)
             else:
-                scaled = values.square() / levels_of.of(spread).clamp_min(1e-300)
                 levels = update[levels_of.weight].shape[int(levels_of.across)]
                 # The chance is for all levels of the layer together.
-                limit = scipy.stats.chi2.isf(CHANCE / levels, values.shape[1])
-                touched = scaled.sum(1) > float(limit)
+                chance = CHANCE / levels
+                noise = levels_of.of(spread)
+                touched = above_noise(row.observation, values, noise, chance)
             if levels_of.padding is not None:
                 touched = touched | (levels_of.index == levels_of.padding)
             every[start] = touched & every.get(start, torch.ones_like(touched))

@@ -13,7 +13,7 @@ from leakbound._util.results import Fact
 from leakbound.attacks.adaptive import not_sgd
 from leakbound.attacks.base import Answer, Attack, SentRow, each_row, rows_of, seen_task
 from leakbound.attacks.blind import VANISHED
-from leakbound.attacks.span import Span
+from leakbound.attacks.span import Span, above_noise
 from leakbound.attacks.tokens.layers import (
     UNIQUE,
     WordTable,
@@ -165,7 +165,8 @@ def labels_in_outputs(observation: Observation) -> set[int]:
         except NotApplicable:
             if row.variance is None:
                 continue
-            seen = _above(observation, values, head.gradient(task, row.variance))
+            spread = head.gradient(task, row.variance)
+            seen = above_noise(observation, values, spread, CHANCE / len(values))
         if int(seen.sum()) <= most:
             tokens |= set(seen.nonzero()[:, 0].tolist())
     return tokens
@@ -224,7 +225,9 @@ class _Rows:
                 )
             rows = _untied(observation, values, spread, most)
         elif spread is not None and (spread > 0).any():
-            rows = _Rows(values, _above(observation, values, spread), None, _level(spread))
+            # One false token in the whole vocabulary is what may happen by chance.
+            loud = above_noise(observation, values, spread, CHANCE / len(values))
+            rows = _Rows(values, loud, None, _level(spread))
         else:
             rows = _Rows(values, values.any(1), None, 0.0)
             if int(rows.seen.sum()) > most:
@@ -245,26 +248,6 @@ def _part(task: Task, name: str, flat: Tensor) -> Tensor:
 
 def _level(spread: Tensor) -> float:
     return float(spread.mean().sqrt())
-
-
-def _above(observation: Observation, values: Tensor, spread: Tensor) -> Tensor:
-    """Which rows noise of these variances alone would hardly give, at CHANCE over all rows.
-
-    Gaussian noise: |row|^2 / variance is chi-square; Laplace noise: |row|_1 / scale is Gamma.
-    """
-    # One false token in the whole vocabulary is what may happen by chance.
-    level = CHANCE / len(values)
-    sent = spread > 0
-    free = sent.sum(1).double().clamp_min(1)
-    tiny = 1e-300
-    if isinstance(observation.update.law, Laplace):
-        size = (values.abs() / (spread / 2).sqrt().clamp_min(tiny) * sent).sum(1)
-        limit = scipy.stats.gamma.isf(level, free.numpy())
-    else:
-        size = (values.square() / spread.clamp_min(tiny) * sent).sum(1)
-        limit = scipy.stats.chi2.isf(level, free.numpy())
-    bare = (values * ~sent).any(1)  # a gradient where no noise is
-    return (size > torch.from_numpy(limit)) | bare
 
 
 def _untied(observation: Observation, values: Tensor, spread: Tensor | None, most: int) -> _Rows:
@@ -366,7 +349,8 @@ def _ordered(
     places = _part(task, name, row.values)[at_rows]
     used = places.any(1)
     if rows.noise and row.variance is not None:
-        used = _above(row.observation, places, _part(task, name, row.variance)[at_rows])
+        spread = _part(task, name, row.variance)[at_rows]
+        used = above_noise(row.observation, places, spread, CHANCE / len(places))
     length = int(used.sum())
     if not length or not used[:length].all():
         return None, nan, "places without a gradient lie between others"
