@@ -12,6 +12,7 @@ from leakbound import client, models
 from leakbound.core import Task
 from leakbound.engines import bundle, choose
 from leakbound.engines.base import aligned
+from leakbound.engines.rules import Given
 
 CLASSES = 7
 ACTIVATIONS = {
@@ -337,7 +338,8 @@ def test_ties_go_to_the_entry_that_torch_takes(values, kernel):
         "normal": torch.randn(shape, generator=source),
         "signs": torch.randint(2, shape, generator=source) * 0.0 * -1.0,
     }[values]
-    pool = bundle.BundledMaxPool(kernel)
+    given = Given((), (), (), moving=True, curved=False)
+    pool = bundle.BundledMaxPool(given, kernel)
     found = pool.forward(images)
     wanted, where = functional.max_pool2d(
         images.flatten(0, 2)[:, None], kernel, return_indices=True

@@ -301,11 +301,6 @@ def others_in_round(
     return [context.batch(own) for own in torch.split(drawn, size) if len(own) == size]
 
 
-def random_weights(name: str) -> bool:
-    """Whether no example chose the weights of a model of this name; unknown for user code."""
-    return ":" not in name
-
-
 def usable(device: str) -> torch.device:
     """The device of that name.
 

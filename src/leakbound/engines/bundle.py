@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,11 +29,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from leakbound.engines.activations import Activation
 from leakbound.engines.base import LINE, Pulled, aligned
 from leakbound.engines.calls import sequence
 from leakbound.engines.loss import closed, head
-from leakbound.engines.reader import Kind, Layer, Shape, Unreadable, pools_first
+from leakbound.engines.reader import Kind, Layer, Layers, Shape, Unreadable, pools_first
+from leakbound.engines.rules import (
+    ActivationRule,
+    Given,
+    IdentityRule,
+    Passes,
+    Rule,
+    StraightRule,
+    there,
+)
 from leakbound.task import Loss, Task
 
 Pair = Sequence[int]
@@ -40,30 +49,8 @@ WHOLE = 64
 """Numbers per step of a kernel; a shorter remainder takes another path, with other bits."""
 
 
-class BundledLayer:
-    """One step of the four passes; each call stores what the next one needs."""
-
-    def forward(self, a: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def gradients(self, d: Tensor, into: Tensor) -> None:
-        """Write the gradients of the layer's weights, from the output's deltas, into (N, P)."""
-
-    def back(self, d: Tensor) -> Tensor:
-        """The input's deltas; with weights, from the output deltas that `gradients` got."""
-        raise NotImplementedError
-
-    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor | None:
-        """The output's change for the input's change `da` and the weights' change v (N, P)."""
-        return None if da is None else self.forward(da)  # of linear layers without weights
-
-    def input_grad_tangent(self, dd: Tensor) -> Tensor:
-        """The input deltas' change for the output deltas' change `dd` and the last tangents."""
-        return self.back(dd)
-
-
-Build = Callable[[Tensor], BundledLayer]
-"""A layer from the flat parameters (N, P) of all searches."""
+Build = Callable[[Tensor, Tensor, bool], Rule]
+"""A layer's rule from the flat parameters and gradients (N, P) of all searches; see `Given`."""
 _WORK: WeakKeyDictionary[nn.Module, dict[Shape, int]] = WeakKeyDictionary()
 _COUNTS = Lock()
 """PyTorch's counter sees the modules of every thread."""
@@ -73,6 +60,7 @@ _COUNTS = Lock()
 class BundlePlan:
     """A model's layers in order; `name` is equal for models that differ only in their weights."""
 
+    layers: Layers
     builds: tuple[Build, ...]
     name: str
     linear: bool
@@ -101,7 +89,7 @@ class Bundle:
 
     def __init__(
         self,
-        found: BundlePlan,
+        plan: BundlePlan,
         parameters: Tensor,
         kept: Tensor | None = None,
         loss: Loss = nn.functional.cross_entropy,
@@ -109,38 +97,31 @@ class Bundle:
         self.num_searches = len(parameters)
         self.loss = loss
         self.kept = kept
-        self.layers = [build(parameters) for build in found.builds]
-        self.found = aligned(self.num_searches, parameters)
+        self.row = aligned(self.num_searches, parameters)
+        pairs = zip(plan.layers, plan.builds, strict=True)
+        made = [build(parameters, self.row, layer.moving) for layer, build in pairs]
+        self.weighted = [rule for rule in made if isinstance(rule, _Weighted)]
+        self.passes = Passes(plan.layers, made)
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
         inputs = inputs.detach()
         labels = labels.detach()
-        a = inputs.transpose(1, 2) if inputs.ndim == 5 else inputs
-        for layer in self.layers:
-            a = layer.forward(a)
+        a = self.passes.forward(inputs.transpose(1, 2) if inputs.ndim == 5 else inputs)
         self.head = head(self.loss, a.flatten(0, 1), labels.flatten(0, 1), a.shape[1])
-        found = self.found
-        d = self.head.deltas.view(a.shape)
-        for place, layer in reversed(list(enumerate(self.layers))):
-            layer.gradients(d, found)
-            if place:
-                d = layer.back(d)
-        return found if self.kept is None else found.mul_(self.kept)
+        self.passes.backward(self.head.deltas.view(a.shape))
+        return self.row if self.kept is None else self.row.mul_(self.kept)
 
     @torch.no_grad()
     def pull(self, cotangent: Tensor) -> Pulled:
         v = cotangent.detach()
         if self.kept is not None:
             v = torch.mul(v, self.kept, out=aligned(self.num_searches, v))
-        moved: Tensor | None = None
-        for layer in self.layers:
-            moved = layer.tangent(moved, v)
-        assert moved is not None  # a chain has weights
+        for rule in self.weighted:
+            rule.directions = rule.parts(v)
+        moved = self.passes.tangent(None)[self.passes.last]
         change, slopes = self.head.moved(moved.flatten(0, 1))
-        dd = change.view(moved.shape)
-        for layer in reversed(self.layers):
-            dd = layer.input_grad_tangent(dd)
+        dd = self.passes.moved(change.view(moved.shape))[0]
         dd = dd.transpose(1, 2).clone(memory_format=torch.contiguous_format) if dd.ndim == 5 else dd
         soft = None if slopes is None else slopes.view(*moved.shape[:2], *slopes.shape[1:])
         return Pulled(dd, soft)
@@ -152,36 +133,42 @@ def _plan(task: Task, shape: Shape) -> BundlePlan:
     layers = sequence(task, shape)
     if len(layers[-1].after) != 1:
         raise Unreadable("the model's output is not one row of class scores per example")
-    builds = [_build(task, layer) for layer in pools_first(layers)]
     modules = [task.model.get_submodule(layer.name) for layer in layers]
+    layers = pools_first(layers)
+    builds = tuple(_build(task, layer) for layer in layers)
     linear = not any(layer.kind is Kind.CONVOLUTION for layer in layers)
-    return BundlePlan(tuple(filter(None, builds)), "; ".join(map(repr, modules)), linear)
+    return BundlePlan(layers, builds, "; ".join(map(repr, modules)), linear)
 
 
-def _build(task: Task, layer: Layer) -> Build | None:
+def _build(task: Task, layer: Layer) -> Build:
     kind = layer.kind
     options = layer.options
     images = len(layer.before) == 3
     if kind is Kind.ACTIVATION:
-        return lambda _: BundledActivation(options["function"])
+        return _plain(BundledActivation, function=options["function"])
     if kind is Kind.RESHAPE and len(options["shape"]) == 1:
-        return (lambda _: BundledFlatten()) if images else None
+        return _plain(BundledFlatten if images else IdentityRule)
     if kind is Kind.LINEAR and len(layer.before) == 1:
-        return lambda flat: BundledLinear(flat, _place(task, layer))
+        return partial(BundledLinear, place=_place(task, layer))
     if kind is Kind.CONVOLUTION and images and "turned" not in options:
         stride, padding, dilation, groups = options["options"]
         if dilation == [1, 1] and groups == 1:
             kernel = task.model.get_parameter(str(layer.weights[0])).shape[2:]
             place = _place(task, layer)
-            return lambda flat: BundledConvolution(flat, place, kernel, stride, padding)
+            sides = (kernel, stride, padding)
+            return partial(BundledConvolution, place=place, sides=sides)
     if kind in (Kind.MAX_POOL, Kind.AVERAGE_POOL):
         kernel, stride, padding, *more = options["options"]
         largest = kind is Kind.MAX_POOL
-        pool: Callable[[Pair], BundledLayer] = BundledMaxPool if largest else BundledMeanPool
         plain = [[1, 1], False] if largest else [False, more[1], None]
         if stride == kernel and padding == [0, 0] and more == plain:
-            return lambda _: pool(kernel)
+            return _plain(BundledMaxPool if largest else BundledMeanPool, kernel=kernel)
     raise Unreadable(f"{layer.name} is {kind.value}, which bundles do not support in this form")
+
+
+def _plain(rule: Callable[..., Rule], **options: Any) -> Build:
+    """A rule of a layer without weights."""
+    return lambda _, __, moving: rule(Given((), (), (), moving, curved=False), **options)
 
 
 Place = tuple[int, Pair, bool]
@@ -194,15 +181,16 @@ def _place(task: Task, layer: Layer) -> Place:
     return start, (shape[0], math.prod(shape[1:])), bias is not None
 
 
-class _Weighted(BundledLayer):
+class _Weighted(Rule):
     """Weights (O, I) with a bias (O) from `start` on, in flat parameters (N, P)."""
 
-    def __init__(self, parameters: Tensor, place: Place) -> None:
+    def __init__(self, parameters: Tensor, gradients: Tensor, moving: bool, place: Place) -> None:
         self.start, self.shape, bias = place
         self.middle = self.start + self.shape[0] * self.shape[1]
         self.stop = self.middle + (self.shape[0] if bias else 0)
-        self.weight, self.bias = self.parts(parameters)
-        self.pushed: Tensor | None = None
+        weights = self.parts(parameters)
+        super().__init__(Given(weights, (), self.parts(gradients), moving, curved=False))
+        self.weight, self.bias = weights
         self.kept: dict[str, Tensor] = {}
 
     def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -222,41 +210,45 @@ class BundledLinear(_Weighted):
         self.a = lined(a)
         return product(self.a, self.weight.mT, _wide(self.bias, 1), self._out("value"))
 
-    def gradients(self, d: Tensor, into: Tensor) -> None:
+    def backward(self, d: Tensor) -> Tensor | None:
         self.d = lined(d)
-        weight, bias = self.parts(into)
+        weight = there(self.gradients[0])
         if d.shape[1] == 1:
             torch.mul(d.mT, self.a, out=weight)
         else:
             weight.baddbmm_(self.d.mT, self.a, beta=0)
-        if bias is not None:
-            torch.sum(d, 1, out=bias)
-
-    def back(self, d: Tensor) -> Tensor:
+        self.write_bias(d, 1)
+        if not self.moving:
+            return None
         return product(self.d, self.weight, None, self.buffer("back", self.a.shape, d))
 
-    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor:
-        self.pushed, bias = self.parts(v)  # W da + V a + b'
-        moved = product(self.a, self.pushed.mT, _wide(bias, 1), self._out("moved"))
+    def tangent(self, da: Tensor | None) -> Tensor:
+        pushed, bias = self.directions  # W da + V a + b'
+        moved = product(self.a, there(pushed).mT, _wide(bias, 1), self._out("moved"))
         return moved if da is None else more(moved, lined(da), self.weight.mT)
 
-    def input_grad_tangent(self, dd: Tensor) -> Tensor:
-        assert self.pushed is not None  # a tangent came before
+    def moved(self, dd: Tensor) -> Tensor:
         into = self.buffer("back moved", self.a.shape, dd)  # W' dd + V' d
-        return more(product(lined(dd), self.weight, None, into), self.d, self.pushed)
+        back = product(lined(dd), self.weight, None, into)
+        return more(back, self.d, there(self.directions[0]))
 
     def _out(self, name: str) -> Tensor:
         return self.buffer(name, (*self.a.shape[:2], self.shape[0]), self.a)
 
 
 class BundledConvolution(_Weighted):
+    """With `sides`: kernel, stride and padding, two numbers each."""
+
     def __init__(
-        self, parameters: Tensor, place: Place, kernel: Pair, stride: Pair, padding: Pair
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        moving: bool,
+        place: Place,
+        sides: tuple[Pair, Pair, Pair],
     ) -> None:
-        super().__init__(parameters, place)
-        self.kernel = kernel
-        self.stride = stride
-        self.padding = padding
+        super().__init__(parameters, gradients, moving, place)
+        self.kernel, self.stride, self.padding = sides
 
     def forward(self, a: Tensor) -> Tensor:
         self.given = a.shape
@@ -270,28 +262,25 @@ class BundledConvolution(_Weighted):
         value = product(self.weight, self.seen, _wide(self.bias, 2), self._out("value"))
         return self._image(value)
 
-    def gradients(self, d: Tensor, into: Tensor) -> None:
+    def backward(self, d: Tensor) -> Tensor | None:
         self.d = lined(d.reshape(len(d), self.shape[0], -1))
-        weight, bias = self.parts(into)
-        weight.baddbmm_(self.d, self.seen.mT, beta=0)
-        if bias is not None:
-            torch.sum(self.d, 2, out=bias)
-
-    def back(self, d: Tensor) -> Tensor:
+        there(self.gradients[0]).baddbmm_(self.d, self.seen.mT, beta=0)
+        self.write_bias(self.d, 2)
+        if not self.moving:
+            return None
         return self._folded(product(self.weight.mT, self.d, None, self._in("columns")), "d")
 
-    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor:
-        self.pushed, bias = self.parts(v)
-        moved = product(self.pushed, self.seen, _wide(bias, 2), self._out("moved"))
+    def tangent(self, da: Tensor | None) -> Tensor:
+        pushed, bias = self.directions
+        moved = product(there(pushed), self.seen, _wide(bias, 2), self._out("moved"))
         if da is not None:
             more(moved, self.weight, self._windows(da, "da"))
         return self._image(moved)
 
-    def input_grad_tangent(self, dd: Tensor) -> Tensor:
-        assert self.pushed is not None  # a tangent came before
+    def moved(self, dd: Tensor) -> Tensor:
         dd = lined(dd.reshape(len(dd), self.shape[0], -1))
         columns = product(self.weight.mT, dd, None, self._in("columns"))
-        return self._folded(more(columns, self.pushed.mT, self.d), "dd")
+        return self._folded(more(columns, there(self.directions[0]).mT, self.d), "dd")
 
     def _out(self, name: str) -> Tensor:
         return self.buffer(name, (len(self.seen), self.shape[0], self.seen.shape[2]), self.seen)
@@ -339,10 +328,7 @@ class BundledConvolution(_Weighted):
         return self._inside(total)
 
 
-class BundledActivation(BundledLayer):
-    def __init__(self, function: Activation) -> None:
-        self.function = function
-
+class BundledActivation(ActivationRule):
     def forward(self, a: Tensor) -> Tensor:
         whole = a.is_contiguous() and a[0].numel() % WHOLE == 0
         if whole or not self.function.curved:
@@ -355,25 +341,18 @@ class BundledActivation(BundledLayer):
         self.saved = tuple(part[:, :size].view(a.shape) for part in saved)
         return value[:, :size].view(a.shape)
 
-    def back(self, d: Tensor) -> Tensor:
-        self.d = d
-        return self.function.times_slope(self.saved, d)
-
-    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor | None:
-        self.da = da
-        return None if da is None else self.function.times_slope(self.saved, da)
-
-    def input_grad_tangent(self, dd: Tensor) -> Tensor:
+    def moved(self, dd: Tensor) -> Tensor:
         moved = self.function.times_slope(self.saved, dd)  # f' dd + f'' da d
-        if self.function.curved and self.da is not None:
-            moved.addcmul_(self.function.second(self.saved), self.da * self.d)
+        if self.function.curved and self.x is not None:
+            moved.addcmul_(self.function.second(self.saved), self.x * self.delta)
         return moved
 
 
-class BundledMaxPool(BundledLayer):
+class BundledMaxPool(Rule):
     """Non-overlapping max pools; of equal entries the first is the largest."""
 
-    def __init__(self, kernel: Pair) -> None:
+    def __init__(self, given: Given, kernel: Pair) -> None:
+        super().__init__(given)
         self.kernel = kernel
 
     def forward(self, a: Tensor) -> Tensor:
@@ -389,23 +368,19 @@ class BundledMaxPool(BundledLayer):
         self.where = (start + column).add_(row, alpha=a.shape[4]).flatten(3)
         return best
 
-    def back(self, d: Tensor) -> Tensor:
+    def pulled(self, d: Tensor) -> Tensor:
         full = d.new_zeros(*self.given[:3], self.given[3] * self.given[4])
         return full.scatter_(3, self.where, d.flatten(3)).view(self.given)
 
-    def tangent(self, da: Tensor | None, v: Tensor) -> Tensor | None:
+    def tangent(self, da: Tensor | None) -> Tensor | None:
         if da is None:
             return None
         high, wide = (side // k for side, k in zip(self.given[3:], self.kernel, strict=True))
         return da.flatten(3).gather(3, self.where).view(*self.given[:3], high, wide)
 
 
-class BundledMeanPool(BundledLayer):
-    def __init__(self, kernel: Pair) -> None:
-        self.kernel = kernel
-
-    def forward(self, a: Tensor) -> Tensor:
-        self.given = a.shape
+class BundledMeanPool(StraightRule):
+    def of(self, a: Tensor) -> Tensor:
         parts = [a[place] for place in self._places()]
         total = parts[0] + parts[1] if len(parts) > 1 else parts[0].clone()
         for part in parts[2:]:
@@ -413,32 +388,32 @@ class BundledMeanPool(BundledLayer):
         return total.div_(len(parts))
 
     def _places(self) -> list[Any]:
-        down, right = self.kernel
-        high = self.given[3] // down * down
-        wide = self.given[4] // right * right
+        down, right = self.options["kernel"]
+        high = self.x.shape[3] // down * down
+        wide = self.x.shape[4] // right * right
         return [
             (..., slice(i, high, down), slice(j, wide, right))
             for i in range(down)
             for j in range(right)
         ]
 
-    def back(self, d: Tensor) -> Tensor:
-        full = d.new_zeros(self.given)
-        share = d / (self.kernel[0] * self.kernel[1])
-        for place in self._places():
+    def pulled(self, d: Tensor) -> Tensor:
+        full = d.new_zeros(self.x.shape)
+        places = self._places()
+        share = d / len(places)
+        for place in places:
             full[place] = share
         return full
 
 
-class BundledFlatten(BundledLayer):
+class BundledFlatten(StraightRule):
     """From images (N, C, B, H, W) to features (N, B, C H W)."""
 
-    def forward(self, a: Tensor) -> Tensor:
-        self.given = a.shape
+    def of(self, a: Tensor) -> Tensor:
         return a.transpose(1, 2).flatten(2)
 
-    def back(self, d: Tensor) -> Tensor:
-        number, channels, size, *sides = self.given
+    def pulled(self, d: Tensor) -> Tensor:
+        number, channels, size, *sides = self.x.shape
         return d.reshape(number, size, channels, *sides).transpose(1, 2)
 
 

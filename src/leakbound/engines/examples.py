@@ -24,8 +24,8 @@ from leakbound.engines.directions import Directions, copied
 from leakbound.engines.loss import example_delta_changes, example_deltas
 from leakbound.engines.norms import FixedNormRule, NormRule
 from leakbound.engines.reader import Kind, Layer, Layers, Shape, pools_first
-from leakbound.engines.rules import Given, Rule
-from leakbound.engines.single import RULES, Passes, arbitrary_weights, chosen
+from leakbound.engines.rules import Given, Passes, Rule
+from leakbound.engines.single import RULES, arbitrary_weights, chosen
 from leakbound.randomness import normal
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Layers | None]] = WeakKeyDictionary()

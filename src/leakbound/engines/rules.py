@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from leakbound.engines.activations import Activation, Kernel
+from leakbound.engines.reader import Layer, Layers
 from leakbound.engines.tape import Call
 
 _average_pool_backward: Kernel = torch.ops.aten.avg_pool2d_backward.default
@@ -551,3 +552,76 @@ def paired(
 def there(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
     return tensor
+
+
+class Passes:
+    """The four passes over a model's layers, each by its rule, which keeps what later ones need.
+
+    Values, deltas and their changes are lists, by the number of the layer's output.
+    """
+
+    def __init__(self, layers: Layers, rules: Sequence[Rule]) -> None:
+        self.layers = list(zip(layers, rules, strict=True))
+        self.count = 1 + max(layer.output for layer in layers)
+        self.last = layers[-1].output
+        self.values: list[Any] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The output."""
+        before = self.values
+        same = bool(before) and len(before[0]) == len(inputs)
+        self.values = [None] * self.count
+        self.values[0] = inputs
+        for layer, rule in self.layers:
+            if same and not layer.live:  # it depends on neither inputs nor weights
+                self.values[layer.output] = before[layer.output]
+                continue
+            if isinstance(rule, StraightCallRule):
+                rule.examples = len(inputs)
+            own = [self.values[source] for source in layer.sources]
+            self.values[layer.output] = rule.forward(*own)
+        return cast(Tensor, self.values[self.last])
+
+    def backward(self, delta: Tensor) -> list[Any]:
+        """The deltas from that of the output; gradients are written."""
+        deltas = self._started(delta)
+        for layer, rule in reversed(self.layers):
+            if layer.moving or layer.owns:
+                _spread(deltas, layer.sources, rule.backward(self._of(deltas, layer)))
+        return deltas
+
+    def tangent(self, inputs: Tensor | None) -> list[Any]:
+        """The values' changes, when the inputs change, and the weights along `Rule.directions`."""
+        tangents: list[Any] = [None] * self.count
+        tangents[0] = inputs
+        for layer, rule in self.layers:
+            if layer.live:
+                own = [tangents[source] for source in layer.sources]
+                tangents[layer.output] = rule.tangent(*own)
+        return tangents
+
+    def moved(self, change: Tensor, *, to_inputs: bool = True) -> list[Any]:
+        """The deltas' changes from that of the output's; to the first weights, or the inputs."""
+        changes = self._started(change)
+        for layer, rule in reversed(self.layers):
+            if layer.live and (to_inputs or layer.moving):
+                _spread(changes, layer.sources, rule.moved(self._of(changes, layer)))
+        return changes
+
+    def _started(self, last: Tensor) -> list[Any]:
+        deltas: list[Any] = [None] * self.count
+        deltas[self.last] = last
+        return deltas
+
+    def _of(self, deltas: list[Any], layer: Layer) -> Tensor:
+        """A layer's delta: zero if nothing that depends on it reaches the output."""
+        found = deltas[layer.output]
+        return torch.zeros_like(self.values[layer.output]) if found is None else found
+
+
+def _spread(deltas: list[Any], sources: tuple[int, ...], back: Back) -> None:
+    parts = back if isinstance(back, tuple) else (back,) * len(sources)
+    for source, own in zip(sources, parts, strict=True):
+        before = deltas[source]
+        if own is not None:
+            deltas[source] = own if before is None else before + own

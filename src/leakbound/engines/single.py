@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,8 +29,8 @@ from leakbound.engines.base import Pulled, kernels
 from leakbound.engines.calls import read
 from leakbound.engines.convolutions import convolution
 from leakbound.engines.loss import LossHead, head
-from leakbound.engines.reader import Kind, Layer, Layers, Shape, pools_first
-from leakbound.engines.rules import Back, Given, Rule, Some
+from leakbound.engines.reader import Kind, Layers, Shape, pools_first
+from leakbound.engines.rules import Given, Passes, Rule, Some
 from leakbound.randomness import normal
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Layers | None]] = WeakKeyDictionary()
@@ -79,71 +79,6 @@ def plan(task: Task, input_shape: Shape, curved: bool = False) -> Layers | None:
     if key not in known:
         known[key] = None if curved and not plan(task, input_shape) else _plan(task, shape, curved)
     return known[key]
-
-
-class Passes:
-    """The four passes over a model's layers, each by its rule, which keeps what later ones need.
-
-    Values, deltas and their changes are lists, by the number of the layer's output.
-    """
-
-    def __init__(self, layers: Layers, rules: Sequence[Rule]) -> None:
-        self.layers = list(zip(layers, rules, strict=True))
-        self.count = 1 + max(layer.output for layer in layers)
-        self.last = layers[-1].output
-        self.values: list[Any] = []
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The output."""
-        before = self.values
-        same = bool(before) and len(before[0]) == len(inputs)
-        self.values = [None] * self.count
-        self.values[0] = inputs
-        for layer, rule in self.layers:
-            if same and not layer.live:  # it depends on neither inputs nor weights
-                self.values[layer.output] = before[layer.output]
-                continue
-            if isinstance(rule, rules.StraightCallRule):
-                rule.examples = len(inputs)
-            own = [self.values[source] for source in layer.sources]
-            self.values[layer.output] = rule.forward(*own)
-        return cast(Tensor, self.values[self.last])
-
-    def backward(self, delta: Tensor) -> list[Any]:
-        """The deltas from that of the output; gradients are written."""
-        deltas = self._started(delta)
-        for layer, rule in reversed(self.layers):
-            if layer.moving or layer.owns:
-                _spread(deltas, layer.sources, rule.backward(self._of(deltas, layer)))
-        return deltas
-
-    def tangent(self, inputs: Tensor | None) -> list[Any]:
-        """The values' changes, when the inputs change, and the weights along `Rule.directions`."""
-        tangents: list[Any] = [None] * self.count
-        tangents[0] = inputs
-        for layer, rule in self.layers:
-            if layer.live:
-                own = [tangents[source] for source in layer.sources]
-                tangents[layer.output] = rule.tangent(*own)
-        return tangents
-
-    def moved(self, change: Tensor, *, to_inputs: bool = True) -> list[Any]:
-        """The deltas' changes from that of the output's; to the first weights, or the inputs."""
-        changes = self._started(change)
-        for layer, rule in reversed(self.layers):
-            if layer.live and (to_inputs or layer.moving):
-                _spread(changes, layer.sources, rule.moved(self._of(changes, layer)))
-        return changes
-
-    def _started(self, last: Tensor) -> list[Any]:
-        deltas: list[Any] = [None] * self.count
-        deltas[self.last] = last
-        return deltas
-
-    def _of(self, deltas: list[Any], layer: Layer) -> Tensor:
-        """A layer's delta: zero if nothing that depends on it reaches the output."""
-        found = deltas[layer.output]
-        return torch.zeros_like(self.values[layer.output]) if found is None else found
 
 
 class Single:
@@ -257,14 +192,6 @@ class LocalSteps:
 
 def chosen(names: Sequence[str | None], tensors: Mapping[str, Tensor]) -> Some:
     return tuple(None if name is None else tensors.get(name) for name in names)
-
-
-def _spread(deltas: list[Any], sources: tuple[int, ...], back: Back) -> None:
-    parts = back if isinstance(back, tuple) else (back,) * len(sources)
-    for source, own in zip(sources, parts, strict=True):
-        before = deltas[source]
-        if own is not None:
-            deltas[source] = own if before is None else before + own
 
 
 def layers_of(task: Task, shape: Shape) -> Layers:

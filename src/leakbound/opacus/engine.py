@@ -42,13 +42,13 @@ from leakbound.risk.corridor import Participation
 
 MODES = (*KINDS, "ghost")
 FLAGS = ("experiment_only", "poisson_sampling")
+"""What a checkpoint must state under the key "leakbound", beside the arguments of `risk`."""
 GOALS = {"eta", "psnr"}
 UNSAMPLED = (
     "poisson_sampling is False, and how often an example takes part is not known: the loader has "
     "its own sampler, a step did not have exactly one new batch of it, or the engine also trained "
     "with Poisson sampling; use PyTorch's shuffle=True and a new engine, or poisson_sampling=True"
 )
-"""What `save_checkpoint` adds to Opacus' history under the key "leakbound", with the question."""
 
 
 class RiskEngine(PrivacyEngine):  # type: ignore[misc]
@@ -216,7 +216,7 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         self._risk_arguments = arguments
         return (*private, calibration)
 
-    def risk(self, *, delta: float = 1e-5, **asked: Any) -> Statement:
+    def risk(self, *, delta: float = 1e-5, **arguments: Any) -> Statement:
         """The risk of the steps so far; arguments as of `leakbound.opacus.risk`.
 
         After `make_private_with_risk`, its arguments are the default. Without Poisson sampling, an
@@ -227,13 +227,13 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
             NotApplicable: without Poisson sampling, the number of passes is not known.
         """
         defaults = dict(self._risk_arguments)
-        if GOALS & set(asked):  # one of them replaces the other
+        if GOALS & set(arguments):  # one of them replaces the other
             defaults = {name: v for name, v in defaults.items() if name not in GOALS}
-        asked = {**defaults, **asked}
-        if "dim" not in asked:
+        arguments = {**defaults, **arguments}
+        if "dim" not in arguments:
             raise ValueError("dim is missing; give dim, norm and psnr or eta")
-        asked = {"experiment_only": self.experiment_only, **asked}
-        return risk(self._history, delta=delta, **asked)
+        arguments = {"experiment_only": self.experiment_only, **arguments}
+        return risk(self._history, delta=delta, **arguments)
 
     @property
     def _history(self) -> Any:
