@@ -133,8 +133,9 @@ def _parsed(lines: list[str]) -> Page:
     columns, rules, *rows = [
         [cell.strip() for cell in _BORDER.split(line.strip())[1:-1]] for line in lines
     ]
-    sides = [("c" if rule[0] == ":" else "r") if rule[-1] == ":" else "l" for rule in rules]
-    return {"columns": columns, "align": "".join(sides), "rows": rows}
+    sides = {(":", ":"): "c", ("-", ":"): "r"}
+    align = "".join(sides.get((rule[0], rule[-1]), "l") for rule in rules)
+    return {"columns": columns, "align": align, "rows": rows}
 
 
 def _opened(page: Page, short: Callable[[Any], Any]) -> Page:

@@ -31,6 +31,7 @@ SIZES = tuple(2**power for power in range(11))
 """Sizes of the codebooks that are counted, besides the largest one (at most the last size)."""
 DIRECTIONS = 150
 """Leading directions that one of the linear layers keeps; the other keeps all, and the norms."""
+LAYERS = 2
 CODEBOOK = "codebook"
 LINEAR = "linear estimator"
 
@@ -135,7 +136,10 @@ class Attainable:
         held = self._held  # type: ignore[attr-defined]
         mean = self._public.mean(0)  # type: ignore[attr-defined]
         blind = self.distance.paired(np.broadcast_to(mean, held.shape), held)
-        errors = [blind, *(self._errors(chance, noise, layer) for layer in self._layers)]
+        if np.isfinite(noise).any():
+            errors = [blind, *(self._errors(chance, noise, layer) for layer in self._layers)]
+        else:  # without the update, the linear estimators answer with the mean: no need of an SVD
+            errors = [blind] * (1 + LAYERS)
         rows = []
         for level in places:
             sizes, limits = self._covered(float(level), tail)
@@ -177,6 +181,7 @@ class Attainable:
 
     @cached_property
     def _layers(self) -> list[_LinearAttack]:
+        """The `LAYERS` linear layers that are tried."""
         public = self._public  # type: ignore[attr-defined]
         mean = public.mean(0)
         _, spread, axes = np.linalg.svd(public - mean, full_matrices=False)
