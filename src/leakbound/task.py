@@ -210,7 +210,14 @@ class Task:
         loss = losses.named(loss)
         classes = classes if loss.has_classes else None
         return Task(
-            *(shell, parameters, loss, plan, input_range, classes, buffers, public),
+            shell,
+            parameters,
+            loss,
+            plan,
+            input_range,
+            classes,
+            buffers,
+            public,
             domain=domain,
         )
 

@@ -268,7 +268,7 @@ def _remaining(
     for name, value in model.named_parameters():
         value.requires_grad_(name not in names)
     below = Task.of(
-        *(model,),
+        model,
         loss=task.loss,
         plan=replace(task.plan, batch_size=None),
         input_range=task.input_range,

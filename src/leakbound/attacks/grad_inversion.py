@@ -17,8 +17,14 @@ from leakbound.core import NotApplicable, Observation, Reconstruction
 from leakbound.domains import has_neighbors
 
 SEARCHED = (
-    *("distance", "total_variation", "steps", "learning_rate", "size"),
-    *("batch_norm", "first_norm", "statistics"),
+    "distance",
+    "total_variation",
+    "steps",
+    "learning_rate",
+    "size",
+    "batch_norm",
+    "first_norm",
+    "statistics",
 )
 """The settings that are those of each start, under the same names."""
 

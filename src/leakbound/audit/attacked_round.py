@@ -61,7 +61,10 @@ def attacked_round(
 
     def played(threat: ThreatModel, attack: Attack | None) -> Round:
         return play(
-            *(task, clients, defense, sources),
+            task,
+            clients,
+            defense,
+            sources,
             threat=threat,
             attack=attack,
             auxiliary=auxiliary,

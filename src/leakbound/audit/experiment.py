@@ -293,7 +293,10 @@ def _judge(
     path = unit.lpips_weights
     low, _ = context.domain.input_range
     release = released(
-        *(played, criterion_of(unit, context), context.threat(unit.threat), context.counted),
+        played,
+        criterion_of(unit, context),
+        context.threat(unit.threat),
+        context.counted,
         origins=context.origins,
         same_law=context.same_law,
         private=context.private if unit.risk.these else None,
@@ -302,7 +305,11 @@ def _judge(
         once=context.once,
     )
     evidence = Evidence(
-        *(record, played.observation, release, plans.build_attack(unit.attack), answer),
+        record,
+        played.observation,
+        release,
+        plans.build_attack(unit.attack),
+        answer,
         truth=played.truth,
         public=context.counted,
         decoys=context.others(unit.batch_size, len(played.observation.cohort), unit.seed),

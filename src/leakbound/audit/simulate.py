@@ -170,7 +170,10 @@ def simulate(
     with one_thread():
         check_outputs(task, clients[0])
         played = attacked_round(
-            *(task, clients, built, sources),
+            task,
+            clients,
+            built,
+            sources,
             number=round,
             threat=threat,
             attack=built_attack,
@@ -182,16 +185,21 @@ def simulate(
         digest(
             [attack_info.hash, repr(built), seed, plain(threat), named(loss).name, round],
         ),
-        *(attack_info, defense_info, headers.model_info(type(model).__name__, task)),
-        *(played.observation, criterion),
+        attack_info,
+        defense_info,
+        headers.model_info(type(model).__name__, task),
+        played.observation,
+        criterion,
         source=GIVEN,
         seed=seed,
     )
     with one_thread():
         evidence = Evidence(
-            *(about, played.observation),
+            about,
+            played.observation,
             experiment.released(played, criterion, threat, every, fresh=fresh),
-            *(built_attack, answer),
+            built_attack,
+            answer,
             truth=played.truth,
             public=public,
             decoys=decoys,

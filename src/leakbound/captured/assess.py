@@ -189,8 +189,12 @@ def header(case: Case, name: str, attack: Attack | None) -> records.Assessment:
     key += [seen.cohort[0], repr(seen.task.plan), list(seen.input_shape)]
     key += [seen.threat.labels_known, named(seen.task.loss).name]
     empty = headers.header(
-        *(digest(key), about, defense_info(case.declared), model_info(case.title, seen.task)),
-        *(seen, case.criterion),
+        digest(key),
+        about,
+        defense_info(case.declared),
+        model_info(case.title, seen.task),
+        seen,
+        case.criterion,
         source="captured",
         seed=case.at,
     )
@@ -217,7 +221,11 @@ def judged(
     share = explained(inferred, reconstruction)
     public, decoys = (None, None) if case.public is None else case.public.halves
     evidence = Evidence(
-        *(header(case, name, attack), seen, _release(case), attack, reconstruction),
+        header(case, name, attack),
+        seen,
+        _release(case),
+        attack,
+        reconstruction,
         truth=case.truth,
         public=public,
         decoys=decoys,

@@ -246,7 +246,9 @@ class UpdateResult(Presented):
     def _repr_html_(self) -> str:
         rows = [
             (
-                *(one.attack.name, one.end, format_number(_direction(one))),
+                one.attack.name,
+                one.end,
+                format_number(_direction(one)),
                 one.certificate or one.layer_input or "",
             )
             for one in self.records

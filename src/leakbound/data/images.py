@@ -40,8 +40,22 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (
-    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".webp", ".avif", ".gif"),
-    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"),
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".bmp",
+    ".dib",
+    ".webp",
+    ".avif",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".pnm",
 )
 OPTIONAL = {".webp": "webp", ".avif": "avif"}
 """Ending -> Pillow's name of the decoder, which it can lack."""

@@ -49,8 +49,17 @@ HEAD = """\
 # - A number may also have: unit, tolerance, center, scale. A category: encoding.
 """
 _TEXTS = (
-    *("name", "kind", "unit", "encoding", "decimal", "censored", "format"),
-    *("target", "target_decimal", "target_unit", "delimiter"),
+    "name",
+    "kind",
+    "unit",
+    "encoding",
+    "decimal",
+    "censored",
+    "format",
+    "target",
+    "target_decimal",
+    "target_unit",
+    "delimiter",
 )
 _DATED = ("low", "high", "center", "typical")
 """Keys of a column that are dates in the file if its kind is date."""

@@ -56,9 +56,7 @@ class Patches:
     def see(self, shape: torch.Size) -> tuple[int, int, int]:
         """Set another input shape; return the number of examples and the output's sides."""
         self.shape = shape
-        terms = zip(
-            *(shape[2:], self.padding, self.dilation, self.kernel, self.stride), strict=True
-        )
+        terms = zip(shape[2:], self.padding, self.dilation, self.kernel, self.stride, strict=True)
         height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in terms)
         self.sides = (height, width)
         return shape[0], height, width

@@ -38,16 +38,42 @@ CLOSE = 1e-5
 
 _ATEN = torch.ops.aten
 _MOVES = {
-    *(_ATEN.view, _ATEN._unsafe_view, _ATEN.permute, _ATEN.transpose, _ATEN.t, _ATEN.clone),
-    *(_ATEN.unsqueeze, _ATEN.squeeze, _ATEN.slice, _ATEN.select, _ATEN.split, _ATEN.unbind),
-    *(_ATEN.split_with_sizes, _ATEN.cat, _ATEN.stack, _ATEN.detach, _ATEN.alias, _ATEN.expand),
+    _ATEN.view,
+    _ATEN._unsafe_view,
+    _ATEN.permute,
+    _ATEN.transpose,
+    _ATEN.t,
+    _ATEN.clone,
+    _ATEN.unsqueeze,
+    _ATEN.squeeze,
+    _ATEN.slice,
+    _ATEN.select,
+    _ATEN.split,
+    _ATEN.unbind,
+    _ATEN.split_with_sizes,
+    _ATEN.cat,
+    _ATEN.stack,
+    _ATEN.detach,
+    _ATEN.alias,
+    _ATEN.expand,
 }
 """Operations that only say where each value lies."""
 _AFFINE = {
-    *(_ATEN.add.Tensor, _ATEN.add.Scalar, _ATEN.add_.Tensor, _ATEN.add_.Scalar),
-    *(_ATEN.sub.Tensor, _ATEN.sub.Scalar, _ATEN.sub_.Tensor, _ATEN.sub_.Scalar),
-    *(_ATEN.mul.Tensor, _ATEN.mul.Scalar, _ATEN.mul_.Tensor, _ATEN.mul_.Scalar),
-    *(_ATEN.rsub.Tensor, _ATEN.rsub.Scalar, _ATEN.neg.default),
+    _ATEN.add.Tensor,
+    _ATEN.add.Scalar,
+    _ATEN.add_.Tensor,
+    _ATEN.add_.Scalar,
+    _ATEN.sub.Tensor,
+    _ATEN.sub.Scalar,
+    _ATEN.sub_.Tensor,
+    _ATEN.sub_.Scalar,
+    _ATEN.mul.Tensor,
+    _ATEN.mul.Scalar,
+    _ATEN.mul_.Tensor,
+    _ATEN.mul_.Scalar,
+    _ATEN.rsub.Tensor,
+    _ATEN.rsub.Scalar,
+    _ATEN.neg.default,
 }
 _QUOTIENT = {_ATEN.div.Tensor, _ATEN.div.Scalar, _ATEN.div_.Tensor, _ATEN.div_.Scalar}
 """Operations that are affine in one argument if the others are constant; the latter in the first.

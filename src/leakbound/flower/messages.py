@@ -30,8 +30,15 @@ REPLY = "the reply"
 _STORAGE = "numpy.ndarray"
 _KINDS = {"f": "floating-point", "i": "whole", "u": "whole", "b": "boolean"}
 _TYPES = (
-    *("bool", "float16", "float32", "float64"),
-    *("int16", "int32", "int64", "int8", "uint8"),
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    "int16",
+    "int32",
+    "int64",
+    "int8",
+    "uint8",
 )
 
 

@@ -195,7 +195,10 @@ def decoder(
     if adapters:
         check.count(adapters=adapters)
     model = _built(
-        *(input_shape, classes, generator, vocabulary or classes),
+        input_shape,
+        classes,
+        generator,
+        vocabulary or classes,
         width=width,
         layers=layers,
         heads=heads,
@@ -247,7 +250,10 @@ def encoder(
         torch.Size([3, 2])
     """
     return _built(
-        *(input_shape, classes, generator, vocabulary or classes),
+        input_shape,
+        classes,
+        generator,
+        vocabulary or classes,
         width=width,
         layers=layers,
         heads=heads,

@@ -129,7 +129,9 @@ def column_tables(
         attack = str(row.strongest_attack)
         made = [
             ColumnShare(
-                *(column.name, column.unit, column.sensitive),
+                column.name,
+                column.unit,
+                column.sensitive,
                 attack=_wilson_share([one for one, _ in pairs[attack, column.name]]),
                 baseline=_wilson_share([other for _, other in pairs[attack, column.name]]),
                 p_value=corrected[attack, column.name],

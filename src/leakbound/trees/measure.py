@@ -134,7 +134,8 @@ def measured(
     guessed = {name: _guesses(columns, whole, tau, *edges) for name, edges in known.items()}
     right = {name: np.abs(own - held) <= tau * (1 + 1e-6) for name, (own, _) in guessed.items()}
     return TreeMeasure(
-        *(*first, _share(guessed[UPDATE][1])),
+        *first,
+        _share(guessed[UPDATE][1]),
         {name: _share(own) for name, own in right.items()},
         {name: _share(own.mean(1) >= ROW - 1e-9) for name, own in right.items()},
     )
