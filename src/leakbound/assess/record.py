@@ -185,6 +185,20 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
         return self.axis == "PSNR"
 
     @property
+    def parts_match(self) -> str | None:
+        """When one part of an example counts as right; None where examples have no parts."""
+        matches = {
+            "columns": "numbers within their tolerance, categories equal",
+            "tokens": "each in its place",
+        }
+        return matches.get(self.metric)
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether examples are sequences of a vocabulary's tokens."""
+        return self.noun == "sequence"
+
+    @property
     def goal(self) -> str:
         """What meets it at least, such as "20 dB" or "18 of 20 columns"."""
         if self.of is not None:
