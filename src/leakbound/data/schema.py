@@ -431,6 +431,7 @@ class _Seen:
         if len(sample):
             with np.errstate(over="ignore"):
                 low, middle, high = np.quantile(sample, (0.25, 0.5, 0.75)).tolist()
+                # Normal values have quartiles 1.349 deviations apart; others may have none apart.
                 spread = float(f"{(high - low) / 1.349 or sample.std():.6g}")
             known = spread if 0 < spread < np.inf else None
             typical = round(middle) if reading.format else float(f"{middle:.6g}")
