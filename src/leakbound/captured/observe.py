@@ -540,7 +540,7 @@ def task_of(
             "knows its draws (so the simulation only approximates the training)"
         )
     quiet = (nn.modules.dropout._DropoutNd, nn.modules.instancenorm._InstanceNorm, nn.RNNBase)
-    # These draw random numbers (recurrent layers between themselves) or update statistics.
+    # These draw random numbers (recurrent layers have dropout between them) or update statistics.
     for module in own.modules():
         if isinstance(module, quiet):
             module.eval()
