@@ -85,6 +85,7 @@ def attacked_round(
         for i, batch in enumerate([] if sums else others(at)):
             sent, states[i] = step(task, batch, now.defense, other_sources[i], states[i])
             rows.append(sent.rows.sum(0))
+        # The first row is the sum of all attacked clients, each other row is one client's.
         weights.grad = torch.stack(rows).sum(0) / (len(rows) - 1 + len(clients))
         server.step()
         task = task.with_parameters(weights.detach().clone())

@@ -166,6 +166,7 @@ def simulate(
     every = public
     public, decoys = halves(public)
     task = Task.of(model, loss=loss, plan=plan, classes=classes, public=public, domain=domain)
+    # One source for each client, and the last one for links on their sum.
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
         check_outputs(task, clients[0])
@@ -296,6 +297,7 @@ def typed(
     kind = next((weight.dtype for weight in trained(model).values()), None)
 
     def cast(value: Tensor) -> Tensor:
+        # A tensor of inference mode can be in no gradient.
         value = value.clone() if value.is_inference() else value
         return value.to(kind) if value.is_floating_point() else value
 

@@ -190,6 +190,7 @@ def _values(array: Array, like: Tensor, where: str) -> Tensor:
             f"{len(array.data) - start} bytes follow its header"
         )
     flat = np.frombuffer(array.data, kind, like.numel(), start)
+    # A copy: the bytes of a message are read-only.
     return torch.from_numpy(flat.reshape(shape, order=order).copy(order="C"))
 
 
@@ -203,6 +204,7 @@ def _header(
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"its format is {version}")
         reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        # NumPy evaluates the header as a Python literal, so its length has a limit.
         shape, fortran, kind = reader(stream, max_header_size=HEADER)
     except Exception as error:  # a parser may fail in many ways on malicious bytes
         raise ValueError(f"{where} has a header that cannot be read: {error}") from error

@@ -156,6 +156,7 @@ def paired(pairs: Sequence[tuple[bool, bool]]) -> float:
     """
     won = sum(a and not b for a, b in pairs)
     differ = sum(a != b for a, b in pairs)
+    # `bdtrc` is the probability of more than its first argument.
     return float(bdtrc(won - 1, differ, 0.5)) if won else 1.0
 
 
