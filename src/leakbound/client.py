@@ -171,6 +171,7 @@ def _coded(task: Task, shape: tuple[int, ...]) -> str:
     """Why the model does not take such inputs as numbers; empty if it does."""
     found = []
     for value in task.input_range:
+        # Two examples, because batch norm in training mode rejects a single one.
         inputs = torch.full((2, *shape), value).to(task.parameters)
         try:
             with torch.no_grad(), _Rounded() as rounded:
@@ -256,11 +257,13 @@ def _slopes(model: nn.Module, inputs: Tensor) -> Tensor:
     weights = [p.requires_grad_() for p in model.parameters()]
     with torch.enable_grad(), plain_attention(), as_written():
         output = _logits(model(inputs))
+        # Different weights, because the plain sum of a softmax is constant.
         sizes = torch.linspace(-1, 1, output.numel()).to(output).reshape(output.shape)
         combined = (output * sizes).sum()
         parts = [output.detach()]
         if combined.requires_grad:
             parts += torch.autograd.grad(combined, weights, materialize_grads=True)
+    # Comparisons with NaN are false, so a NaN would hide every change.
     return torch.cat([part.double().nan_to_num().flatten() for part in parts])
 
 
@@ -448,6 +451,7 @@ def gradient(
         if wrong := no_gradient(loss):
             raise ValueError(wrong)
         parts = torch.autograd.grad(
+            # Weights that the loss does not use get zeros, so every coordinate keeps its place.
             loss, list(leaves.values()), create_graph=traced, materialize_grads=True
         )
     return _of_kept(task, torch.cat([part.reshape(-1) for part in parts]))
@@ -494,7 +498,7 @@ def local_update(
     return total
 
 
-_ADAM = (0.9, 0.999)
+_ADAM = (0.9, 0.999)  # PyTorch's defaults
 
 
 def _change(

@@ -132,6 +132,7 @@ class Attainable:
             raise ValueError("hits holds a negative number, or probabilities that sum to over 1")
         levels = self.distance.levels(eta)
         places = anchors(levels)
+        # Half of the failure probability for codebooks, half for the mean and the linear attacks.
         tail = (1 - self.confidence) / (2 * parts * len(places))
         held = self._held  # type: ignore[attr-defined]
         mean = self._public.mean(0)  # type: ignore[attr-defined]
@@ -190,6 +191,7 @@ class Attainable:
         layer = axes[:rank].T / spread**0.5
         few = min(rank, DIRECTIONS)
         largest = float(np.linalg.norm((public - mean) @ layer, axis=1).max())
+        # In the first layer every output is clipped, in the second none, which keeps the norms.
         made = (layer[:, :few] * 1e6, layer / max(largest, 1e-300))
         return [_LinearAttack.of(public, mean, own) for own in made]
 
@@ -229,6 +231,7 @@ class _LinearAttack:
         middle = own.mean(0)
         values, vectors = np.linalg.eigh((own - middle).T @ (own - middle) / len(public))
         both = (public - mean).T @ (own - middle) @ vectors / len(public)
+        # Rounding may leave eigenvalues a little below 0.
         return _LinearAttack(mean, weight, middle, values.clip(0), vectors, both)
 
     def answers(self, rows: Array, noise: Array, draw: np.random.Generator) -> Array:

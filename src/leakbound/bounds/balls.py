@@ -121,6 +121,7 @@ def _search(near: list[Array], fits: Callable[[list[int]], bool]) -> tuple[int, 
         stack = [([first], later[first])]
         while stack:
             chosen, left = stack.pop()
+            # Colors fall, so once one member fails the bound, all that follow fail too.
             for other, colors in reversed(_colored(left, linked)):
                 if len(chosen) + colors <= best:
                     break

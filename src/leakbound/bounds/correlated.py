@@ -104,11 +104,11 @@ def _excess(mu: float, bins: int, t: float) -> float:
 
 def _sum_of(grid: Array, count: int) -> Array:
     """The distribution of the sum of `count` draws on the grid's range (more is left out)."""
-    size = int(fft.next_fast_len(2 * len(grid), real=True))
+    size = int(fft.next_fast_len(2 * len(grid), real=True))  # twice: no wrap-around
 
     def joined(a: Array, b: Array) -> Array:
         found = fft.irfft(fft.rfft(a, size) * fft.rfft(b, size), size)
-        return np.maximum(0.0, found[: len(grid)])
+        return np.maximum(0.0, found[: len(grid)])  # rounding of the transform
 
     total: Array | None = None
     while count:
