@@ -450,8 +450,8 @@ def gradient(
         loss = task.loss(output, labels)
         if wrong := no_gradient(loss):
             raise ValueError(wrong)
+        # Weights that the loss does not use get zeros, so every coordinate keeps its place.
         parts = torch.autograd.grad(
-            # Weights that the loss does not use get zeros, so every coordinate keeps its place.
             loss, list(leaves.values()), create_graph=traced, materialize_grads=True
         )
     return _of_kept(task, torch.cat([part.reshape(-1) for part in parts]))

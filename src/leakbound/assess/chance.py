@@ -108,6 +108,7 @@ def chance(criterion: Criterion, truth: Batch, candidates: Tensor, decoys: Batch
     cost = criterion.domain.costs(inputs, candidates).numpy()
     group = _strata(torch.cat([victims, others[kept]]))
     as_good, drawn = _as_good(distance, cost, criterion.within, group, size)
+    # The p-value of Besag and Clifford if drawing stopped early, otherwise the usual one.
     p_value = as_good / drawn if as_good >= ENOUGH else (1 + as_good) / (1 + drawn)
     return Chance(p_value=p_value, decoys=len(kept), level=LEVEL)
 
@@ -187,6 +188,7 @@ def unlike_any_guess(
         nearest = torch.minimum(nearest, domain.distances(inputs, public).amin(1))
     closest = float(nearest.min())
     if domain.parts is None:
+        # Distances are roots of mean squares, so 10 dB is a factor of sqrt(10).
         return distances * math.sqrt(CLOSER) <= closest
     # A count of wrong parts has no square; below CLOSER, not even 0 is ten times less than it.
     return (distances * CLOSER <= closest) & (closest >= CLOSER)

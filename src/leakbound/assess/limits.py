@@ -152,6 +152,7 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
     if labels.ndim > 1 or labels.is_floating_point():
         raise NotApplicable("a lower bound on the error needs one class for each example")
 
+    # A reason is returned and not raised, so that it is cached like a bound.
     def make() -> ErrorBound | str:
         try:
             return _error_bound(released, spec, labels, source)

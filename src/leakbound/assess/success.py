@@ -333,6 +333,7 @@ def _why_not_known(released: Released, spec: RiskSpec) -> str | None:
     """Why there is no bound for the known model; None if there is one."""
     links = released.defense.links
     changed = any(link.changes_training or link.changes_start for link in links)
+    # By exact type, because a subclass may send something else.
     if [type(link) for link in links[:3]] != [ClipExamples, Mean, GaussianMechanism] or changed:
         return "it is for clipped gradients of examples with Gaussian noise on their mean"
     if len(released.cohort) > 1:

@@ -103,6 +103,7 @@ class Attainable:
         if len(rows) < FEWEST:
             raise ValueError(f"examples holds {len(rows)}; give at least {FEWEST}")
         single(probability, confidence=self.confidence)
+        # Random order, because data are often sorted by class.
         order = np.random.default_rng(2).permutation(len(rows))
         built = min(BUILT, len(rows) // 2)
         object.__setattr__(self, "_public", rows[order[:built]])
@@ -191,7 +192,7 @@ class Attainable:
         layer = axes[:rank].T / spread**0.5
         few = min(rank, DIRECTIONS)
         largest = float(np.linalg.norm((public - mean) @ layer, axis=1).max())
-        # In the first layer every output is clipped, in the second none, which keeps the norms.
+        # The first layer clips every output; the second, scaled to the largest, keeps the norms.
         made = (layer[:, :few] * 1e6, layer / max(largest, 1e-300))
         return [_LinearAttack.of(public, mean, own) for own in made]
 

@@ -87,6 +87,7 @@ def neighbors(blocks: Iterable[Array], reach: float) -> tuple[list[Array], list[
         # Stable: equal distances must not depend on the machine.
         order = inside[np.argsort(line[inside], kind="stable")]
         near.append(order.astype(np.int32))
+        # Distances are rounded down, so equal examples may lie a little below 0.
         apart.append(np.maximum(0, line[order]))
     return near, apart
 

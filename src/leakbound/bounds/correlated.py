@@ -75,6 +75,7 @@ def _on_axes(mu: float, bins: int, kappa: float) -> float:
             mu, bins, float(np.exp(log_t))
         )
 
+    # Every t gives a valid bound, so the search need not be exact.
     found = optimize.minimize_scalar(bound, bounds=(-3.0, reach), method="bounded")
     return min(1.0, float(found.fun))
 

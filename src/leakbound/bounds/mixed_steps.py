@@ -43,6 +43,7 @@ def merged(history: Sequence[Part], most: int = MOST, *, more: bool = True) -> l
     rate: replacing the output by one without the example with probability 1 - q / q' turns q' into
     q.
     """
+    # First only what is equal up to rounding becomes one kind, then ever wider groups.
     width = 1e-9
     while True:
         kinds: dict[tuple[int, int], list[Part]] = {}

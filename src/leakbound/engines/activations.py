@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Kernel = Callable[..., Tensor]
+# Autograd's own kernels, so that slopes at non-smooth points follow the same convention.
 _relu_backward: Kernel = torch.ops.aten.threshold_backward.default
 _leaky_relu_backward: Kernel = torch.ops.aten.leaky_relu_backward.default
 _clamp_backward: Kernel = torch.ops.aten.hardtanh_backward.default

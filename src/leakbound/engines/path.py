@@ -207,6 +207,7 @@ def _path_to(task: Task, shape: tuple[int, ...], name: str) -> Path:
                 raise
             except Exception as error:  # batch norm in training mode takes no single value
                 failed = str(error)
+        # The given mode must run. Another mode that does not run cannot be the client's.
         if not each and not (found and mode != "as given"):
             raise NoPath(f"the model does not run on probes ({failed})")
         found += each
@@ -583,6 +584,7 @@ def _place(tensor: Tensor) -> _Place:
     with torch._C.DisableTorchFunction():
         shape = tuple(tensor.shape)
         stride = tuple(tensor.stride())
+        # Views of one piece of memory hold different values of it, so the memory alone is no key.
         return _memory(tensor), int(tensor.storage_offset()), shape, stride
 
 

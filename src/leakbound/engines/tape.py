@@ -253,6 +253,7 @@ def record(task: Task, shape: tuple[int, ...]) -> Recording:
 
 def _run(task: Task, shape: tuple[int, ...]) -> Recording:
     tensors = task.tensors(task.parameters.detach())
+    # Zeros suffice: a model whose calls depend on values is refused.
     inputs = task.parameters.new_zeros(shape)
     recorder = _Recorder(inputs, tensors)
     with ExitStack() as stack:
