@@ -142,6 +142,7 @@ def _unknown(seen: Observation, name: str, weight: Tensor, image: Tensor) -> boo
         low, high = domain.input_range
         if float((valid - image).abs().max()) > OUTSIDE * (high - low):
             return True
+    # A column of weights that are all 0 may be pruned, and its gradient withheld.
     return bool(((weight == 0).all(0) & (held == 0).all(0)).any())
 
 
@@ -176,6 +177,7 @@ def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) ->
     """Whether no other input's gradient in the layer is a multiple of the image's, even if the loss
     has the same derivative `slope` in the outputs: tried with valid inputs and shuffled images.
     """
+    # Probes in one batch of a coupled model would change the gradients of each other.
     if slope is None or seen.task.coupled:
         return False
     source = stream(0, "captured", "probes")

@@ -102,6 +102,7 @@ def chance(criterion: Criterion, truth: Batch, candidates: Tensor, decoys: Batch
     distance = criterion.domain.distances(inputs, candidates).numpy()
     if size == 1:
         nearest = distance.min(1)
+        # A tie counts as equally good, which can only raise the p-value.
         as_good = int((nearest[1:] <= nearest[0]).sum())
         p_value = (1 + as_good) / (1 + len(kept))
         return Chance(p_value=p_value, decoys=len(kept), level=LEVEL)
@@ -156,8 +157,10 @@ def _as_good(
 def _subsets(members: Tensor, count: int, block: int, source: torch.Generator) -> NDArray[np.int64]:
     """(block, count) uniformly random subsets of the members."""
     if count == 1:
+        # A single index needs no sort of random keys.
         at = (uniform((block, 1), source) * len(members)).long()
     else:
+        # The places of the largest random keys are a uniform subset, without repetition.
         at = uniform((block, len(members)), source).topk(count).indices
     return np.asarray(members[at].numpy())
 

@@ -486,6 +486,7 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
     if name == "steps":
         return solved(_steps(excess, start, hidden, setting.noise_multiplier))
     more_is_safe = name == "noise_multiplier"
+    # No noise is needed, and 0 has no logarithm for the search below.
     if more_is_safe and start == 0:
         return solved(0.0)
 
@@ -603,6 +604,7 @@ def _log_edge(setting: TrainingSetting, blind: float, rough: bool = False) -> fl
         steps=setting.steps,
         log_kappa=blind,
     )
+    # Python's logarithm of 0 is an error.
     return math.log(max(float(bound), 1e-300)) + GAMMA_ERROR
 
 

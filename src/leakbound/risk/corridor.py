@@ -367,6 +367,7 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
 
     high = float(conversions.epsilon(noise, delta=most, steps=steps))
     if not math.isfinite(high):
+        # Without noise, only a chance below delta to take part at all hides a person.
         return 0.0 if holds(np.array(0.0)) else math.inf
     return float(least_where(holds, np.array(0.0), np.array(high)))
 

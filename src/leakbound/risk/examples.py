@@ -122,6 +122,7 @@ class Examples:
             )
         images = self.images[~matched]
         norms = self.norms
+        # Norms of the data follow what is left; a declared range stays as it is.
         if matched.any() and norms[0] == np.linalg.norm(self.images, axis=1).min():
             norms = (float(np.linalg.norm(images, axis=1).min()), norms[1])
         names = np.array(self.names)
