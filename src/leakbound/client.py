@@ -502,7 +502,7 @@ def local_update(
     return total
 
 
-_ADAM = (0.9, 0.999)
+_ADAM = (0.9, 0.999)  # PyTorch's defaults
 
 
 def _change(

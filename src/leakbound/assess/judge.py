@@ -167,6 +167,7 @@ def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[
 
 def _proof(evidence: Evidence) -> Proof:
     reconstruction = evidence.reconstruction
+    # A proof is for plain gradients, which a declared defense may have changed.
     if evidence.attack is None or reconstruction is None or evidence.release.defense.links:
         return Proof()
     return certificate(
