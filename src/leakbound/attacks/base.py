@@ -205,6 +205,7 @@ class ByNoise(Attack):
 def rank(answer: Reconstruction) -> tuple[bool, float]:
     """A sort key, lower for better answers: no problem first, then a low objective."""
     value = answer.objective
+    # NaN compares as False with every number: it would win or lose by its place.
     return (answer.problem is not None, value if value == value else float("inf"))
 
 
@@ -391,6 +392,7 @@ def each_row(
     if observation.examples > 1 or (labels is not None and labels.ndim > 1):
         labels = None
     examples = torch.cat([answer.inputs for answer in answers]).to(update.rows.device)
+    # Token numbers stay whole.
     examples = examples.to(update.rows.dtype) if examples.is_floating_point() else examples
     worst = max(answer.objective for answer in answers)
     return Reconstruction(examples, labels, worst, (), "; ".join(problems) or None)

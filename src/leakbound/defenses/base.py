@@ -230,6 +230,7 @@ class Chain(Defense):
                 f"a link is {odd[0]!r}, a {type(odd[0]).__name__}; give defenses, such as "
                 "leakbound.defenses.GaussianNoise(0.1)"
             )
+        # Links of chains become links of this one, so that the checks see all neighbors.
         nested = [link.links if isinstance(link, Chain) else (link,) for link in self.links]
         object.__setattr__(self, "links", tuple(link for part in nested for link in part))
         _check_training(self.links, self.starts)
@@ -305,6 +306,7 @@ class Chain(Defense):
 
     def begin(self, task: Task, state: State, source: Source) -> tuple[Task, State]:
         after = []
+        # A client has no state before its first round.
         for link, own in zip(self.links, state or [None] * len(self.links), strict=True):
             task, own = link.begin(task, own, source)
             after.append(own)

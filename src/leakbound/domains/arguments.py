@@ -153,6 +153,7 @@ class TakesRows:
                 codes[k] = torch.zeros_like(codes[k])
             elif self.domain.columns[k].encoding == "code":
                 codes[k] = shares @ torch.arange(stop - start).to(shares)
+        # A context variable: several threads may call the model.
         held = _CALL.set(None if self.constant is None else (rows, Counter()))
         try:
             return self.run(rows, codes)
@@ -268,6 +269,7 @@ def _read(model: nn.Module, takes: TakesRows) -> None:
     base = takes.domain.hard((low + high)[None] / 2)
     # One row for each level: what changes with it is looked up by this column.
     changes = [(k, level) for k, (a, z) in takes.coded.items() for level in range(1, z - a)]
+    # Numbers vary, too: an embedding that looks one up shows here.
     rows = base + (high - low) * torch.linspace(-0.5, 0.5, TRIALS).to(like)[:, None]
     for start, stop in takes.domain.groups:
         rows[:, start:stop] = base[:, start:stop]
@@ -295,7 +297,7 @@ def _read(model: nn.Module, takes: TakesRows) -> None:
     takes.constant = frozenset(used.union(apart))
     with torch.no_grad():
         off = (_tensor(takes(rows)) - wanted).abs().max()
-    if not (off <= CLOSE * wanted.abs().max()):
+    if not (off <= CLOSE * wanted.abs().max()):  # NaN fails, too
         raise ValueError(
             "the model uses codes other than in nn.Embedding, or in nn.EmbeddingBag for codes "
             "(N, K): its output changes if only the embeddings see them; take these columns with "
@@ -305,6 +307,7 @@ def _read(model: nn.Module, takes: TakesRows) -> None:
 
 def _embeddings(model: nn.Module) -> dict[str, Any]:
     """The embeddings that may look columns up, by name."""
+    # Exact types only: a subclass may look up in another way.
     embeddings = {
         name: module for name, module in model.named_modules() if type(module) in _COLUMNS
     }
@@ -329,6 +332,7 @@ def _recorded(
 
     def note(name: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            # A copy: a model may write to its codes.
             inputs[name].append((args[0] if args else kwargs["input"]).clone())
 
         return hook

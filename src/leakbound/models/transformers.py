@@ -49,6 +49,7 @@ class AdapterLayer(nn.Module):
 
 
 def _linear(weight: Tensor) -> nn.Linear:
+    # On "meta": neither memory nor random numbers for weights that are replaced.
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = nn.Parameter(weight.clone())
     return made
@@ -91,6 +92,7 @@ class TransformerBlock(nn.Module):
             if self.causal:
                 places = torch.arange(x.shape[1], device=x.device)
                 hidden = hidden | (places > places[:, None])
+            # Not -inf: a row without any visible place would become NaN.
             scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
         mixed = scores.softmax(-1) @ value
         x = x + self.out(mixed.transpose(1, 2).flatten(2))

@@ -363,6 +363,7 @@ class _Search:
     def _lucky(self, tests: int) -> list[str]:
         """What is wrong if so many random points could pass all tests."""
         chance = float(tests)
+        # Every test has to pass, so the chances multiply.
         for _, span in self.tests:
             chance *= span.luck(1)
         return [] if chance <= CHANCE else ["other sequences may pass the spans' tests by chance"]
