@@ -252,6 +252,7 @@ class LocalSearch:
         for block, order, names in zip(self.blocks(last), self.orders(last), named, strict=True):
             size = block.shape[1]
             at = torch.arange(self.copies * size, device=block.device).view(self.copies, size)
+            # Images behind the last step were never trained on, so they do not count.
             trained = at < plan.steps * (plan.batch_size or size)
             share = trained.gather(1, order).to(block)
             share = (share / share.sum(0))[(...,) + (None,) * (block.ndim - 2)]

@@ -141,6 +141,7 @@ class PriPrune(Withholding):
         start = server
         weights = kept.weights
         sent = kept.sent
+        # The logit of 0 is infinite.
         least = torch.finfo(server.dtype).tiny
         if weights is not None and sent is not None:
             start = torch.empty_like(server)

@@ -99,6 +99,7 @@ def _expected(task: Task, examples: int, images: int, clamp: float | None) -> Ex
         squares = squares + each.square().sum(0)
     n = public.size
     second = squares / n
+    # Products of different examples only: own squares would raise the squared mean.
     squared_mean = ((total.square() - squares) / (n * (n - 1))).clamp_min(0) if n > 1 else second
     g2 = squared_mean * (1 - 1 / examples) + second / examples
     return Expected(s * (n / examples), g2)
@@ -116,6 +117,7 @@ def _over_batches(task: Task, public: Batch, examples: int, clamp: float) -> Exp
     for at in range(0, public.size - examples + 1, examples):
         part = slice(at, at + examples)
         one = sensitivity(task, public.inputs[part], public.labels[part], source, directions=1)
+        # A clamped coordinate does not change with the input.
         s.append(one.values * (one.gradient.abs() < clamp))
         g2.append(one.gradient.clamp(-clamp, clamp).square())
     return Expected(torch.stack(s).mean(0), torch.stack(g2).mean(0))

@@ -126,6 +126,7 @@ def read_weights(
     files.check_regular(path, name)
     try:
         with safe_open(path, framework="pt") as file:
+            # Slices read the header alone: no tensor is loaded before all shapes fit.
             stored = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
             shapes = {key: tuple(part.get_shape()) for key, part in stored.items()}
             floats = {key: part.get_dtype().startswith(("F", "BF")) for key, part in stored.items()}

@@ -222,4 +222,5 @@ def _whitener(observation: Observation) -> Structured | None:
 
 def _white_noise_share(seen: Tensor) -> float:
     energy = float(seen.double().square().sum())
+    # Whitened noise has variance 1 in every coordinate.
     return min(1.0, seen.numel() / energy) if energy > 0 else 0.0

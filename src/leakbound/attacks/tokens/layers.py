@@ -260,6 +260,7 @@ def _slopes(task: Task, reader: str, ids: Tensor) -> dict[str, Tensor]:
         tensors = {**task.buffers, **leaves}
         seen = seen_by(task, [reader], ids, tensors, whole=False)[reader]
         assert seen is not None  # the reader is a layer that gets tensors
+        # Weighted at random: behind a norm, a plain sum has no slope.
         mixture = torch.randn(seen.shape, generator=stream(0, "mixture")).to(seen)
         parts = torch.autograd.grad(
             (seen * mixture).sum(), list(leaves.values()), allow_unused=True
@@ -367,6 +368,7 @@ def _matrix(module: nn.Module) -> tuple[Any, bool] | None:
     layer: Any = module
     if isinstance(module, nn.MultiheadAttention):
         return layer.in_proj_weight, False
+    # Conv1D by its name: transformers may not be installed.
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
         return layer.weight, not isinstance(module, nn.Linear)
     return None

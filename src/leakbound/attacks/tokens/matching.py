@@ -305,6 +305,7 @@ class _Matching:
             row = at // moved.shape[1]
             other[row] = moved[row, at % moved.shape[1]]
             options[2].append(other.flatten())
+        # Kinds of changes take turns, as the first that helps is made.
         turns = (other for turn in zip_longest(*options) for other in turn if other is not None)
         return [self.candidates[other].view_as(tokens) for other in turns]
 
@@ -438,6 +439,7 @@ def weighted(task: Task, candidates: Tensor) -> Task:
     Raises:
         NotApplicable: the model does not take its tokens from one embedding alone.
     """
+    # A shallow copy shares the client's weights, but `forward` changes on the copy alone.
     model = copy.copy(task.model)
     vars(model)["_modules"] = dict(task.model._modules)
     table: Any = task.model.get_submodule(embeddings(task)[0])
