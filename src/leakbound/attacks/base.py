@@ -234,6 +234,7 @@ def probed(observation: Observation) -> Tensor:
     """The model's output for inputs that have nothing to do with the client's."""
     task = observation.task
     domain = task.domain
+    # Batch norm in training mode may refuse a single example.
     size = 2 if task.coupled else 1
     probe = torch.full((size, *observation.input_shape), sum(task.input_range) / 2)
     if domain is not None and not domain.dtype.is_floating_point:

@@ -111,6 +111,7 @@ class Codebook(Attack):
         model = CodebookModel(words, shares, self.scale)
         weights = task.parameters.new_zeros(len(words))
         buffers = {"words": words, "shares": shares}
+        # The model is replaced as a whole, so none of its weights is pruned.
         planted = replace(task, model=model, parameters=weights, loss=TrapLoss(1), kept=None)
         return replace(planted, buffers=buffers)
 

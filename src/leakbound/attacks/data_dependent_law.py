@@ -227,6 +227,7 @@ def replay(
 
 
 def _sent(observation: Observation, defense: DefenseProtocol, one: Batch, source: Source) -> Update:
+    # The task as it was sent: `respond` prepares it by the defense.
     update, _ = respond(observation.task, one, defense, source, each=example_gradients)
     together = defense.sides[1]
     update, _ = together.transform(

@@ -278,6 +278,7 @@ class Loki(RobbingTheFed):
             return [task] * clients
         shape = task.public.inputs.shape[1:]
         model = Routed(shape, clients, self.bins, self.gain, task.model)
+        # The scale of `in_front`: the image is brightened by a mean over units, for any gain.
         block = torch.cat([layer[0], layer[1][:, None]], 1) / (self.gain * self.bins)
         planted = []
         for client in range(clients):

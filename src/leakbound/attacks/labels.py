@@ -183,6 +183,7 @@ def _exact(
     label = loss.mean(output) - len(bias) / loss.scale * bias
     if not task.plan.is_gradient:
         image = LinearInversion()(observation, generator).inputs.double()
+        # Not coded: the label that is solved for has a number for each output.
         wide = replace(task, loss=replace(loss, coded=False)).to(bias.device, torch.float64)
         row = observation.update.rows.sum(0).double()
         label = _solved(wide, bias_name, row, image, label)

@@ -275,6 +275,7 @@ def _space(task: Task, update: Tensor, shape: tuple[int, ...], count: int) -> _S
     now = task.tensors()
     rank = (count - 1) * places + len(vectors)
     width = vectors.shape[1]
+    # A norm may have no scale and shift of its own (elementwise_affine=False).
     scale = now.get(f"{norm}.weight", vectors.new_ones(width))
     shift = now.get(f"{norm}.bias", vectors.new_zeros(width))
     if rank >= width - 1 or vectors.shape[0] < places:

@@ -84,6 +84,7 @@ def placed(task: Task, model: Front, before: Tensor, *after: Tensor) -> Task:
     kept = task.kept
     parts = [before.to(like), like, *(at.to(like) for at in after)]
     if kept is not None:
+        # No weight of the malicious layer is pruned.
         first, *rest = (kept.new_ones(len(at)) for at in (before, *after))
         kept = torch.cat([first, kept, *rest])
     buffers = {f"inner.{name}": value for name, value in task.buffers.items()}

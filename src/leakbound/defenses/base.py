@@ -201,6 +201,7 @@ class Resolved(Defense):
     @classmethod
     def reused(cls, previous: Defense | None, settings: Any, examples: int) -> Self | None:
         """`previous` for one more round if `settings.refresh` allows it; else None."""
+        # What was resolved is for one batch size.
         if not isinstance(previous, cls) or previous.examples != examples:
             return None
         next_age = previous.age + 1
@@ -392,6 +393,7 @@ def chain(*links: Defense) -> Chain:
 returns one row per client; put ClipExamples(clip_norm=1.0) first
     """
     whole = Chain(links)
+    # Only here: a part of a chain, as the contract checks cut it, may lack the link that undoes it.
     _check_basis(whole.links)
     return whole
 

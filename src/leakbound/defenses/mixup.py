@@ -97,6 +97,7 @@ class FixedMixup(Resolved):
             from scipy.special import betaincinv
 
             alpha = self.settings.alpha
+            # By the inverse distribution function: PyTorch's Beta takes no generator.
             drawn = float(betaincinv(alpha, alpha, float(uniform((1,), source, like=like))))
             share = max(drawn, 1 - drawn)  # s with an order mixes as 1 - s with its inverse
         return mixed(task, share, keys)

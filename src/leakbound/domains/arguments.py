@@ -60,6 +60,7 @@ def _looked_up(module: Any, bag: bool = False) -> tuple[Tensor, Tensor] | None:
     if (looks := module.looks[times[id(module)] - 1]) is None:
         return None
     weight = module.weight
+    # No row has the number -1, so without padding all rows are kept.
     pad = -1 if module.padding_idx is None else module.padding_idx
     kept = torch.arange(len(weight), device=weight.device) != pad
     if pad >= 0:  # PyTorch gives this row no gradient, and leaves it out of a bag
@@ -152,6 +153,7 @@ class TakesRows:
             if k in (self.constant or ()):
                 codes[k] = torch.zeros_like(codes[k])
             elif self.domain.columns[k].encoding == "code":
+                # As a number, a code keeps its derivative in the shares.
                 codes[k] = shares @ torch.arange(stop - start).to(shares)
         # A context variable: several threads may call the model.
         held = _CALL.set(None if self.constant is None else (rows, Counter()))
@@ -289,6 +291,7 @@ def _read(model: nn.Module, takes: TakesRows) -> None:
         half = len(calls[name]) // 2
         pairs = zip(calls[name][:half], calls[name][half:], strict=True)
         looks = [_looks(name, takes, changes, trials, *pair) for pair in pairs]
+        # In place: weights keep their names, and references to the module hold.
         module.__class__ = _COLUMNS[type(module)]
         module.looks = looks
         places = {look.place for each in looks for look in each or ()}

@@ -44,6 +44,7 @@ class AdapterLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The adapted layer's output."""
         result: Tensor = self.base_layer(x)
+        # As in PEFT: adapters may have 32 bits next to a base of 16.
         change = self.lora_B(self.lora_A(x.to(self.lora_A.weight.dtype))) * self.scale
         return cast(Tensor, (result + change).to(result.dtype))
 
@@ -124,6 +125,7 @@ class _Transformer(nn.Module):
             TransformerBlock(width, heads, causal, rotary) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
+        # GPT-2's output layer, which is tied, has no bias.
         self.head = nn.Linear(width, outputs, bias=not tied)
         self.pooled = pooled
 

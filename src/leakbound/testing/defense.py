@@ -299,6 +299,7 @@ def _check_bound(
     bound = _released(upto, clients, task, batch).bound
     if bound is None:
         require(False, f"{name} declares no bound on what one example adds")
+        # Not reached: it says so to the type checker.
         raise AssertionError
     require(0 < bound < float("inf"), f"{name} its bound is {bound}")
     ends = sorted({0, len(clients) - 1})

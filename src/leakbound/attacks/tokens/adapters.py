@@ -130,6 +130,7 @@ def _by_experiment(
     """The adapter within one module, if it has one."""
     # Libraries name the parts as they like, so all roles are tried.
     for a, b, w in permutations(tensors, 3):
+        # Of an adapter, B is trained and W is frozen.
         if b not in task.names or w in task.names:
             continue
         down = tensors[a]
@@ -162,7 +163,7 @@ def _adds(task: Task, prefix: str, module: nn.Module, pair: Pair) -> bool:
     for up in (drawn, torch.zeros_like(drawn)):
         tensors = {k.removeprefix(f"{prefix}."): v for k, v in {**inside, pair.b: up}.items()}
         try:
-            # Weights in the wrong roles may fail in any way.
+            # Weights in the wrong roles fail in many ways.
             output = functional_call(module, tensors, (x,))
         except (TypeError, RuntimeError, ValueError, IndexError):
             return False

@@ -209,6 +209,7 @@ class _Matching:
         tokens = self.candidates[result.inputs.argmax(-1)]
         wider = self._wider(tokens, labels)
         tokens = wider._changed(wider._ended(tokens, labels), labels)
+        # Again: after changes of other tokens, another end may be the best.
         tokens = wider._ended(tokens, labels)
         value = wider._value(tokens, labels)
         return value, unexplained(wider.objective, wider._one_hot(tokens), labels), tokens
@@ -224,6 +225,7 @@ class _Matching:
             return self
         every = _Matching.of(self.attack, self.observation, self.labels, torch.arange(vocabulary))
         change = every._slope(tokens, labels)
+        # These are in the search already.
         change[:, :, self.candidates] = torch.inf
         parts = [change[row, at] for row, at in enumerate(self._ends(tokens))]
         parts += [*change] if hides(self.observation) else []

@@ -335,6 +335,7 @@ class _Search:
         for group in self.scene.later:
             span = self.scene.span(group, self.row)
             least = tests[0][1].rank if tests else 1
+            # A norm takes one direction from all points, so a single free one tests nothing.
             if span.free >= 2 and span.rank >= least:
                 tests.append((group.names[0], span))
         return tests
