@@ -127,6 +127,7 @@ class FedAvgMatching(MatchingSettings):
         """The deal of the labels to the minibatches whose short search ends nearest."""
         first = _guess(self, observation, generator, plan)
         size = plan.batch_size
+        # Nothing to deal: labels are searched, or one minibatch has all examples.
         if self.labels == "joint" or size is None or size >= max(observation.cohort):
             return first
         more = [_guess(self, observation, generator, plan) for _ in range(self.deals - 1)]

@@ -155,6 +155,7 @@ def keep_by_utility(order: Tensor, g2: Tensor, share: float) -> tuple[Tensor, in
         (tensor([ True, False, False]), 1, 0.5)
     """
     ranked = torch.sort(order, stable=True).indices
+    # In float64: a running sum of many small terms loses digits in float32.
     worth = g2.double()[ranked]
     total = worth.cumsum(0)
     target = share * float(total[-1])

@@ -150,6 +150,7 @@ class PriPrune(Withholding):
             torch.logit(draw.clamp_min_(least), out=noise[part])
             if weights is not None and sent is not None:
                 last = self.compose == "last"
+                # Logistic noise is below the logit with probability alpha.
                 own = ~sent[part] if last else noise[part] <= belief.logits[part]
                 own.logical_and_(kept.exists[part])
                 choose(own, weights[part], server[part], start[part])

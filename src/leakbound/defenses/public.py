@@ -195,6 +195,7 @@ def _by_layer(settings: PublicShape, task: Task, s: Tensor) -> Structured:
             continue
         left, right = (_shrunk(moment) for moment in moments[start])
         traces = (m.sum() if m.ndim == 1 else m.trace() for m in (left, right))
+        # S Sᵀ is A^(1/2), so that S scales as the fourth root of A.
         scale[start:stop] = (total / math.prod(float(t) for t in traces)) ** 0.25
         blocks.append(Kronecker.of(start, _root(left), _root(right)))
     return Structured(scale, tuple(blocks))
@@ -235,6 +236,7 @@ def _low_rank(settings: PublicShape, task: Task, s: Tensor) -> Structured:
     _, _, basis = torch.linalg.svd(sample[:half], full_matrices=False)
     basis = basis[: settings.rank]
     power = (sample[half:] @ basis.T).square().mean(0)
+    # Scaled to the total sensitivity of a whole batch, which `s` has.
     power = power * (s.sum() / sample[half:].square().sum(1).mean().clamp_min(1e-300))
     rest = torch.maximum(s - (basis.square() * power[:, None]).sum(0), SHRINK * s)
     return Structured.of(_lifted(rest.sqrt(), s), [(0, len(s), basis.T * power.pow(0.25))])

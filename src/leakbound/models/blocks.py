@@ -110,6 +110,7 @@ def initialized(
         elif any(True for _ in chain(module.parameters(recurse=False), module.buffers(False))):
             # `unfilled` leaves memory as it was, so no tensor may go without weights.
             raise TypeError(f"{type(module).__name__} has tensors but no initial weights here")
+    # PyTorch's own recurrent kernels have no second derivative, or fail under `vmap`.
     return step_by_step(model.eval())
 
 

@@ -325,6 +325,7 @@ def headed(
         )
 
     above = initialized(head, generator)
+    # `eval`: a new container is in training mode.
     return nn.Sequential(OrderedDict(backbone=below, **dict(above.named_children()))).eval()
 
 

@@ -311,6 +311,7 @@ class _VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(channels, width, patch, patch)
+        # An embedding, as `initialized` draws no bare parameter.
         self.first = nn.Embedding(1, width)
         self.places = nn.Embedding(1 + (side // patch) ** 2, width)
         self.blocks = nn.ModuleList(

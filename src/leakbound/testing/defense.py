@@ -36,6 +36,7 @@ from leakbound.testing.common import (
     same_bits,
 )
 
+# Draws that show whether a release is exact, and draws for the statistics of a noisy one.
 FEW = 4
 MANY = 256
 

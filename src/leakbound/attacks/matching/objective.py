@@ -106,6 +106,7 @@ class Objective:
             _smooth(seen_task(observation), observation),
             settings.distance,
             seen,
+            # After whitening, all coordinates have the same noise.
             observation.weights if whitener is None else None,
             whitener,
             hidden,

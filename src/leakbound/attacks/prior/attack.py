@@ -257,6 +257,7 @@ class _Chain:
         u = self.images.start
         variance = self.variance(sigma)
         hardness = HARDNESS[min(len(HARDNESS) - 1, int(done * len(HARDNESS)))]
+        # Kept: levels of one hardness share the softened model and its engine.
         if hardness not in self.evaluators:
             self.evaluators[hardness] = Evaluator([self._search(hardness)])
         evaluator = self.evaluators[hardness]
