@@ -23,6 +23,8 @@ def tool():
         "self.a, b = x, f(y)",
         "a = 1 if b else (2 if c else 3)",
         "(a, b), c = f(), g()",
+        "f(*(a, b), c)",
+        "x = [*(a, b), *c]",
     ],
 )
 def test_what_is_packed_is_named(tool, source):
@@ -37,6 +39,7 @@ def test_what_is_packed_is_named(tool, source):
         "a, b = f(x)",
         "a, *b = 1, *c",
         "x = 1 if a else 2",
+        "f(*(a for a in b))",
     ],
 )
 def test_what_reads_well_passes(tool, source):

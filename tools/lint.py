@@ -1,7 +1,9 @@
-"""What ruff does not forbid and a reader stumbles over: packed assignments and nested ternaries.
+"""What ruff does not forbid and a reader stumbles over: packed lines and nested ternaries.
 
 A tuple of values goes to a tuple of names only where it swaps or advances them: `a, b = b, a + b`.
-Anything else is two statements in one line. A ternary within a ternary has no names for its cases.
+Anything else is two statements in one line. A starred tuple of written values, as in `f(*(a, b))`,
+only keeps the formatter from giving each a line. A ternary within a ternary has no names for its
+cases.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, "packed assignment: write one statement for each name"
         if isinstance(node, ast.IfExp) and _branches(node):
             yield node.lineno, "nested ternary: name the cases, or use if statements"
+        if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List):
+            yield node.lineno, "starred values: write them without the star"
 
 
 def _packed(node: ast.Assign) -> bool:

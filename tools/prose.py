@@ -128,8 +128,14 @@ def spelling_findings(proses: dict[str, str], allowed: tuple[str, ...]) -> list[
             path.write_text(prose, encoding="utf-8")
         run = subprocess.run(
             [
-                *(sys.executable, "-m", "codespell_lib", "--builtin", "clear,rare,en-GB_to_en-US"),
-                *("--ignore-words-list", ",".join(allowed), "."),
+                sys.executable,
+                "-m",
+                "codespell_lib",
+                "--builtin",
+                "clear,rare,en-GB_to_en-US",
+                "--ignore-words-list",
+                ",".join(allowed),
+                ".",
             ],
             cwd=folder,
             capture_output=True,

@@ -65,6 +65,7 @@ def finite_number(**values: float) -> None:
 def count(**values: int) -> None:
     """Every value is a whole number of at least 1."""
     for name, value in values.items():
+        # True is an int, and equals 1.
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} is {value!r}; give a whole number of at least 1")
 

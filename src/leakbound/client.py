@@ -87,6 +87,7 @@ def call(
     domain = task.domain
     if domain and not domain.dtype.is_floating_point and inputs.is_floating_point():
         raise NotApplicable(f"the inputs are {domain.name}, and it searches among numbers")
+    # Transforms of torch.func differentiate without grad mode, too.
     traced = torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
     try:
         with plain_attention() if twice and traced else nullcontext(), as_written():
@@ -98,6 +99,7 @@ def call(
                 "has; give the model's own vocabulary, and sequences that it can take"
             ) from error
         for reason, causes in ((CODES, _NO_CODE), (SEVERAL, _NO_INPUT)):
+            # PyTorch has no types for these causes: only the text of an error shows them.
             if any(words in str(error) for words in causes):
                 said = " ".join(str(error).split())
                 raise NotApplicable(f"the model raised {said!r}: {reason}") from error
@@ -171,6 +173,7 @@ def _coded(task: Task, shape: tuple[int, ...]) -> str:
     """Why the model does not take such inputs as numbers; empty if it does."""
     found = []
     for value in task.input_range:
+        # Two examples: a batch norm in training mode refuses one.
         inputs = torch.full((2, *shape), value).to(task.parameters)
         try:
             with torch.no_grad(), _Rounded() as rounded:
@@ -180,6 +183,7 @@ def _coded(task: Task, shape: tuple[int, ...]) -> str:
         except Exception:  # inputs of another shape; the next caller of the model reports this
             return ""
         found.append(rounded.found)
+    # Codes change with the inputs; whole numbers that stay, such as positions, are none.
     same = len(found[0]) == len(found[1]) and all(map(torch.equal, *found))
     return "" if same else f"the model takes integer codes: {CODES}"
 
@@ -256,11 +260,13 @@ def _slopes(model: nn.Module, inputs: Tensor) -> Tensor:
     weights = [p.requires_grad_() for p in model.parameters()]
     with torch.enable_grad(), plain_attention(), as_written():
         output = _logits(model(inputs))
+        # Unequal weights: a plain sum of probabilities is constant, and has no gradient.
         sizes = torch.linspace(-1, 1, output.numel()).to(output).reshape(output.shape)
         combined = (output * sizes).sum()
         parts = [output.detach()]
         if combined.requires_grad:
             parts += torch.autograd.grad(combined, weights, materialize_grads=True)
+    # NaN would differ from itself.
     return torch.cat([part.double().nan_to_num().flatten() for part in parts])
 
 
@@ -435,6 +441,7 @@ def gradient(
         torch.Size([10])
     """
     flat = task.parameters if parameters is None else parameters
+    # A graph of the gradient is kept only for a second derivative: it takes memory.
     traced = torch.is_grad_enabled() and any(
         t.requires_grad for t in (inputs, labels, flat) if t.is_floating_point()
     )
@@ -447,6 +454,7 @@ def gradient(
         loss = task.loss(output, labels)
         if wrong := no_gradient(loss):
             raise ValueError(wrong)
+        # Weights that the output does not use have a gradient of 0, not None.
         parts = torch.autograd.grad(
             loss, list(leaves.values()), create_graph=traced, materialize_grads=True
         )
@@ -494,7 +502,7 @@ def local_update(
     return total
 
 
-_ADAM = (0.9, 0.999)
+_ADAM = (0.9, 0.999)  # PyTorch's defaults
 
 
 def _change(

@@ -196,6 +196,7 @@ class Observation:
         floor = some.min() if len(some) else spread.new_ones(())
         weights = (1 / (spread / floor).clamp_min(1e-3)).to(rows).expand_as(rows)
         weights = weights if mask is None else weights * mask
+        # A mask may withhold every coordinate.
         return weights / weights.max().clamp_min(1e-30)
 
     @property
@@ -285,6 +286,7 @@ class Reconstruction:
         """The notebook display: the pictures, their labels, and whether they are trusted."""
         labels = self.labels if self.labels is not None and self.labels.ndim == 1 else ()
         captions = [f"label {float(label):g}" for label in labels[: pictures.MOST]]
+        # NaN, for an attack without an objective, differs from itself.
         notes = [] if self.objective != self.objective else [f"objective {self.objective:.4g}"]
         if self.features is not None:
             notes.append(f"{len(self.features)} inputs of the layer {self.layer}")

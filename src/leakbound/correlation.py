@@ -120,6 +120,7 @@ class Factor:
                 f"{self.name} has shape {matrix.shape}; give a matrix (n, T), n >= T, of 1 to "
                 f"{MOST_ROUNDS} rounds T"
             )
+        # The limit leaves room for the sums of squares in `gram`.
         if not np.isfinite(matrix).all() or np.abs(matrix).max() > 1e100:
             raise ValueError(f"{self.name} has an entry that is not finite; give finite numbers")
         if not _full_rank(matrix):
@@ -127,6 +128,7 @@ class Factor:
                 f"{self.name} has rank below its {matrix.shape[1]} rounds, so some rounds would "
                 "have no noise; give a matrix of full rank"
             )
+        # The cached properties must stay those of this matrix.
         matrix.setflags(write=False)
         object.__setattr__(self, "matrix", matrix)
 
@@ -185,6 +187,7 @@ class Factor:
 
     def first(self, rounds: int) -> Factor:
         """What the first rounds alone release."""
+        # Rows of another matrix, such as a tree, also depend on later rounds.
         part = self.triangular[:rounds, :rounds]
         return self if rounds == self.rounds else Factor(part, self.name)
 
@@ -198,6 +201,7 @@ class Factor:
         """(T, T) the lower triangular factor of the same `gram`: the matrix itself, or rotated."""
         if _is_lower(self.matrix):
             return self.matrix
+        # Reversed, because Cholesky gives L L^T, and L^T L is needed.
         return np.asarray(linalg.cholesky(self.gram[::-1, ::-1], lower=True).T[::-1, ::-1])
 
     @cached_property
@@ -237,6 +241,7 @@ class Factor:
         if not isinstance(participation, Scheme):
             return float(np.sqrt(squared_sensitivity(self._part(participation))))
         scheme = participation
+        # For falling columns the earliest regular pattern is the worst (Kalinin and Lampert 2024).
         if self.falling or scheme.most_of(self.rounds) == self.rounds:
             return self.sensitivity(scheme.regular(self.rounds))
         if self.width <= scheme.separation:
@@ -246,7 +251,7 @@ class Factor:
             return float(np.sqrt(self._rows_bound(scheme)))
         best = 0.0
         for loose, pattern in few:
-            if loose <= best:
+            if loose <= best:  # no later pattern has a larger bound
                 break
             best = max(best, squared_sensitivity(self._part(pattern)))
         return float(np.sqrt(best))
@@ -335,6 +340,7 @@ def squared_sensitivity(gram: ArrayLike) -> float:
     if (part >= 0).all():
         return loose
     count = len(part)
+    # A solution of this rank exists (Barvinok 1995; Pataki 1998).
     draws = np.random.default_rng(0).standard_normal((count, int(np.sqrt(2 * count)) + 2))
     own = draws / np.linalg.norm(draws, axis=1, keepdims=True)
     value = -np.inf
@@ -350,6 +356,7 @@ def squared_sensitivity(gram: ArrayLike) -> float:
     dual = (own * (part @ own)).sum(1)
     least = float(np.linalg.eigvalsh(np.diag(dual) - part)[0])
     rounding = 1e-15 * count * loose
+    # Raising each entry by the negative eigenvalue makes the dual feasible.
     return min(loose, float(dual.sum()) + count * (max(0.0, -least) + rounding))
 
 
@@ -423,4 +430,5 @@ def _full_rank(matrix: Array) -> bool:
         root = np.diag(linalg.cholesky(matrix.T @ matrix))
     except linalg.LinAlgError:
         return False
+    # Forming the product squares the condition number.
     return bool(root.min() > TINY**0.5 * root.max())

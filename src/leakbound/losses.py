@@ -413,4 +413,5 @@ def _settings(module: Any) -> dict[str, Any]:
 
 
 def _equal(a: Any, b: Any) -> bool:
+    # No default is a tensor, so weights always count as a changed setting.
     return a is b or (not isinstance(a, Tensor) and bool(a == b))

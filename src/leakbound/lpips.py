@@ -22,7 +22,7 @@ from leakbound.pairing import Paired
 
 __all__ = ["Lpips"]
 
-_EPSILON = 1e-10
+_EPSILON = 1e-10  # that of the package `lpips`
 _RGB = 3
 
 

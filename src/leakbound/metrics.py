@@ -43,8 +43,8 @@ Values = list[float | None]
 _WINDOW = 11
 _SIGMA = 1.5
 _SAME = 1e-3
-_SCALES = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
-_MS_SSIM_SMALLEST = 176
+_SCALES = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)  # exponents of Wang et al. 2003
+_MS_SSIM_SMALLEST = 176  # 11 pixels after four halvings
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ def ms_ssim(paired: Paired, *, data_range: float) -> Values:
     found = torch.ones(len(guess), dtype=torch.float64)
     for scale, weight in enumerate(_SCALES):
         whole, contrast = _similarity(guess, truth, data_range, _WINDOW)
+        # A power of a negative contrast would be NaN.
         found *= (whole if scale == len(_SCALES) - 1 else contrast).relu() ** weight
         guess, truth = (torch.nn.functional.avg_pool2d(x, 2) for x in (guess, truth))
     return _listed(found)
@@ -120,11 +121,13 @@ def _similarity(
 ) -> tuple[Tensor, Tensor]:
     """The means (N,) of similarity and of its part for contrast, over all whole windows."""
     places = torch.arange(window, dtype=torch.float64) - window // 2
+    # The softmax of negative squares is a Gaussian window that sums to 1.
     weights = torch.softmax(-((places * _WINDOW / window / _SIGMA) ** 2) / 2, 0)
     maps = torch.stack([guess, truth, guess**2, truth**2, guess * truth]).flatten(0, 2)[:, None]
     smooth = torch.nn.functional.conv2d(maps, weights[None, None, :, None])
     smooth = torch.nn.functional.conv2d(smooth, weights[None, None, None])
     a, b, aa, bb, ab = smooth.view(5, len(guess), -1)
+    # K1 and K2 of Wang et al. 2004, which keep the quotients finite in flat areas.
     small = (0.01 * data_range) ** 2
     large = (0.03 * data_range) ** 2
     contrast = (2 * (ab - a * b) + large) / (aa - a**2 + bb - b**2 + large)
@@ -141,6 +144,7 @@ def ncc(paired: Paired, *, data_range: float) -> Values:
     constant = (guess.amax(1) == guess.amin(1)) | (truth.amax(1) == truth.amin(1))
     a = guess - guess.mean(1, keepdim=True)
     b = truth - truth.mean(1, keepdim=True)
+    # The default eps would lower the value of faint images. Constant ones are None below.
     values = torch.nn.functional.cosine_similarity(a, b, dim=1, eps=0.0).clamp(-1, 1)
     return [None if skip else v for skip, v in zip(constant.tolist(), values.tolist(), strict=True)]
 

@@ -176,6 +176,7 @@ def _sent_weights(task: Task, update: Update, defense: Chain) -> Tensor | None:
 def _remembered(after: Round) -> tuple[Observation, ...]:
     """What the server saw up to and including a round, the oldest first."""
     last = after.observation
+    # Each observation is kept once, and not again in the history of every later one.
     return (*last.history, replace(last, history=()))
 
 

@@ -41,6 +41,7 @@ class SecureSource:
     def uniform(self, count: int) -> Tensor:
         """`count` numbers in the open interval (0, 1), float64."""
         raw = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+        # The half keeps draws off 0 and 1, where the normal quantile is infinite.
         return torch.from_numpy(((raw >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52)
 
 
@@ -56,8 +57,10 @@ def stream(seed: int, *path: str | int) -> torch.Generator:
         >>> bool(torch.equal(normal((3,), a), normal((3,), b)))
         True
     """
+    # A separator that names do not contain, and types, so that no two paths have one name.
     name = "\x1f".join([str(int(seed)), *(f"{type(p).__name__}:{p}" for p in path)])
     digest = hashlib.sha256(name.encode()).digest()
+    # On the CPU, so that an experiment has the same draws on every device.
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") & (2**63 - 1))
 
 
@@ -84,6 +87,7 @@ def normal(shape: Sequence[int], source: Source, *, like: Tensor | None = None) 
 def laplace(shape: Sequence[int], source: Source, *, like: Tensor | None = None) -> Tensor:
     """Standard Laplace draws (scale 1, variance 2) of the given shape."""
     centered = _drawn(shape, source, torch.float64) - 0.5
+    # A draw of exactly 0 would give log(0): infinite noise.
     draw = -centered.sign() * torch.log1p(-2 * centered.abs().clamp_max(0.5 - 2.0**-54))
     return _cast(draw, like)
 
@@ -132,6 +136,7 @@ def _drawn(shape: Sequence[int], source: Source, dtype: torch.dtype) -> Tensor:
 
 
 def _wide(like: Tensor | None) -> torch.dtype:
+    # A 16-bit draw would take few values, so it is drawn in float64 and rounded.
     return torch.float32 if like is None or like.dtype == torch.float32 else torch.float64
 
 

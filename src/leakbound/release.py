@@ -251,6 +251,7 @@ class Update:
                 ]
             )
         bounds = [u.bound for u in updates if u.bound is not None]
+        # A single row without a bound leaves the sum without one.
         bound = max(bounds) if len(bounds) == len(updates) else None
         rows = torch.cat([u.rows for u in updates])
         examples = tuple(n for u in updates for n in u.examples)
@@ -276,6 +277,7 @@ def _noisy(rows: Tensor, noise: Gaussian | Laplace, source: Source, mask: Tensor
     if isinstance(noise, Gaussian) and isinstance(noise.covariance, Structured):
         root = noise.covariance.to(wide)
         white = root.whiten(wide) + normal(wide.shape, source, like=wide)
+        # On the grid while the noise is white; coloring it afterwards is post-processing.
         return root.color(on_grid(white, 1.0)).to(rows)
     size = torch.as_tensor(_spread(noise)).to(wide)
     size = size if isinstance(noise, Laplace) else size.sqrt()

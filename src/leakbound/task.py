@@ -210,7 +210,14 @@ class Task:
         loss = losses.named(loss)
         classes = classes if loss.has_classes else None
         return Task(
-            *(shell, parameters, loss, plan, input_range, classes, buffers, public),
+            shell,
+            parameters,
+            loss,
+            plan,
+            input_range,
+            classes,
+            buffers,
+            public,
             domain=domain,
         )
 
@@ -289,6 +296,7 @@ class Task:
         def move(value: Tensor) -> Tensor:
             return value.to(device, dtype if value.is_floating_point() else None)
 
+        # `Module.to` changes the module itself, and tasks share theirs.
         model = copies.duplicate(self.model).to(device, dtype)
         buffers = {name: move(value) for name, value in self.buffers.items()}
         public = self.public and Batch(move(self.public.inputs), self.public.labels.to(device))

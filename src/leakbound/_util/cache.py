@@ -29,11 +29,13 @@ class RecentCache(Generic[T]):
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The stored result of `make` for this key, or a new one; a failure is not stored."""
+        # A tensor that was overwritten in place keeps its identity; only its version differs.
         key = key, tuple(_version(tensor) for tensor in tensors(key))
         with self._lock:
             if key in self._held:
                 self._held.move_to_end(key)
                 return self._held[key][0]
+        # Outside of the lock, which is not reentrant: `make` may ask this cache itself.
         found = make()
         with self._lock:
             self._held[key] = found, size(found) + size(key)

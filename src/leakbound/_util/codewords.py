@@ -40,8 +40,9 @@ def codewords(public: ArrayLike, within: float, most: int) -> tuple[Array, Array
     """
     rows = np.asarray(public, float)
     squares = np.square(rows).sum(1)
+    # The expanded square needs no array (n, n, N), but its rounding can fall below 0.
     distance = np.maximum(0, squares[:, None] + squares - 2 * rows @ rows.T) / rows.shape[1]
-    np.fill_diagonal(distance, 0)
+    np.fill_diagonal(distance, 0)  # rounding would leave an example away from itself
     sets = [
         each[start : start + PART]
         for each in _candidates(distance, NEAR * within)
@@ -65,6 +66,7 @@ def covering(covers: Array, most: int) -> tuple[list[int], Array]:
         >>> chosen, shares.round(2).tolist()
         ([1, 0], [0.67, 0.33])
     """
+    # By example: each step below sums the rows of the examples that are newly covered.
     reached = np.ascontiguousarray(covers.T)
     gain = covers.sum(1)
     left = covers.any(0)
@@ -76,6 +78,7 @@ def covering(covers: Array, most: int) -> tuple[list[int], Array]:
         chosen.append(best)
         first.append(int(new.sum()))
         left &= ~new
+        # Only gains from newly covered examples change; to count all again would cost a full pass.
         gain = gain - reached[new].sum(0)
     return chosen, np.array(first) / sum(first)
 
@@ -83,6 +86,7 @@ def covering(covers: Array, most: int) -> tuple[list[int], Array]:
 def _candidates(distance: Array, near: float) -> Iterator[Array]:
     """The public examples (m, k) whose means are candidates, for one k after another."""
     count = len(distance)
+    # Stable: copies in the data have equal distances, and the order must not depend on the machine.
     order = distance.argsort(1, kind="stable")[:, : MEANS[-1]]
     farthest = np.take_along_axis(distance, order, 1)
     yield np.arange(count)[:, None]
@@ -99,6 +103,7 @@ def _errors(distance: Array, members: Array) -> Array:
     |mean - x|^2 is the mean of |x_i - x|^2 minus half the mean of |x_i - x_j|^2.
     """
     k = members.shape[1]
+    # One member at a time: an array (m, k, n) would take k times the memory.
     total = sum((distance[members[:, i]] for i in range(k)), np.zeros(()))
     among = distance[members[:, :, None], members[:, None]].mean((1, 2))
     return np.asarray(total / k - among[:, None] / 2)

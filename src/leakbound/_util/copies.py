@@ -82,6 +82,7 @@ def compiled(model: nn.Module) -> bool:
         False
     """
     return any(
+        # `Module.compile()` sets this attribute and leaves no wrapper.
         hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
         for module in model.modules()
     )
@@ -118,7 +119,7 @@ def _unwrapped(module: nn.Module) -> nn.Module:
             return _unwrapped(inner)
     for name, child in module._modules.items():
         module._modules[name] = None if child is None else _unwrapped(child)
-    module._compiled_call_impl = None
+    module._compiled_call_impl = None  # what `Module.compile()` has set
     return module
 
 

@@ -29,6 +29,7 @@ def mse_of_psnr(psnr: Any, data_range: float = 1.0) -> Any:
         return np.where(psnr == np.inf, 0.0, error)
     if psnr == math.inf:
         return 0.0
+    # Without limits the power would overflow, or be 0 and divide by zero.
     return data_range**2 / 10 ** (max(min(psnr, EXTREME), -EXTREME) / 10)
 
 
@@ -40,7 +41,7 @@ def psnr_of_mse(mse: Any, data_range: float = 1.0) -> Any:
         (20.0, inf)
     """
     if isinstance(mse, np.ndarray):
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore"):  # an exact candidate is no fault
             return 10 * np.log10(data_range**2 / mse)
     return 10 * math.log10(data_range**2 / mse) if mse > 0 else math.inf
 

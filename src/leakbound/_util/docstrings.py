@@ -9,8 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HEADINGS = (
-    *("Args", "Assumptions", "Cost", "Example", "Guarantees", "Raises", "Returns", "Shapes"),
-    *("Source", "Units"),
+    "Args",
+    "Assumptions",
+    "Cost",
+    "Example",
+    "Guarantees",
+    "Raises",
+    "Returns",
+    "Shapes",
+    "Source",
+    "Units",
 )
 _HEADING = re.compile(rf"^({'|'.join(HEADINGS)}):(?: +|$)(.*)$")
 _NAMED = re.compile(r"^(\w[\w, .]*?): +(.*)$")

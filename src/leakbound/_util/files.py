@@ -51,15 +51,19 @@ SEAL = "leakbound, sha256 " + "0" * 64
 _SEAL = re.compile(rb"leakbound, sha256 ([0-9a-f]{64})")
 MOST_TOML = 1 << 22
 """Bytes of a TOML file that is read."""
+# A seal or a journal's record lies within these bytes: a user's large file is read no further.
 _HEAD = 1 << 16
 _JOURNAL_HEAD = 1 << 24
 _PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_HEADER = 33
+_PNG_HEADER = 33  # the signature and the IHDR chunk, which has to come first
 _CHARSET = b'<meta charset="utf-8">'
 _PART = re.compile(r"\..+\.[0-9a-f]{16}\.leakbound-part")
+# What `os.link` raises on file systems without hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_LINKS |= {errno.EINVAL}  # Windows, on a FAT file system
+# O_NONBLOCK: a FIFO that takes the place of a checked file must not block the call.
 _PLAIN = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_NONBLOCK", "O_CLOEXEC"))
+# For our own files no link is followed: it could lead out of the run's folder.
 _DIRECT = _PLAIN | getattr(os, "O_NOFOLLOW", 0)
 _FRESH = 600.0
 """Seconds without locks in which a file that nobody has open may still be getting its name."""
@@ -76,6 +80,7 @@ _KINDS = {
 
 def opened(path: Path) -> BinaryIO:
     """A regular file, open for reading; a FIFO would block forever, and a device may never end."""
+    # Checked twice: to open a device may already act, and the path may name another file by then.
     _regular(Path(path).stat(), path)
     descriptor = os.open(path, os.O_RDONLY | _PLAIN)
     try:
@@ -125,16 +130,16 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     """
     try:
         with opened(path) as stream:
-            content = stream.read(MOST_TOML + 1)
+            content = stream.read(MOST_TOML + 1)  # one more byte shows a larger file
     except OSError as error:
         raise ValueError(f"{what} cannot be read: {error.strerror}; check the path") from None
     if len(content) > MOST_TOML:
         raise ValueError(f"{what} is over {MOST_TOML} bytes; give a smaller file")
     try:
-        return tomllib.loads(content.decode("utf-8-sig"))
+        return tomllib.loads(content.decode("utf-8-sig"))  # Windows editors write a byte order mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{what} is not UTF-8 text: {error.reason} at {error.start}") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of arrays nested too deep
         raise ValueError(f"{what} is not valid TOML: {error}") from None
 
 
@@ -177,6 +182,7 @@ def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = Non
         digest = hashlib.sha256(content).hexdigest()
         named = _CONTENT.fullmatch(path.stem) is not None and digest.startswith(path.stem)
         content = content if named or key is not None else _sealed(path, content)
+        # Before the check for a seal: a table as CSV has none, and may stay if it is the same.
         if _holds(path, content):
             return
         before = _known(path, key, named=named)
@@ -185,9 +191,10 @@ def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = Non
         before = _known(path, key)
     part, descriptor = _new_part(path)
     try:
-        with os.fdopen(descriptor, "wb", buffering=0):
+        with os.fdopen(descriptor, "wb", buffering=0):  # `_write_all` writes past any buffer
             for lines in content:
                 _write_all(descriptor, lines)
+            # Before it gets its name, which must not stand for an empty file after a loss of power.
             os.fsync(descriptor)
             if LOCKS:  # closed, it would be unlocked, and so a leftover
                 _settle(part, path, before)
@@ -216,6 +223,7 @@ def appending(path: Path, key: str) -> int:
     """A descriptor that appends to an existing journal of leakbound."""
     before = _known(path, key)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | _DIRECT)
+    # The path may name another file since the check.
     if before is None or not os.path.samestat(before, os.fstat(descriptor)):
         os.close(descriptor)
         raise _refusal(path)
@@ -232,6 +240,7 @@ def append(path: Path, record: Mapping[str, Any], key: str) -> None:
         return
     descriptor = appending(path, key)
     try:
+        # A full disk may have cut the last line: the record then begins on a new one.
         os.lseek(descriptor, -1, os.SEEK_END)
         whole = os.read(descriptor, 1) == b"\n"
         _write_all(descriptor, encode(record) if whole else b"\n" + encode(record))
@@ -241,6 +250,7 @@ def append(path: Path, record: Mapping[str, Any], key: str) -> None:
 
 def encode(record: Mapping[str, Any]) -> bytes:
     """One record as one JSON line, in one canonical form."""
+    # JSON has no NaN: other readers would reject the whole line.
     text = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode("ascii") + b"\n"
 
@@ -282,6 +292,7 @@ def check_run(place: Path) -> None:
     lock = place / LOCK
     if LOCK in names:
         found = lock.lstat()
+        # Our lock file is empty; a file with content is the user's.
         if not stat.S_ISREG(found.st_mode) or found.st_size:
             raise _refusal(lock, None if stat.S_ISREG(found.st_mode) else found)
     others = sorted(name for name in names - {LOCK} if not _PART.fullmatch(name))
@@ -307,6 +318,7 @@ def _make(place: Path) -> None:
 def _new_part(path: Path) -> tuple[Path, int]:
     """A new file next to `path`, locked while the process lives; an unlocked one is a leftover."""
     while True:
+        # Cut, because file systems limit a name to about 255 bytes.
         part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.leakbound-part")
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | _DIRECT, 0o600)
         if not LOCKS:
@@ -342,17 +354,20 @@ def _settle(part: Path, path: Path, before: os.stat_result | None) -> None:
     """Give the file its name, unless another process took the name since the check."""
     if before is not None:
         now = os.lstat(path)
+        # The time, too: a program may have written to the same file in place.
         if not os.path.samestat(before, now) or before.st_mtime_ns != now.st_mtime_ns:
             raise _refusal(path)
         part.replace(path)
         return
     try:
+        # A link, unlike a rename, never replaces a file that took the name meanwhile.
         os.link(part, path, follow_symlinks=False)
     except FileExistsError:
         raise _refusal(path) from None
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
+        # A short race is left here, only on file systems without links.
         if os.path.lexists(path):
             raise _refusal(path) from None
         part.rename(path)
@@ -386,6 +401,7 @@ def _known(path: Path, key: str | None, *, named: bool = False) -> os.stat_resul
     if not stat.S_ISREG(found.st_mode):
         raise _refusal(path, found)
     with opened(path) as stream:
+        # The path may name another file since `lstat`.
         same = os.path.samestat(found, os.fstat(stream.fileno()))
         ours = named or (_is_sealed(stream) if key is None else _is_journal(stream, key))
         if not same or not ours:
@@ -411,6 +427,7 @@ def _sealed(path: Path, content: bytes) -> bytes:
     blank = SEAL.encode()
     if content.startswith(_PNG):
         text = b"tEXtComment\0" + blank
+        # A chunk's length leaves out its type; the checksum is set below, after the digest.
         chunk = struct.pack(">I", len(text) - 4) + text + b"\0" * 4
         content = content[:_PNG_HEADER] + chunk + content[_PNG_HEADER:]
     elif path.suffix == ".json":
@@ -429,6 +446,7 @@ def _sealed(path: Path, content: bytes) -> bytes:
     head = content[: seal.start(1)]
     rest = content[seal.end(1) :]
     head += _digest(io.BytesIO(content)).encode()
+    # A PNG's checksum begins at the chunk's type, after its length.
     if content.startswith(_PNG):
         rest = struct.pack(">I", zlib.crc32(head[_PNG_HEADER + 4 :])) + rest[4:]
     return head + rest

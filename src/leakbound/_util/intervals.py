@@ -33,9 +33,10 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
     """
     if not n:
         return 0.0, 1.0
-    z2 = 1.959963984540054**2
+    z2 = 1.959963984540054**2  # 97.5 % quantile of the normal distribution
     middle = (hits + z2 / 2) / (n + z2)
     half = (z2 * (hits * (n - hits) / n + z2 / 4)) ** 0.5 / (n + z2)
+    # The ends are exact there; a difference would leave a rounding error.
     return (middle - half if hits else 0.0), (middle + half if hits < n else 1.0)
 
 
@@ -60,6 +61,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     corrected = [1.0] * len(p_values)
     largest = 0.0
     for place, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        # A larger p-value must not end below a smaller one.
         largest = max(largest, min(1.0, (len(p_values) - place) * p_values[at]))
         corrected[at] = largest
     return corrected

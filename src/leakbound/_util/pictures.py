@@ -30,7 +30,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 def text(value: object) -> str:
     """Anything as escaped text of bounded length, without control characters."""
-    line = " ".join(str(value)[: 4 * LONGEST].split())
+    line = " ".join(str(value)[: 4 * LONGEST].split())  # cut first: a huge text costs no more
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     return html.escape(line if len(line) <= LONGEST else line[:LONGEST] + " ...")
 

@@ -22,6 +22,7 @@ def _step(kind: str, x: Tensor, hidden: Tensor, state: State) -> State:
         (reset, update, new) = x.chunk(3, -1)
         (r, u, n) = hidden.chunk(3, -1)
         kept = (update + u).sigmoid()
+        # The reset gate acts after the linear map, as in PyTorch, unlike in Cho et al. 2014.
         return ((1 - kept) * (new + (reset + r).sigmoid() * n).tanh() + kept * state[0],)
     if kind == "LSTM":
         enter, forget, cell, leave = (x + hidden).chunk(4, -1)
@@ -72,6 +73,7 @@ class _StepByStep(nn.RNNBase):
         assert inner is not None  # every recurrent layer has it
         entering = linear(x, getattr(self, "weight_ih" + name), weight("bias_ih"))
         if not state:
+            # With a projection (`proj_size`) the two states of an LSTM differ in size.
             sizes = [inner.shape[1], self.hidden_size][: 1 + (self.mode == "LSTM")]
             state = tuple(x.new_zeros(x.shape[1], size) for size in sizes)
         outputs: list[Tensor] = []
@@ -109,5 +111,6 @@ def step_by_step(model: nn.Module) -> nn.Module:
         True
     """
     for module in model.modules():
+        # By exact type: a subclass may have its own forward pass. A new module would lack hooks.
         module.__class__ = _STEPS.get(type(module), type(module))
     return model

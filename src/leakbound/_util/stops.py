@@ -104,6 +104,7 @@ def noted(end: Callable[[int], None], *, until_exit: bool = False) -> Iterator[N
     finally:
         for number in ours:
             signal.signal(number, DEFAULTS[number])
+        # Otherwise the watch outlives the block, and ends the process if it has to.
         if not (until_exit and _noted is not None):
             signal.set_wakeup_fd(before)
             writer.close()
@@ -132,14 +133,14 @@ def _watch(reader: socket.socket, ours: list[int], end: Callable[[int], None]) -
             reader.settimeout(None if deadline is None else max(0.0, deadline - time.monotonic()))
             try:
                 sent = reader.recv(1)
-            except (TimeoutError, BlockingIOError):
+            except (TimeoutError, BlockingIOError):  # the latter at a timeout of 0
                 assert _noted is not None  # a deadline has a stop
                 end(_noted)
                 return
             if not sent:
                 return
             if deadline is None and sent[0] in ours:
-                _noted = sent[0]
+                _noted = sent[0]  # the handler may still wait for native code
                 deadline = time.monotonic() + GRACE
 
 

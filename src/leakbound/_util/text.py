@@ -66,9 +66,10 @@ def toml(value: Any, depth: int = 0) -> str:
     """
     if depth > DEEPEST:
         raise TypeError("lists lie too deep in one another")
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # before int, of which it is a subclass
         return "true" if value else "false"
     if isinstance(value, str):
+        # A JSON string is a basic string of TOML, but keeps letters that nobody sees.
         plain = json.dumps(value, ensure_ascii=False)
         return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain)
     if isinstance(value, float):

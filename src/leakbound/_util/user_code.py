@@ -25,7 +25,7 @@ def find(kind: str, path: str) -> Callable[..., Any]:
                 "install it or add its folder to PYTHONPATH"
             ) from error
         raise ValueError(f"{kind} {path!r}: its module needs {error.name!r}; install it") from error
-    except Exception as error:
+    except Exception as error:  # it runs the user's code
         raise ValueError(
             f"{kind} {path!r}: importing its module raised {type(error).__name__}: {error}"
         ) from error
@@ -45,6 +45,7 @@ def seeded(generator: torch.Generator | None) -> Iterator[None]:
     if generator is None:
         yield
         return
+    # No devices: to save a GPU's state would start CUDA, and only the CPU's generator is seeded.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator.initial_seed())
         yield

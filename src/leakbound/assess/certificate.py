@@ -88,6 +88,7 @@ def certificate(
     if not answer.objective < CERTAIN or answer.problem or outside(seen) is not None:
         return Proof()
     name, weight, bias, path = _first_layer(seen)
+    # Least squares over all units: one row over its bias would magnify rounding.
     got = (bias @ weight / bias.square().sum()).to(answer.inputs)
     image = _example(got, path).reshape(answer.inputs.shape)
     sizes = bias[bias.abs() > EQUAL * bias.abs().max()].abs()
@@ -141,6 +142,7 @@ def _unknown(seen: Observation, name: str, weight: Tensor, image: Tensor) -> boo
         low, high = domain.input_range
         if float((valid - image).abs().max()) > OUTSIDE * (high - low):
             return True
+    # A column of weights that are all 0 may be pruned, and its gradient withheld.
     return bool(((weight == 0).all(0) & (held == 0).all(0)).any())
 
 
@@ -161,6 +163,7 @@ def _of_outputs(seen: Observation, image: Tensor) -> tuple[float | None, Tensor 
             return None, None
         each = [torch.autograd.grad(o, flat, retain_graph=True)[0] for o in outputs.unbind()]
     slopes = torch.stack(each)
+    # Derivatives of outputs may depend on each other, as those of a log-softmax do.
     found = torch.linalg.pinv(slopes @ slopes.T, hermitian=True) @ (slopes @ row)
     off = row - found @ slopes
     most = FLOOR * float(row.norm())
@@ -174,6 +177,7 @@ def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) ->
     """Whether no other input's gradient in the layer is a multiple of the image's, even if the loss
     has the same derivative `slope` in the outputs: tried with valid inputs and shuffled images.
     """
+    # Probes in one batch of a coupled model would change the gradients of each other.
     if slope is None or seen.task.coupled:
         return False
     source = stream(0, "captured", "probes")
@@ -188,6 +192,7 @@ def _apart(seen: Observation, name: str, image: Tensor, slope: Tensor | None) ->
     model = copies.duplicate(seen.task.model)
     units = seen.task.tensors()[f"{name}.weight" if name else "weight"].shape[0]
     with torch.enable_grad():
+        # Zeros that are added to the output of the layer: their gradients are the deltas.
         moved = image.new_zeros(len(inputs), units).requires_grad_()
         model.get_submodule(name).register_forward_hook(lambda _, args, output: output + moved)
         outputs = forward(replace(seen.task, model=model), inputs).flatten(1)

@@ -102,12 +102,14 @@ def chance(criterion: Criterion, truth: Batch, candidates: Tensor, decoys: Batch
     distance = criterion.domain.distances(inputs, candidates).numpy()
     if size == 1:
         nearest = distance.min(1)
+        # A tie counts as equally good, which can only raise the p-value.
         as_good = int((nearest[1:] <= nearest[0]).sum())
         p_value = (1 + as_good) / (1 + len(kept))
         return Chance(p_value=p_value, decoys=len(kept), level=LEVEL)
     cost = criterion.domain.costs(inputs, candidates).numpy()
     group = _strata(torch.cat([victims, others[kept]]))
     as_good, drawn = _as_good(distance, cost, criterion.within, group, size)
+    # The p-value of Besag and Clifford if drawing stopped early, otherwise the usual one.
     p_value = as_good / drawn if as_good >= ENOUGH else (1 + as_good) / (1 + drawn)
     return Chance(p_value=p_value, decoys=len(kept), level=LEVEL)
 
@@ -155,8 +157,10 @@ def _as_good(
 def _subsets(members: Tensor, count: int, block: int, source: torch.Generator) -> NDArray[np.int64]:
     """(block, count) uniformly random subsets of the members."""
     if count == 1:
+        # A single index needs no sort of random keys.
         at = (uniform((block, 1), source) * len(members)).long()
     else:
+        # The places of the largest random keys are a uniform subset, without repetition.
         at = uniform((block, len(members)), source).topk(count).indices
     return np.asarray(members[at].numpy())
 
@@ -187,6 +191,7 @@ def unlike_any_guess(
         nearest = torch.minimum(nearest, domain.distances(inputs, public).amin(1))
     closest = float(nearest.min())
     if domain.parts is None:
+        # Distances are roots of mean squares, so 10 dB is a factor of sqrt(10).
         return distances * math.sqrt(CLOSER) <= closest
     # A count of wrong parts has no square; below CLOSER, not even 0 is ten times less than it.
     return (distances * CLOSER <= closest) & (closest >= CLOSER)

@@ -61,6 +61,7 @@ class Criterion:
     def info(self) -> CriterionInfo:
         return CriterionInfo(
             metric=self.domain.metric,
+            # Rounded, because a threshold in dB went through a power and a logarithm.
             value=float(f"{self.domain.level(self.within):.12g}"),
             within=float(f"{self.within:.9g}"),
             of=self.domain.parts,
@@ -103,4 +104,5 @@ def distance_of(domain: Domain) -> Distance:
 
 
 def _tensor(rows: NDArray[Any]) -> torch.Tensor:
+    # A copy, because `from_numpy` warns of arrays that are read-only.
     return torch.tensor(np.ascontiguousarray(rows))

@@ -109,7 +109,10 @@ def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[
     measured: Measured | None = None
     if reconstruction is not None and evidence.truth is not None:
         measured = measure(
-            *(evidence.truth, reconstruction, release.criterion, evidence.public),
+            evidence.truth,
+            reconstruction,
+            release.criterion,
+            evidence.public,
             distractors=evidence.distractors,
             more=settings.metrics,
             quick=settings.quick,
@@ -117,9 +120,7 @@ def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[
             proved=proof.certificate is not None,
         )
         proof = _confirmed(proof, measured, release)
-    facts = facts_of(
-        *(evidence.observation, reconstruction, domain, evidence.public), evidence.facts
-    )
+    facts = facts_of(evidence.observation, reconstruction, domain, evidence.public, evidence.facts)
     if evidence.decay is not None:  # a small gradient beside it may have been lost by rounding
         facts = tuple(fact for fact in facts if fact.kind != "zero values")
     record = replace(
@@ -166,11 +167,16 @@ def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[
 
 def _proof(evidence: Evidence) -> Proof:
     reconstruction = evidence.reconstruction
+    # A proof is for plain gradients, which a declared defense may have changed.
     if evidence.attack is None or reconstruction is None or evidence.release.defense.links:
         return Proof()
     return certificate(
-        *(evidence.observation, evidence.attack, reconstruction),
-        *(evidence.agreement, evidence.certain, evidence.decay),
+        evidence.observation,
+        evidence.attack,
+        reconstruction,
+        evidence.agreement,
+        evidence.certain,
+        evidence.decay,
     )
 
 

@@ -152,6 +152,7 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
     if labels.ndim > 1 or labels.is_floating_point():
         raise NotApplicable("a lower bound on the error needs one class for each example")
 
+    # A reason is returned and not raised, so that it is cached like a bound.
     def make() -> ErrorBound | str:
         try:
             return _error_bound(released, spec, labels, source)
@@ -202,6 +203,7 @@ def leak_map(released: Released, spec: ErrorBoundSpec) -> Tensor | None:
         return None
     before = _prior_variance(prior)
     varies = before > 1e-9 * before.max()
+    # A value that does not vary has no uncertainty to remove.
     share = np.where(varies, left / np.where(varies, before, 1.0), 1.0)
     known = 1 - np.sqrt(np.clip(share, 0, 1))
     return torch.as_tensor(known).reshape(truth.inputs.shape)
@@ -254,6 +256,7 @@ def _error_bound(
     channel = _channel(released)
     by_class = _by_class(spec, released)
     prior = by_class.prior(labels)
+    # 4 is the fewest that `full_bound_from_samples` takes.
     least = MANY + PILOT if spec.kind == "weiss_weinstein" else 4
     drawn = by_class.batches(labels, max(least, spec.images // len(labels)), source)
     basis = _basis(prior)
@@ -324,6 +327,7 @@ def _by_class(spec: ErrorBoundSpec, released: Released) -> ClassPriors:
 
 
 def _basis(prior: Prior) -> Tensor | None:
+    # PyTorch takes no negative strides, which reversed eigenvectors have.
     return None if prior.basis is None else torch.as_tensor(np.ascontiguousarray(prior.basis))
 
 

@@ -77,6 +77,7 @@ def measure(
     if domain.distance_is_rmse and not quick:
         found = metrics.evaluate(paired, data_range=high - low, distractors=distractors, more=more)
     found.setdefault(domain.metric, domain.score(truth.inputs, paired.inputs).tolist())
+    # Paired in the same way as the answer, so that neither has an advantage.
     baseline = pair(truth, Reconstruction(guesses(domain, truth, public)), domain.costs)
     met = criterion.met(truth.inputs, paired.inputs, baseline.inputs)
     test = chance(criterion, truth, answer.inputs, decoys)

@@ -38,6 +38,7 @@ def crowding_of(alike: int, count: int, limit: float) -> float:
         >>> crowding_of(1, 8, 0.01), round(crowding_of(3, 8, 0.01), 4)
         (1.0, 0.0162)
     """
+    # Of the others: sf(k - 2) is the probability that k - 1 or more match.
     return min(1.0, count * float(stats.binom.sf(alike - 2, count - 1, limit)))
 
 

@@ -85,6 +85,7 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Values = tuple[Number | None, ...]
+# A plain file name: a record from elsewhere must not name a file outside its folder.
 Picture = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\.png$")]
 Parameters = dict[str, Any]
 
@@ -183,6 +184,20 @@ class CriterionInfo(RecordPart, frozen=True, kw_only=True):
     def has_errors(self) -> bool:
         """Whether scores are PSNRs, from which mean squared errors follow."""
         return self.axis == "PSNR"
+
+    @property
+    def parts_match(self) -> str | None:
+        """When one part of an example counts as right; None where examples have no parts."""
+        matches = {
+            "columns": "numbers within their tolerance, categories equal",
+            "tokens": "each in its place",
+        }
+        return matches.get(self.metric)
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether examples are sequences of a vocabulary's tokens."""
+        return self.noun == "sequence"
 
     @property
     def goal(self) -> str:
@@ -630,6 +645,7 @@ def decode(line: bytes, kind: type[P]) -> P:
     """The record in a line; raises `Damage` if it holds none."""
     try:
         return msgspec.json.decode(line, type=kind)
+    # A line may be nested thousands deep, by accident or on purpose.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damage(str(error)) from None
 
@@ -660,6 +676,7 @@ def schema() -> dict[str, Any]:
 
 
 def short(value: float | None) -> float | None:
+    # JSON has neither NaN nor infinity.
     if value is None or value != value or value in (float("inf"), float("-inf")):
         return None
     return float(f"{value:.9g}")

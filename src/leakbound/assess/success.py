@@ -333,6 +333,7 @@ def _why_not_known(released: Released, spec: RiskSpec) -> str | None:
     """Why there is no bound for the known model; None if there is one."""
     links = released.defense.links
     changed = any(link.changes_training or link.changes_start for link in links)
+    # By exact type, because a subclass may send something else.
     if [type(link) for link in links[:3]] != [ClipExamples, Mean, GaussianMechanism] or changed:
         return "it is for clipped gradients of examples with Gaussian noise on their mean"
     if len(released.cohort) > 1:
@@ -395,6 +396,7 @@ def known_model(
         True
     """
     places = np.arange(public.size) if sample is None else sample.places
+    # All pairs of n gradients of P weights take n^2 P products.
     most = min(MOST_KNOWN, most_examples(task), int((MOST_PRODUCTS / len(task.parameters)) ** 0.5))
     if len(places) > most:  # random order: data are often sorted by class
         places = np.sort(np.random.default_rng(0).permutation(places)[:most])
@@ -437,6 +439,7 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     blind = min(0.0, one + math.log(released.examples))  # any of the candidates may match
     noise, scope, name = private
     if copies:
+        # Near-copies have noise of their own, so the mean of m of them divides it by sqrt(m).
         alone = copies[0] / math.sqrt(near_copies.count(released, spec.people))
         logs = max(one, after_copy(alone, prior, eta=eta, baseline=one))
         found = math.exp(min(0.0, logs + math.log(released.examples)))
@@ -445,6 +448,7 @@ def model_probability(released: Released, spec: RiskSpec) -> Bound | None:
     return _stated(
         released,
         spec,
+        # exp may underflow, and a bound of 0 would be wrong.
         max(found, LEAST),
         scope,
         name=f"{name} under a model",

@@ -228,6 +228,7 @@ def of_run(records: Iterable[Assessment]) -> Verdict:
     """The verdict on a run: exposed if one configuration is, protected only if all are."""
     groups: dict[tuple[object, ...], list[Assessment]] = {}
     for one in records:
+        # As text, because a dictionary cannot be part of a key.
         model = one.model.name, str(one.model.parameters), one.model.train_steps
         groups.setdefault((*model, one.defense.settings, one.batch_size), []).append(one)
     return together(of_configuration(own) for own in groups.values())

@@ -31,6 +31,7 @@ def equal_sizes(task: Task, row: Tensor) -> float:
     """
     total = equal = 0
     for part in task.unflatten(row).values():
+        # An entry without a gradient stays 0 under every optimizer, so zeros show nothing.
         sizes = part[part != 0].abs().double()
         if len(sizes) < FEW:
             continue

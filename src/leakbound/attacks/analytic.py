@@ -71,6 +71,7 @@ class LinearInversion(Attack):
         kept, bias_kept = layer_part(task, trust.amax(0), name)
         if path is not None:
             weight = path.back(weight, bias)
+            # Trust is 1 / standard deviation, and the path spreads variances.
             kept = path.spread(kept**-2, bias_kept**-2).rsqrt()
         bias = bias * (bias_kept > 0)
         if not (bias != 0).any():
@@ -110,6 +111,7 @@ class LinearInversion(Attack):
         images = torch.where(known[rows], weight[rows], 0) / bias[rows, None]
         error = error[rows]
         strength = bias[rows].abs()
+        # Four standard deviations: noise may push a valid input out of the range.
         slack = self.tolerance * width + 4 * error[:, None]
         valid = boxed(images.reshape(len(images), *observation.input_shape), task)
         if task.domain is not None:  # a mixture of categories is no row of a table
@@ -118,6 +120,7 @@ class LinearInversion(Attack):
         images = images[inside]
         error = error[inside]
         strength = strength[inside]
+        # The difference of two noisy rows has the sum of their variances.
         same = SAME * width + 1.2 * (error.square()[:, None] + error.square()).sqrt()
         chosen, agreed = _agreed(images, strength, observation.examples, same, bool(error.any()))
         answer = torch.full((observation.examples, weight.shape[1]), float("nan"))
@@ -139,6 +142,7 @@ class LinearInversion(Attack):
 def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
     """The first trained linear layer with a bias whose input is the flattened example."""
     low, high = task.input_range
+    # All values differ, so that another order of them is seen.
     probe = torch.linspace(low, high, 2 * math.prod(input_shape))
     probe = probe.reshape(2, *input_shape).to(task.parameters)
     # A copy: a client may train the model at the same time.
@@ -246,5 +250,6 @@ def _agreed(
     pairs = int((support[chosen] > 1).sum())
     if not noisy:
         return images[chosen], pairs
+    # The error of a quotient dW / db falls as 1 / |db|: these are inverse variances.
     share = agree[chosen] * strength.square()
     return (share @ images) / share.sum(1, keepdim=True), pairs

@@ -205,6 +205,7 @@ class ByNoise(Attack):
 def rank(answer: Reconstruction) -> tuple[bool, float]:
     """A sort key, lower for better answers: no problem first, then a low objective."""
     value = answer.objective
+    # NaN compares as False with every number: it would win or lose by its place.
     return (answer.problem is not None, value if value == value else float("inf"))
 
 
@@ -233,6 +234,7 @@ def probed(observation: Observation) -> Tensor:
     """The model's output for inputs that have nothing to do with the client's."""
     task = observation.task
     domain = task.domain
+    # Batch norm in training mode may refuse a single example.
     size = 2 if task.coupled else 1
     probe = torch.full((size, *observation.input_shape), sum(task.input_range) / 2)
     if domain is not None and not domain.dtype.is_floating_point:
@@ -391,6 +393,7 @@ def each_row(
     if observation.examples > 1 or (labels is not None and labels.ndim > 1):
         labels = None
     examples = torch.cat([answer.inputs for answer in answers]).to(update.rows.device)
+    # Token numbers stay whole.
     examples = examples.to(update.rows.dtype) if examples.is_floating_point() else examples
     worst = max(answer.objective for answer in answers)
     return Reconstruction(examples, labels, worst, (), "; ".join(problems) or None)

@@ -105,6 +105,7 @@ class MeanImage(Attack):
         if tuple(public.shape[1:]) != observation.input_shape:
             raise NotApplicable("the public images and the input differ in shape")
         domain = observation.task.domain
+        # The mean minimizes the mean squared error alone; other distances have other minimizers.
         if domain is not None and not domain.distance_is_rmse:
             return _blind(observation, domain.blind(public))
         return _blind(observation, public.double().mean(0))

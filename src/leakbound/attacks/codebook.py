@@ -35,6 +35,7 @@ class CodebookModel(nn.Module):
         self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
+        # |x - w|^2 without |x|^2, which is the same for all words.
         away = self.words.square().sum(1) - 2 * inputs.flatten(1) @ self.words.T
         places = torch.arange(len(self.words), device=inputs.device)
         chosen = (away.argmin(1, keepdim=True) == places).to(self.weight)
@@ -110,6 +111,7 @@ class Codebook(Attack):
         model = CodebookModel(words, shares, self.scale)
         weights = task.parameters.new_zeros(len(words))
         buffers = {"words": words, "shares": shares}
+        # The model is replaced as a whole, so none of its weights is pruned.
         planted = replace(task, model=model, parameters=weights, loss=TrapLoss(1), kept=None)
         return replace(planted, buffers=buffers)
 
@@ -142,6 +144,7 @@ def _sizes(observation: Observation, task: Task) -> Tensor:
     update = observation.update
     labels = observation.labels
     places = torch.arange(observation.examples, device=words.device)
+    # Any labels: the codebook's loss does not use them.
     if labels is None:
         labels = torch.zeros_like(places)
     inputs = words[places % len(words)].reshape(observation.batch_shape)
@@ -163,6 +166,7 @@ def _precision(observation: Observation) -> Tensor:
     values = update.rows.double()
     variance = observation.noise_variance
     if variance is None:
+        # The median of |N(0, 1)| is 0.6745.
         quiet = values.abs().median(1, keepdim=True).values / 0.6745  # most codewords have no input
         variance = torch.zeros_like(values) if isinstance(update.law, Exact) else quiet.square()
     rounding = 16 * torch.finfo(update.rows.dtype).eps * values.abs().amax(1, keepdim=True)
@@ -189,5 +193,6 @@ def _most_probable(
         counts[best] += 1
         more = float(counts[best])
         rise = size * (row[best] - (more + 0.5) * size) * precision[best]
+        # Counts are multinomial: one example more divides by the new count.
         gain[best] = prior[best] - math.log(more + 1) + rise
     return torch.tensor(named, device=row.device), trust

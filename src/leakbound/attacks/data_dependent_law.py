@@ -161,6 +161,7 @@ class CandidateLikelihood(Attack):
             return "there is only one candidate: nothing to distinguish"
         first, second = scores.topk(2).values.tolist()
         least = CLOSE if isinstance(observation.update.law, Exact) else NATS
+        # Written so that NaN is no lead.
         if not first - second >= least:
             return (
                 f"the candidates are almost equally likely: the best leads by {first - second:.2g}"
@@ -226,6 +227,7 @@ def replay(
 
 
 def _sent(observation: Observation, defense: DefenseProtocol, one: Batch, source: Source) -> Update:
+    # The task as it was sent: `respond` prepares it by the defense.
     update, _ = respond(observation.task, one, defense, source, each=example_gradients)
     together = defense.sides[1]
     update, _ = together.transform(
@@ -245,6 +247,7 @@ def _averaged(mean: Tensor, sent: list[Update]) -> Replay:
     if isinstance(law, Gaussian) and isinstance(law.covariance, Tensor) and law.private:
         parts = [u.law.covariance for u in sent if isinstance(u.law, Gaussian)]
         total = torch.stack([torch.as_tensor(part) for part in parts]).mean(0)
+        # A withheld coordinate has variance 0 in the mean: only replays that sent it count.
         law = replace(law, covariance=total if kept is None else total / kept.clamp_min(1e-9))
     return Replay(mean, law, kept)
 
@@ -274,9 +277,11 @@ def _one(seen: Tensor, mask: Tensor | None, candidate: Replay, use_mean: bool) -
     left = (seen - mean if use_mean else seen) * shown
     covariance = candidate.law.covariance if isinstance(candidate.law, Gaussian) else None
     if isinstance(covariance, Structured):
+        # Only public noise is structured: its determinant is the same for every candidate.
         return -0.5 * covariance.whiten(left).square().sum()
     if isinstance(candidate.law, Laplace):
         scale = torch.as_tensor(candidate.law.scale, dtype=seen.dtype).to(seen).expand_as(seen)
+        # A residual over almost no noise would be rounding, and would decide alone.
         scale = scale.clamp_min(FLOOR * float(scale.mean()) + 1e-300)
         return (shown * (-left.abs() / scale - (2 * scale).log())).sum()
     variance = torch.as_tensor(covariance, dtype=seen.dtype).to(seen).expand_as(seen)
@@ -284,6 +289,7 @@ def _one(seen: Tensor, mask: Tensor | None, candidate: Replay, use_mean: bool) -
     if candidate.kept is None:
         return (shown * each).sum()
     sends = candidate.kept.double().clamp(CHANGED, 1 - CHANGED)
+    # A coordinate that no replay sent has no variance: the mean power of the update stands in.
     broad = _normal(seen, (shown * seen.square()).sum() / shown.sum().clamp_min(1))
     each = torch.where(candidate.kept > 0, each, broad) + sends.log()
     return torch.where(shown > 0, each, (1 - sends).log()).sum()
@@ -419,6 +425,7 @@ def _log_power(task: Task, rows: Tensor, name: str) -> Tensor:
     squares = squares[squares.amax(1) > 0]
     if len(squares) == 0:
         return torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
+    # The logarithm of an exact zero would dominate the mean.
     logs = squares.clamp_min(1e-30 * float(squares.max())).log()
     return (logs - logs.median(1, keepdim=True).values).mean(0)
 
@@ -502,6 +509,7 @@ class LawMatching(Attack):
             total = likelihood(x, floor=floor)[0] + self._prior(x)
             (slope,) = torch.autograd.grad(total, x)
             value = float(total.detach())
+            # With a larger added variance, values are those of another objective.
             if floor == self.floor and value < lowest:
                 best = x.detach().clone()
                 lowest = value
@@ -622,6 +630,7 @@ class LawEvolution(Attack):
                 drawn = normal((self.population, *middle.shape), generator, like=middle)
                 tried = middle + spread * drawn
                 costs = torch.tensor([cost(z) for z in tried], dtype=torch.float64)
+                # One candidate alone has no spread, and the search would end.
                 fittest = tried[costs.argsort()[: max(2, self.population // 4)]]
                 middle = (1 - PACE) * middle + PACE * fittest.mean(0)
                 variance = (1 - PACE) * spread.square() + PACE * fittest.var(0, correction=0)
@@ -648,6 +657,7 @@ def _principal(public: Batch, like: Tensor, most: int) -> tuple[Tensor, Tensor, 
     def find() -> tuple[Tensor, Tensor, Tensor]:
         flat = public.inputs.flatten(1).to(like)
         center = flat.mean(0)
+        # A copy: a slice would keep all singular vectors in the cache.
         basis = torch.linalg.svd(flat - center, full_matrices=False).Vh[:most].clone()
         return center, basis, (flat - center) @ basis.T
 

@@ -127,6 +127,7 @@ class FedAvgMatching(MatchingSettings):
         """The deal of the labels to the minibatches whose short search ends nearest."""
         first = _guess(self, observation, generator, plan)
         size = plan.batch_size
+        # Nothing to deal: labels are searched, or one minibatch has all examples.
         if self.labels == "joint" or size is None or size >= max(observation.cohort):
             return first
         more = [_guess(self, observation, generator, plan) for _ in range(self.deals - 1)]
@@ -252,6 +253,7 @@ class LocalSearch:
         for block, order, names in zip(self.blocks(last), self.orders(last), named, strict=True):
             size = block.shape[1]
             at = torch.arange(self.copies * size, device=block.device).view(self.copies, size)
+            # Images behind the last step were never trained on, so they do not count.
             trained = at < plan.steps * (plan.batch_size or size)
             share = trained.gather(1, order).to(block)
             share = (share / share.sum(0))[(...,) + (None,) * (block.ndim - 2)]

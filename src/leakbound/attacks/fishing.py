@@ -127,6 +127,7 @@ class Fishing(Attack):
             return _written(task, head, label, row, -float((seen @ row).max()) - FAR)
         row, label, threshold = self._split(seen, mine)
         row = row * self.scale / (seen @ row).std().clamp_min(1e-12)
+        # Where p is 1/2 against the K - 1 other classes, whose logits are 0.
         level = torch.tensor(classes - 1.0).log()
         return _written(task, head, label, row, float(level - threshold * (row @ row).sqrt()))
 
@@ -164,6 +165,7 @@ class Fishing(Attack):
             off[torch.arange(len(off)) != self.label] = torch.inf
         label, at, row = (int(i) for i in torch.unravel_index(off.argmin(), off.shape))
         ends = scores.values[:, row]
+        # A threshold may lie beyond all scores.
         ends = torch.cat([ends[:1] - 1, ends, ends[-1:] + 1])
         return rows[row], label, float(ends[at : at + 2].mean())
 
@@ -211,6 +213,7 @@ class Fishing(Attack):
         if labels is not None:
             each = list(torch.split(labels, list(cohort)))
         classes = len(task.unflatten(task.parameters)[name])
+        # Under a layer of zeros, p is 1 / K for every class: only the others' labels matter.
         seen -= sum(1 / classes - float((one == label).double().mean()) for one in each[1:])
         return seen, float(cohort[0])
 
@@ -260,6 +263,7 @@ def _remaining(
     index = torch.cat([torch.arange(a, z) for n, _, a, z in task.layout if n not in names])
     index = index.to(task.parameters.device)
     row = task.unflatten(task.parameters)[f"{head}.weight"][label]
+    # At a bias of -1e4, p is exactly 0.
     values = _written(task, head, label, row, -1e4).tensors()
     model = copies.duplicate(task.model)
     with torch.no_grad():
@@ -268,7 +272,7 @@ def _remaining(
     for name, value in model.named_parameters():
         value.requires_grad_(name not in names)
     below = Task.of(
-        *(model,),
+        model,
         loss=task.loss,
         plan=replace(task.plan, batch_size=None),
         input_range=task.input_range,
@@ -280,6 +284,7 @@ def _remaining(
     update = chosen(observation.update.summed(Unit.CLIENT), index, factor)
     seen = replace(observation, update=replace(update, examples=(count,)), task=below)
     labels = torch.full((count,), label, device=index.device)
+    # The defense and the statistics are those of the whole batch.
     seen = replace(seen, cohort=(count,), labels=labels, defense=None, statistics=None)
     threat = replace(observation.threat, labels_known=True)
     return replace(seen, threat=threat, sent=None, history=())

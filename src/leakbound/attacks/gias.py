@@ -32,6 +32,7 @@ class Untrained(nn.Module):
         self.latent = latent
         self.shape = shape
         self.width = width
+        # Rounded up: the last doubling interpolates to the exact size.
         self.side = (-(-shape[1] // 4), -(-shape[2] // 4))
         self.first = nn.Linear(latent, 2 * width * self.side[0] * self.side[1])
         self.middle = nn.Conv2d(2 * width, width, 3, padding=1)
@@ -77,6 +78,7 @@ class Generated(Images):
         else:
             weights = dict(zip(self.names, self.variables, strict=True))
             drawn = vmap(self._one)(weights, self.latents)
+        # A user's generator may leave [0, 1].
         return (low + (high - low) * drawn).clamp(low, high)
 
     def _one(self, weights: dict[str, Tensor], latent: Tensor) -> Tensor:

@@ -17,8 +17,14 @@ from leakbound.core import NotApplicable, Observation, Reconstruction
 from leakbound.domains import has_neighbors
 
 SEARCHED = (
-    *("distance", "total_variation", "steps", "learning_rate", "size"),
-    *("batch_norm", "first_norm", "statistics"),
+    "distance",
+    "total_variation",
+    "steps",
+    "learning_rate",
+    "size",
+    "batch_norm",
+    "first_norm",
+    "statistics",
 )
 """The settings that are those of each start, under the same names."""
 
@@ -110,6 +116,7 @@ class GradInversion(Attack):
         if images is others:
             return others
         likeness, shifts = _correlations(images, others, self.registration)
+        # NaN counts as worse than every correlation.
         rows, columns = linear_sum_assignment(-likeness.nan_to_num(-9.0).cpu().numpy())
         moved = [
             torch.roll(others[b], tuple(int(v) for v in shifts[a, b]), dims=(1, 2))
@@ -127,6 +134,7 @@ class GradInversion(Attack):
         with torch.no_grad():
             best.images.variables[0].copy_(mean)
         best.pull = None
+        # Keeps the mean as the best iterate if its objective is lower.
         Evaluator([best]).evaluate()
 
 
@@ -146,7 +154,9 @@ def _correlations(images: Tensor, others: Tensor, reach: int) -> tuple[Tensor, T
     centered = [x - x.mean((1, 2, 3), keepdim=True) for x in (images, others)]
     first, second = (torch.fft.rfft2(x.double()) for x in centered)
     size = images.shape[2:]
+    # All circular shifts at once, by the correlation theorem.
     cross = torch.fft.irfft2((first[:, None] * second[None].conj()).sum(2), s=(size[0], size[1]))
+    # A shift by more than half of a side is one in the other direction.
     lags = [torch.arange(-min(reach, side // 2), min(reach, (side - 1) // 2) + 1) for side in size]
     window = cross[..., lags[0] % size[0], :][..., lags[1] % size[1]]
     best = window.flatten(2).max(2)

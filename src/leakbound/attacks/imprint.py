@@ -133,6 +133,7 @@ class RobbingTheFed(Attack):
         low, high = task.input_range
         least = float(torch.minimum(low * direction, high * direction).sum())
         most = float(torch.maximum(low * direction, high * direction).sum())
+        # Below every possible measurement: the first unit is on for all inputs.
         first = direction.new_tensor([least - 0.01 * (most - least)])
         thresholds = torch.cat([first, self._thresholds(seen).clamp(least, most)])
         return direction.expand(self.bins, features), -thresholds
@@ -152,6 +153,7 @@ class RobbingTheFed(Attack):
             rest = prior.mean.expand(row.examples - len(decoded), -1)
             images += [decoded, rest]
             hits += clear
+            # Of s steps for n inputs, at most n - s hold more than one: at least 2 s - n hold one.
             alone += max(0, 2 * clear - row.examples)
             moved = moved or edges.moved(task, row, decoded)
         problem = None
@@ -188,6 +190,7 @@ class RobbingTheFed(Attack):
             assert seen is not None  # `plant` has asked for one of the two
             center = float(seen.mean())
             spread = float(seen.std())
+        # Variance 1: that of a Laplace distribution is twice its scale squared.
         unit = scipy.stats.norm if self.law == "normal" else scipy.stats.laplace(scale=0.5**0.5)
         return center + spread * torch.from_numpy(unit.ppf(levels.numpy()))
 
@@ -275,6 +278,7 @@ class Loki(RobbingTheFed):
             return [task] * clients
         shape = task.public.inputs.shape[1:]
         model = Routed(shape, clients, self.bins, self.gain, task.model)
+        # The scale of `in_front`: the image is brightened by a mean over units, for any gain.
         block = torch.cat([layer[0], layer[1][:, None]], 1) / (self.gain * self.bins)
         planted = []
         for client in range(clients):
@@ -328,6 +332,7 @@ def _decoded(row: Caught, edges: Edges, prior: PixelPrior) -> tuple[Tensor, int]
     """The images (n, N) behind the steps, the clearest first, and how many are clear: their
     expected squared error is at most a quarter of the prior's.
     """
+    # From the highest threshold down: there, no input switches a unit on, and the level is 0.
     values = row.values.flip(0)
     precision = row.precision.flip(0)
     starts = _steps(values, precision)
@@ -342,7 +347,7 @@ def _decoded(row: Caught, edges: Edges, prior: PixelPrior) -> tuple[Tensor, int]
         above = level
         doubt_above = doubt
         level = (precision[start:end] * values[start:end]).sum(0) / total.clamp_min(1e-300)
-        doubt = 1 / total
+        doubt = 1 / total  # infinite where a pixel is withheld
         step = level - above
         variance = doubt + doubt_above
         size = _size(step, variance, edges, len(values) - 1 - start, prior)
@@ -362,6 +367,7 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
     what noise alone gains with probability `CHANCE` at most (optimal partitioning).
     """
     count, width = values.shape
+    # A step may be anywhere: all places share the chance.
     price = float(scipy.stats.chi2.isf(CHANCE / count, width))
     zero = torch.cat([values.new_zeros(1), (precision * values.square()).sum(1).cumsum(0)])
     mean = torch.zeros_like(values)
@@ -374,6 +380,7 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
         new = precision[j]
         after = before + new
         share = new / after.clamp_min(1e-300)
+        # The costs of all segments that end here, each with one value more (Welford's update).
         gap = values[j] - mean[: j + 1]
         cost[: j + 1] += (before * share * gap.square()).sum(1)
         mean[: j + 1] += share * gap
@@ -400,11 +407,13 @@ def _size(step: Tensor, variance: Tensor, edges: Edges, at: int, prior: PixelPri
     seen = variance[:-1].isfinite()
     q = torch.where(seen, edges.direction, 0)
     whole = (edges.direction * prior.mean).sum()
+    # The outermost bins are too wide to confine q.x: the prior does.
     if at == 0 or not bool(width.isfinite()) or not bool(whole.abs() > 0):
         middle = whole
         width = torch.zeros_like(whole)
         inside = (edges.direction.square() * prior.variance).sum() * len(q)
     else:
+        # The variance of a uniform distribution over the bin.
         inside = width.square() / 12
     kept = (q * prior.mean).sum() / whole if bool(whole.abs() > 0) else whole
     expected = middle * kept

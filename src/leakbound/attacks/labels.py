@@ -150,6 +150,7 @@ def _of_loss(
         if loss.targets == "count":
             whole = label.round().clamp_min(0)
             sure = isinstance(observation.update.law, Exact)
+            # An exact fraction shows that the labels are no counts; under noise, it is noise.
             label = torch.where(((label - whole).abs() > NEAR) & sure, label, whole)
         return label if single else label[None]
     totals = label_totals(observation, generator)
@@ -182,6 +183,7 @@ def _exact(
     label = loss.mean(output) - len(bias) / loss.scale * bias
     if not task.plan.is_gradient:
         image = LinearInversion()(observation, generator).inputs.double()
+        # Not coded: the label that is solved for has a number for each output.
         wide = replace(task, loss=replace(loss, coded=False)).to(bias.device, torch.float64)
         row = observation.update.rows.sum(0).double()
         label = _solved(wide, bias_name, row, image, label)
@@ -238,6 +240,7 @@ def last_layer(observation: Observation) -> LastLayer:
 
 def counts(output: Tensor, signal: Tensor, observation: Observation) -> Tensor:
     """Expected examples (K,) of each class, from mean probabilities and the sum of p - y, (K,)."""
+    # Each client sends the mean over its own batch.
     per_client = observation.examples / len(observation.cohort)
     return observation.examples * output - per_client * signal
 
@@ -349,6 +352,7 @@ def idlg(observation: Observation, generator: torch.Generator) -> Tensor:
     products = rows @ rows.T
     negative = (products < 0).sum(1).double()
     lengths = products.diagonal().sqrt()
+    # The second part is below 1, so it only breaks ties.
     return (negative + lengths / (1 + lengths.max())).argmax().reshape(1)
 
 

@@ -37,6 +37,7 @@ class Pace:
     def __init__(
         self, seconds: float | None = None, watch: Callable[[int], None] | None = None
     ) -> None:
+        # Monotonic: a change of the system's clock must not move the limit.
         self.end = math.inf if seconds is None else time.monotonic() + seconds
         self.steps = 0
         self.cut = False

@@ -85,6 +85,7 @@ class PatchInversion(Attack):
         low, high = task.input_range
         # Images mostly have 8 bits; exact pixels remove what rounding left.
         whole = low + (high - low) * ((patches - low) / (high - low) * 255).round() / 255
+        # As the client's model got the pixels: rounded to its type.
         whole = whole.to(observation.update.rows).double()
         # The patches' own fit takes up to `rank` of the rows' freedom; rounding leaves the rest.
         fair = 2 * math.sqrt(len(weight) / max(len(weight) - rank, 1))
@@ -274,6 +275,7 @@ def _space(task: Task, update: Tensor, shape: tuple[int, ...], count: int) -> _S
     now = task.tensors()
     rank = (count - 1) * places + len(vectors)
     width = vectors.shape[1]
+    # A norm may have no scale and shift of its own (elementwise_affine=False).
     scale = now.get(f"{norm}.weight", vectors.new_ones(width))
     shift = now.get(f"{norm}.bias", vectors.new_zeros(width))
     if rank >= width - 1 or vectors.shape[0] < places:
@@ -284,6 +286,7 @@ def _space(task: Task, update: Tensor, shape: tuple[int, ...], count: int) -> _S
     span = torch.linalg.qr(torch.cat([span, (shift / scale)[None]]).T)[0].T if shift.any() else span
 
     def outside(rows: Tensor) -> Tensor:
+        # A layer norm removes the mean of every vector.
         rows = rows - rows.mean(1, keepdim=True)
         rest: Tensor = rows - rows @ span.T @ span
         return rest
@@ -408,6 +411,7 @@ class _Fit:
             move, after = self._step(free, left, slope)
             ratio = float(after.norm()) / before
             if ratio < 1:
+                # Broyden's update: the Jacobian then explains the step just taken.
                 slope += torch.outer(after - left - slope @ move, move) / move.square().sum()
                 free = free + move
                 left = after
@@ -424,7 +428,9 @@ class _Fit:
         tried = []
         for damping in DAMPING.tolist():
             move = -turn @ (along / (values.clamp_min(0) + damping * values[-1]))
+            # Where a step leaves the finite numbers, it counts as a rise.
             tried.append((move, torch.nan_to_num(self(free + move), nan=1e30)))
         falls = [float(left.norm() - after.norm()) for _, after in tried]
         best = max(falls)
+        # If no step falls, `best` is below its share.
         return tried[next(i for i, fall in enumerate(falls) if fall >= min(FIRST * best, best))]

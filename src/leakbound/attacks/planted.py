@@ -41,6 +41,7 @@ class Front(nn.Module):
         self.inner = inner
         self.gain = gain
         self.kind = kind
+        # Of this module alone: `eval` would switch the inner model, too.
         self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -83,6 +84,7 @@ def placed(task: Task, model: Front, before: Tensor, *after: Tensor) -> Task:
     kept = task.kept
     parts = [before.to(like), like, *(at.to(like) for at in after)]
     if kept is not None:
+        # No weight of the malicious layer is pruned.
         first, *rest = (kept.new_ones(len(at)) for at in (before, *after))
         kept = torch.cat([first, kept, *rest])
     buffers = {f"inner.{name}": value for name, value in task.buffers.items()}
@@ -181,6 +183,7 @@ def _pruned(row: Tensor, seen: Tensor) -> Tensor:
     """
     least = torch.where(seen > 0, row.abs(), torch.inf)
     bound = torch.cat([least[:, :-1].amin().expand(row.shape[1] - 1), least[:, -1:].amin()[None]])
+    # The variance of values that are uniform in +-bound is bound^2 / 3.
     return (seen == 0) * 3 / bound.square().clamp_min(1e-300)
 
 
@@ -228,6 +231,7 @@ class PixelPrior:
             one = like.new_ones(shape).flatten()
             return PixelPrior(one * (low + high) / 2, one * (high - low) ** 2 / 12)
         pixels = public.inputs.flatten(1).to(like)
+        # A pixel that is constant in public images may vary in private ones.
         return PixelPrior(pixels.mean(0), pixels.var(0) + 1e-3 * (high - low) ** 2)
 
     def fused(self, value: Tensor, variance: Tensor) -> Tensor:

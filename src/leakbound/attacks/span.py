@@ -71,6 +71,7 @@ class Span:
         u, s, v = torch.linalg.svd(gradient.double(), full_matrices=False)
         edge = units**0.5 + width**0.5
         rank = ranked(s, edge)
+        # Numbers of the matrix that a fit of this rank leaves free.
         rest = (units - rank) * (width - rank)
         noise = float(s[rank:].square().sum() / rest) ** 0.5 if rest else 0.0
         basis = v[:rank].T.contiguous()
@@ -125,6 +126,7 @@ class Span:
 
     def chance(self, allowed: Any, free: int) -> Any:
         """The chance that a random point of the span and `free` other directions is this near."""
+        # A random direction's share outside of the span follows a Beta distribution.
         return scipy.stats.beta.cdf(allowed**2, free / 2, max(self.rank, 1) / 2)
 
     def luck(self, tests: int) -> float:
@@ -134,6 +136,7 @@ class Span:
         """
         if self.free < 2:
             return float(tests)
+        # The mean of no directions is NaN.
         weights = self.sizes.pow(-2).mean().sqrt().nan_to_num()
         return tests * float(self.chance(float(self.allowed(weights)), self.free - 1))
 

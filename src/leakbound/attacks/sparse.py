@@ -250,10 +250,11 @@ class _Layer:
         outputs = torch.cat([inputs, ones], 1) @ self.weights.T
         has = columns.T.abs() > ZERO * columns.T.abs().amax(1, keepdim=True)
         clear = outputs.abs() > SAME * outputs.abs().amax()
+        # A unit that dropout removed has no gradient at all, and contradicts no image.
         clear &= self.joint.any(1)
         extra = int((has & clear & (outputs < 0)).sum())
         missing = int((~has & clear & (outputs > 0)).sum())
-        if not away <= OUTSIDE:
+        if not away <= OUTSIDE:  # NaN fails, too
             worst = has.numel() + abs(away) if away == away else float("inf")
             return worst, f"the answers leave the input range by {away:.2g} of its width"
         moving = MOVED if self.task.plan.steps > 1 else 0
@@ -353,6 +354,7 @@ def _drawn(rows: Tensor, generator: torch.Generator) -> Tensor:
     count = rows.shape[1]
     scores = uniform((BLOCK, len(rows)), generator, like=rows)
     drawn = _orthogonal(rows[scores.topk(count - 1).indices])
+    # B - 1 zeros hold by construction: only more of them are evidence.
     drawn = _distinct(rows, drawn[_zeros(rows, drawn).sum(1) > count])[: POOL * count]
     return torch.cat([drawn[:0], *[_orthogonal(rows[z])[None] for z in _zeros(rows, drawn)]])
 
@@ -439,6 +441,7 @@ def _settled(
         over = (better & (after[3] > SLOW * value)) | (after[3] < TINY) | (damping > STALLED)
         damping = torch.where(better, damping / 5, damping * 5)
         state = _chosen(better, after, state)
+        # Descents that ended leave the batch, so that the others take less time.
         ended.append(state[0][over])
         point, off, on, value = (part[~over] for part in state)
         state = (point, off, on, value)

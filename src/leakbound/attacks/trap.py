@@ -50,6 +50,7 @@ class Trap(nn.Module):
         self.inner = inner
         self.rows = rows
         self.scale = scale
+        # Of this module alone: `eval` would switch the inner model, too.
         self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -163,6 +164,7 @@ class LinearTrap(Attack):
         inner = task.model if self.inside else None
         bias = self.bias or self.estimator == "division"
         model = Trap(features, self.rows, self.scale, bias, inner).to(task.parameters)
+        # The gradient of a sum of linear outputs does not depend on the weights.
         weights = task.parameters.new_zeros(self.rows * (features + bias))
         loss = TrapLoss(self.rows, task.loss if self.inside else None)
         if not self.inside:
@@ -216,9 +218,11 @@ class _Reader:
         self.task = _task(observation)
         self.means, self.noise = _matched(observation, self.task, _caught(observation))
         self.width = width = self.means.shape[1]
+        # The noise adds its variance to every square: the expectation is subtracted.
         self.energy = self.means.square().sum(1) - width * self.noise.square()
         low, high = self.task.input_range
         self.largest = math.sqrt(width) * max(abs(low), abs(high))
+        # Uniform pixels: E x^2 = (low^2 + low high + high^2) / 3.
         self.usual = math.sqrt(width * (low * low + low * high + high * high) / 3)
 
     def all(self) -> list[TrapReading]:
@@ -240,6 +244,7 @@ class _Reader:
     def _found(self) -> tuple[Tensor, Tensor]:
         """|X| and the scale of single examples of unknown norm."""
         noise = self.noise.square()
+        # The standard deviation of |z|^2 (noncentral chi-square).
         spread = (noise * (2 * self.width * noise + 4 * self.energy.clamp_min(0))).sqrt()
         length, sure_norms = self._inverted(spread)
         sure = sure_norms & (spread < 0.1 * self.energy)
@@ -251,6 +256,7 @@ class _Reader:
         """|X| as inferred from the update, and where this holds: a larger norm would be visible."""
         length = self._full(self.largest)
         top = (length * self._scale(length)).square()
+        # Beyond the clip norm, all lengths give the same signal, and |X| cannot be inferred.
         visible = self.energy <= top * (1 - 1e-4) - 4 * spread
         signal = self.energy.clamp_min(0).sqrt()
         least = 1e-12 * self.largest
@@ -268,7 +274,7 @@ class _Reader:
         norms = norms[torch.linspace(0, len(norms) - 1, min(len(norms), MOST_NORMS)).long()]
         wanted = torch.stack([(r * self._scale(self._full(float(r)))).square() for r in norms])
         slack = torch.hypot(spread, 1e-3 * torch.maximum(wanted.amax(0), self.energy.abs()))
-        away = (wanted - self.energy) / slack.clamp_min(1e-150)
+        away = (wanted - self.energy) / slack.clamp_min(1e-150)  # squared next: must not overflow
         return (-away.square() / 2).softmax(0).T @ norms
 
     def _public(self) -> Tensor:
@@ -284,6 +290,7 @@ class _Reader:
         observation = self.observation
         update = observation.update
         directions = nn.functional.normalize(self.means, eps=1e-300)
+        # A row of zeros has no direction: any unit vector will do.
         directions[~directions.any(1)] = self.width**-0.5
         labels = observation.labels
         if labels is None:
@@ -328,6 +335,7 @@ def _matched(observation: Observation, task: Task, caught: Tensor) -> tuple[Tens
     variance = observation.noise_variance
     if variance is not None:
         noise = _trap_rows(task, variance)
+        # Relative and limited: an entry without noise would have an infinite weight.
         loud = noise.amax().clamp_min(1e-300)
         weights = 1 / (noise / loud).clamp_min(1e-12)
     if update.mask is not None and observation.threat.defense_known:
@@ -422,6 +430,7 @@ class CorrelatedTrap(LinearTrap):
         rows = sum((float(w) * u.rows for w, u in zip(weights, seen, strict=True)), none)
         law = last.law
         if isinstance(law, Gaussian):
+            # One release has noise sigma |last row of C^-1|, the weighted sum has sigma / |C p|.
             last_noise = float(factor.inverse[-1] @ factor.inverse[-1])
             least = 1 / factor.attained(pattern) ** 2
             law = replace(law, covariance=law.covariance * (least / last_noise))
@@ -458,6 +467,7 @@ class TrapReading:
         largest = self.mean.abs().max()
         if not float(largest) > 0:
             return self.mean * 0
+        # By the largest value first: the squares of raw values may overflow or vanish.
         inside = self.mean / largest
         unit: Tensor = inside / inside.norm()
         return unit
@@ -509,6 +519,7 @@ def max_success_estimate(reading: TrapReading, eta: float) -> Tensor:
     """
     if reading.norm == 0:
         return reading.mean * 0
+    # Divided twice: the square of the norm may overflow or vanish.
     error = reading.mean.numel() * (eta / reading.norm / reading.norm)
     return reading.norm * math.sqrt(max(0.0, 1 - error)) * reading.direction
 

@@ -101,9 +101,11 @@ class TrapWeights(Attack):
             above = (public.inputs[:MOST].flatten(1).double().cpu() - low).clamp_min(0)
             down = above @ (size * negative).T
             up = above @ (size * ~negative).T
+            # A row is on where scale * up exceeds down: the ratio is the scale from which it is.
             ratio = (down / up.clamp_min(1e-12 * features)).quantile(1 / self.expected, 0)
             scale = ratio.clamp(1e-3, 1e3)[:, None]
         weight = torch.where(negative, -size, scale * size) / features**0.5
+        # The bias moves the lowest value to 0, for which the rows were tuned.
         return in_front(task, weight, -low * weight.sum(1), self.gain, "trap")
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
@@ -142,8 +144,10 @@ class _WeightReader:
         self.typical = row.precision.sum(0) / self.seen.sum(0).clamp_min(1)
         self.used = torch.zeros(len(self.left), dtype=torch.bool, device=self.left.device)
         shared = self.seen @ self.seen.T
+        # All pairs of rows share the chance.
         limit = scipy.stats.chi2.isf(CHANCE / len(shared) ** 2, shared.clamp_min(1).cpu().numpy())
         self.limit = torch.from_numpy(limit).to(self.left)
+        # Rows that have few sent values in common cannot be compared.
         self.shared = shared > 0.1 * self.left.shape[1]
         self.distance = torch.zeros_like(shared)
         self._measure(torch.arange(len(self.left), device=self.left.device))
@@ -159,6 +163,7 @@ class _WeightReader:
             atom, image = self._read(members)
             images.append(image[None])
             supports.append(int(members.sum()))
+            # A row that no other confirms may be a mixture: it is answered, but not subtracted.
             if supports[-1] == 1:
                 self.used |= members
                 continue
@@ -180,6 +185,7 @@ class _WeightReader:
         square = scaled.square()
         part = scaled[rows]
         squares = square[rows] @ self.seen.T + self.seen[rows] @ square.T
+        # A difference of two rows has twice the variance of one.
         distance = (squares - 2 * part @ scaled.T).clamp_min(0) / 2
         energy = (square.sum(1)[rows, None] + square.sum(1)) / 2
         distance = (distance - SAME**2 * energy).clamp_min(0)
@@ -191,6 +197,7 @@ class _WeightReader:
         low, high = self.range
         width = high - low
         size = self.left[:, -1]
+        # The size is a divisor, so it has to exceed four standard deviations of its noise.
         readable = (size.square() * self.precision[:, -1] > 16) & self._loud(1.0) & ~self.used
         size = torch.where(readable, size, 1)
         images = self.left[:, :-1] / size[:, None]

@@ -61,7 +61,10 @@ def attacked_round(
 
     def played(threat: ThreatModel, attack: Attack | None) -> Round:
         return play(
-            *(task, clients, defense, sources),
+            task,
+            clients,
+            defense,
+            sources,
             threat=threat,
             attack=attack,
             auxiliary=auxiliary,
@@ -82,6 +85,7 @@ def attacked_round(
         for i, batch in enumerate([] if sums else others(at)):
             sent, states[i] = step(task, batch, now.defense, other_sources[i], states[i])
             rows.append(sent.rows.sum(0))
+        # The first row is the sum of all attacked clients, each other row is one client's.
         weights.grad = torch.stack(rows).sum(0) / (len(rows) - 1 + len(clients))
         server.step()
         task = task.with_parameters(weights.detach().clone())

@@ -223,7 +223,7 @@ class PlanContext:
                 self._weights += len(task.parameters)
                 while self._new and self._weights > MOST_WEIGHTS:  # the longest unused first
                     self._weights -= len(self._new.pop(next(iter(self._new))).parameters)
-            self._new[spec, seed] = task
+            self._new[spec, seed] = task  # at the end: the first is the longest unused
             return task
 
     def _make_task(self, spec: ModelSpec, seed: int) -> Task:
@@ -312,6 +312,7 @@ def usable(device: str) -> torch.device:
         found = torch.device(device)
         if found.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device is {device!r}, but torch finds no GPU here; {mend}")
+        # Only a computation shows whether this build of torch runs on the device.
         torch.zeros(1, device=found).sum().item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"device is {device!r} ({one_line(error)[:120]}); {mend}") from None
@@ -320,7 +321,9 @@ def usable(device: str) -> torch.device:
 
 def one_line(error: BaseException) -> str:
     """An exception as one short line that is the same in every run."""
+    # Addresses in memory differ from run to run.
     text = re.sub(r"0x[0-9a-fA-F]+", "0x", " ".join(str(error).split()))[:500]
+    # A record is UTF-8, which has no surrogates.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
 
@@ -370,6 +373,7 @@ def check_outputs(context: PlanContext, task: Task, name: str) -> None:
     """
     loss = context.loss
     classes = context.dataset.classes
+    # Two examples: a batch norm in training mode refuses one.
     image = context.dataset.inputs[: 2 if task.coupled else 1].to(context.device)
     kind = task.parameters.dtype
     if image.is_floating_point() and kind != image.dtype:
@@ -422,6 +426,7 @@ def check_plan(plan: Plan, context: PlanContext) -> None:
             "another split (private, public, test) and are left out",
             stacklevel=2,
         )
+    # Drawn only for its error: too few examples must stop the plan before its first experiment.
     for clients in sorted({build_defense(links).cohort_size for links in plan.defenses}):
         for size in plan.batch_sizes:
             context.batches(size, clients, plan.seeds[0])

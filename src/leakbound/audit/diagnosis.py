@@ -309,6 +309,7 @@ def _attraction(point: _Truth, source: torch.Generator) -> tuple[records.Start, 
     low, high = point.criterion.domain.input_range
     found = list[records.Start]()
     for closer in STARTS:
+        # By 20, not by 10: `within` is a root mean square.
         spread = point.criterion.within / 10 ** (closer / 20)
         truth = point.truth.inputs
         start = (truth + spread * normal(truth.shape, source, like=truth)).clamp(low, high)
@@ -355,6 +356,7 @@ class _Release:
             raise NotApplicable("what is sent is no continuous function of the example")
         labels = point.truth.labels
         settings = MatchingSettings(distance="euclidean")
+        # Not whitened here: the rows are divided by the deviation below.
         objective = replace(Objective.of(settings, observation), whitener=None)
         mask = observation.update.mask
         with torch.enable_grad():
@@ -371,6 +373,7 @@ class _Release:
         moved = rows(point.truth.inputs.double()).detach()
         sent = moved.numel() if mask is None else int(mask.sum())
         rounding = isinstance(law, Exact)
+        # By rounding, each number is off by about a unit: all together by the root of their count.
         return _Release(rows, noise, math.sqrt(sent) if rounding else SAME, moved)
 
 
@@ -388,6 +391,7 @@ def _spread(
     spread = torch.as_tensor(noise).to(seen).expand_as(seen).sqrt().clone()
     unit = torch.finfo(point.observation.update.rows.dtype).eps
     for _, _, start, stop in observation.task.layout:
+        # One rounding has a deviation of step / sqrt(12), about a quarter of eps.
         least = unit / 4 * seen[:, start:stop].square().mean().sqrt().clamp_min(1e-30)
         if exact:
             least = torch.maximum(least, off[:, start:stop].square().mean().sqrt())
@@ -428,13 +432,14 @@ def _conditioning(point: _Truth, release: _Release) -> _Known:
     if m <= DENSE:
         frame = torch.eye(m, dtype=x.dtype, device=x.device)
         matrix = torch.stack([product(e) for e in frame])
-        matrix = (matrix + matrix.T) / 2
+        matrix = (matrix + matrix.T) / 2  # eigh sees only one triangle
         values, vectors = torch.linalg.eigh(matrix)
-        values = values.clamp_min(0)
+        values = values.clamp_min(0)  # negative only by rounding
         unknown = (float((1 / (values + least)).sum()),) * 2
         inverse = torch.stack([prior.precision(e.view_as(x)).flatten() for e in frame])
         errors = (float(torch.linalg.inv(matrix + inverse).diagonal().sum()),) * 2
     else:
+        # With C = R R: (A + C⁻¹)⁻¹ = R (R A R + I)⁻¹ R, which needs no inverse of C.
         unknown = _traces(product, m, least)
         errors = _traces(lambda v: root(product(root(v))), m, 1.0, root)
     known = sorted(max(0.0, m - least * trace) for trace in unknown)
@@ -457,6 +462,7 @@ def _traces(
     source = torch.Generator().manual_seed(0)
     ends = np.zeros(2)
     for _ in range(PROBES):
+        # Random signs have the least variance of such estimates of a trace (Hutchinson 1990).
         v = root(normal((m,), source, like=torch.zeros(1, dtype=torch.float64)).sign())
         size = float(v.square().sum())
         alpha, beta = _lanczos(product, v / size**0.5, ORDER)
@@ -464,7 +470,7 @@ def _traces(
             size * _quadrature(own, beta[:-1], floor)
             for own in (alpha, _with_node_at_zero(alpha, beta))
         )
-        ends += low, min(high, size / floor)
+        ends += low, min(high, size / floor)  # (A + c)⁻¹ has no eigenvalue above 1 / c
         if tick():
             raise NotApplicable("the time limit was reached")
     return float(ends[0]) / PROBES, float(ends[1]) / PROBES
@@ -481,9 +487,11 @@ def _lanczos(
         w = product(basis[-1])
         alpha.append(float(w @ basis[-1]))
         frame = torch.stack(basis)
+        # One pass of Gram-Schmidt loses orthogonality to rounding; a second one restores it.
         for _ in range(2):
             w = w - frame.T @ (frame @ w)
         beta.append(float(w.norm()))
+        # The space is exhausted: what is left is rounding.
         if beta[-1] <= 1e-14 * max(alpha):
             break
         basis.append(w / beta[-1])
@@ -506,6 +514,7 @@ def _with_node_at_zero(
 def _quadrature(alpha: NDArray[np.float64], beta: NDArray[np.float64], floor: float) -> float:
     matrix = np.diag(alpha) + np.diag(beta, 1) + np.diag(beta, -1)
     nodes, vectors = np.linalg.eigh(matrix)
+    # Weights of Gauss quadrature: the squared first components (Golub and Welsch 1969).
     return float((vectors[0] ** 2 / (np.maximum(nodes, 0) + floor)).sum())
 
 
@@ -523,6 +532,7 @@ def _witness(
         starts.append(pair(point.truth, answer).inputs.double() - truth)
     draw = normal((truth.numel(),), source, like=truth)
     if known.vectors is not None and known.values is not None:
+        # The less the update determines a direction, the farther the start moves along it.
         draw = known.vectors @ (draw / (known.values + 1 / point.baseline).sqrt())
     starts.append(draw.view_as(truth))
     found = [_polished(point, release, start) for start in starts]
@@ -549,6 +559,7 @@ def _polished(point: _Truth, release: _Release, direction: Tensor) -> records.Wi
 
     def closure() -> Tensor:
         optimizer.zero_grad()
+        # The logarithm, because the distance has to fall by orders of magnitude.
         value = (off(candidate()) + 1e-12).log()
         value.backward()  # type: ignore[no-untyped-call]
         return value
@@ -560,5 +571,6 @@ def _polished(point: _Truth, release: _Release, direction: Tensor) -> records.Wi
     score = point.score(x.detach().to(point.truth.inputs))
     if not distance <= release.same or score >= point.level:
         return None
+    # Phi(-distance / 2): the error of the best test between the two updates.
     error = None if release.noise == "rounding" else 0.5 * math.erfc(distance / 2 / 2**0.5)
     return records.Witness(score=score, distance=distance, error=error)

@@ -138,6 +138,7 @@ def run_experiments(
         except Exception as error:  # as above
             stops.reraise(error)
             return [alone(unit) for unit in given]
+        # The time of the common work is split evenly; each is given a start so far back.
         share = (time.perf_counter() - began) / len(given)
         results = {
             unit.id: experiment.assessed(
@@ -190,6 +191,7 @@ def _run_many(
         done: SimpleQueue[Future[list[Result]]] = SimpleQueue()
         at = 0  # the process that dies, if one does
         try:
+            # Otherwise a process that cannot start at all would count as a death of its unit.
             if alone:
                 starts += 1
                 _wait_for_start(pools[0], last=starts == TRIES)
@@ -231,6 +233,7 @@ def _pool(context: PlanContext) -> ProcessPoolExecutor:
     """One process: it runs what it gets in that order, and keeps what releases share."""
     return ProcessPoolExecutor(
         1,
+        # Not by fork: it copies locks that other threads hold, and CUDA does not survive it.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
         initargs=(context.spec, context.dataset.fingerprint, str(context.device)),
@@ -330,7 +333,7 @@ def _start_worker(spec: DataSpec, fingerprint: str, device: str) -> None:
 
 def _die_with(sentinel: int) -> None:
     connection.wait([sentinel])
-    os._exit(1)
+    os._exit(1)  # `sys.exit` would end this thread alone
 
 
 def _work(group: tuple[Unit, ...], pictures: bool) -> list[Result]:

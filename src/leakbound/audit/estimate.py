@@ -67,6 +67,7 @@ def _gradient(context: PlanContext, model: ModelSpec, size: int, seed: int) -> f
         task = context.task(model, seed)
         batch = context.batches(size, 1, seed)[0]
         with one_thread():
+            # The first call also pays for what happens once; only the second is timed.
             client.gradient(task, batch.inputs, batch.labels)
             began = time.perf_counter()
             client.gradient(task, batch.inputs, batch.labels)
@@ -92,5 +93,6 @@ class Clock:
         prior = PRIOR * self._whole
         done = self._whole - rest
         passed = time.monotonic() - self._began
+        # Until a unit ends, the time that passed shows no pace.
         passed = passed if done else 0.0
         return rest * (prior / self._workers + passed) / max(prior + done, 1e-9)

@@ -199,6 +199,7 @@ def play_round(unit: plans.Experiment, context: PlanContext, *, planted: bool = 
     """The round behind an experiment; without `planted`, of the model that no attack changed."""
     defense = plans.build_defense(unit.defense)
     clients = context.batches(unit.batch_size, defense.cohort_size, unit.seed)
+    # One source for each client, and the last one for links on their sum.
     sources = [stream(unit.seed, "defense", i) for i in range(len(clients) + 1)]
     return attacked_round(
         context.task(unit.model, unit.seed),
@@ -231,6 +232,7 @@ def source_of(unit: plans.Experiment) -> torch.Generator:
 
 def reason_of(error: Exception) -> str:
     """Why a unit failed, in one line that is the same in every run."""
+    # On a CPU, PyTorch raises a plain RuntimeError with this text.
     memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
     if memory or "can't allocate memory" in str(error):
         return NO_MEMORY
@@ -293,7 +295,10 @@ def _judge(
     path = unit.lpips_weights
     low, _ = context.domain.input_range
     release = released(
-        *(played, criterion_of(unit, context), context.threat(unit.threat), context.counted),
+        played,
+        criterion_of(unit, context),
+        context.threat(unit.threat),
+        context.counted,
         origins=context.origins,
         same_law=context.same_law,
         private=context.private if unit.risk.these else None,
@@ -302,7 +307,11 @@ def _judge(
         once=context.once,
     )
     evidence = Evidence(
-        *(record, played.observation, release, plans.build_attack(unit.attack), answer),
+        record,
+        played.observation,
+        release,
+        plans.build_attack(unit.attack),
+        answer,
         truth=played.truth,
         public=context.counted,
         decoys=context.others(unit.batch_size, len(played.observation.cohort), unit.seed),

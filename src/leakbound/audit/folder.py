@@ -170,6 +170,7 @@ def _audit(
     with closing(records), closing(utility), closing(results):
         for result in results:
             with _writing(folder):
+                # Pictures first: a record on the disk has all of its pictures.
                 for name, content in result.pictures.items():
                     files.write(folder / "pictures" / name, content)
                 if isinstance(result.record, Assessment):
@@ -302,7 +303,7 @@ def run_audit(
     place = Path(tempfile.mkdtemp(prefix="leakbound-"))
     try:
         found = audit(plan, place / "run", workers=workers, pictures=pictures, watch=watch)
-    except BaseException:
+    except BaseException:  # also Ctrl-C: nobody else knows the folder
         shutil.rmtree(place, ignore_errors=True)
         raise
     weakref.finalize(found, shutil.rmtree, place, ignore_errors=True)

@@ -50,6 +50,7 @@ class Journal(Generic[R]):
                 if kept:
                     self._note(record, start, len(line))
             start += len(line)
+        # Dropped lines are still in the file: the next `append` rewrites it without them.
         self._stale = start != sum(length for _, length in self._places.values())
         if damaged:
             warnings.warn(

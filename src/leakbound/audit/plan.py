@@ -178,8 +178,13 @@ class Plan:
         } or {*pairs}
         grid = product(self.models, self.batch_sizes, self.defenses, self.attacks, self.seeds)
         same = (
-            *(self.threat, self.psnr, self.share, self.error_bound, self.risk),
-            *(self.lpips_weights, self.round),
+            self.threat,
+            self.psnr,
+            self.share,
+            self.error_bound,
+            self.risk,
+            self.lpips_weights,
+            self.round,
         )
         return tuple(
             Experiment(self.data, model, defense, attack, size, seed, *same)

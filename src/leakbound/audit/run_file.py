@@ -79,6 +79,7 @@ def versions() -> dict[str, str]:
 def claim(folder: Path, now: dict[str, Any]) -> None:
     """Write `run.json` into a claimed folder, or reject one whose records may differ."""
     path = folder / files.RUN
+    # Only what is not the same stops the run: the records of both would be mixed.
     differs = os.path.lexists(path) and difference(json.loads(files.read(path)), now)
     if differs:
         what, where, before, after = differs

@@ -166,11 +166,15 @@ def simulate(
     every = public
     public, decoys = halves(public)
     task = Task.of(model, loss=loss, plan=plan, classes=classes, public=public, domain=domain)
+    # One source for each client, and the last one for links on their sum.
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
         check_outputs(task, clients[0])
         played = attacked_round(
-            *(task, clients, built, sources),
+            task,
+            clients,
+            built,
+            sources,
             number=round,
             threat=threat,
             attack=built_attack,
@@ -182,16 +186,21 @@ def simulate(
         digest(
             [attack_info.hash, repr(built), seed, plain(threat), named(loss).name, round],
         ),
-        *(attack_info, defense_info, headers.model_info(type(model).__name__, task)),
-        *(played.observation, criterion),
+        attack_info,
+        defense_info,
+        headers.model_info(type(model).__name__, task),
+        played.observation,
+        criterion,
         source=GIVEN,
         seed=seed,
     )
     with one_thread():
         evidence = Evidence(
-            *(about, played.observation),
+            about,
+            played.observation,
             experiment.released(played, criterion, threat, every, fresh=fresh),
-            *(built_attack, answer),
+            built_attack,
+            answer,
             truth=played.truth,
             public=public,
             decoys=decoys,
@@ -288,6 +297,7 @@ def typed(
     kind = next((weight.dtype for weight in trained(model).values()), None)
 
     def cast(value: Tensor) -> Tensor:
+        # A tensor of inference mode can be in no gradient.
         value = value.clone() if value.is_inference() else value
         return value.to(kind) if value.is_floating_point() else value
 

@@ -39,6 +39,7 @@ def train(unit: TrainingUnit, context: PlanContext) -> dict[str, Any]:
     defense = build_defense(unit.defense)
     task = context.task(unit.model, unit.seed)
     source = stream(unit.seed, "utility", "batches")
+    # The last source is for links on the sum of all clients.
     *noises, noise = (stream(unit.seed, "utility", "defense", i) for i in range(spec.clients + 1))
     states: list[State] = [None] * spec.clients
     weights = task.parameters.clone()
@@ -49,6 +50,7 @@ def train(unit: TrainingUnit, context: PlanContext) -> dict[str, Any]:
     private = context.splits["private"]
     for round_ in range(1, spec.rounds + 1):
         order = permutation(len(private), source)[: spec.clients * spec.batch_size]
+        # A copy: the optimizer changes the weights in place.
         now = task.with_parameters(weights.detach().clone())
         ready = resolve(defense, now, spec.batch_size, ready)
         updates = []
@@ -134,6 +136,7 @@ def _areas(scores: Tensor, true: Tensor) -> list[tuple[float, float]]:
         if not positive or not negative:
             continue
         ranks = rankdata(score.double().cpu().numpy())
+        # Less the smallest sum of ranks that so many examples can have.
         total = float(ranks[label.cpu().numpy()].sum()) - positive * (positive + 1) / 2
         error = math.sqrt((len(label) + 1) / (12 * positive * negative))
         found.append((total / (positive * negative), error))

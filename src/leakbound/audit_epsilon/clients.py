@@ -30,6 +30,7 @@ def leaves(update: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(update, Tensor | np.ndarray | np.generic | int | float):
         yield name, torch.as_tensor(update).detach().cpu()
     elif isinstance(update, Mapping):
+        # Sorted: the order in a dictionary may change from run to run.
         for key in sorted(update, key=str):
             yield from leaves(update[key], f"{name}.{key}" if name else str(key))
     elif isinstance(update, Sequence) and not isinstance(update, str | bytes):
@@ -86,6 +87,7 @@ def over_rounds(client: Client, rounds: int) -> Client:
         source = torch.Generator().manual_seed(seed)
         total = dict[str, Tensor]()
         for number in torch.randint(2**31, (rounds,), generator=source).tolist():
+            # Copies: the client may train in place.
             given = {name: value.clone() for name, value in weights.items()}
             own = Batch(batch.inputs.clone(), batch.labels.clone())
             sent = {name: value.double() for name, value in leaves(client(given, own, number))}

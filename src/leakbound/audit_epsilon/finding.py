@@ -122,6 +122,7 @@ class EpsilonAudit:
     def code(self) -> int:
         """1: it leaks more than it claims; 0: consistent; 2: the audit cannot tell."""
         claim = self.claims.least
+        # The slack is for rounding in the accountant.
         if claim is not None and self.best.epsilon > claim * (1 + 1e-9):
             return LEAKS
         # Runs that could not show the claimed epsilon cannot confirm it either.

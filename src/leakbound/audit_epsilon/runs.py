@@ -117,7 +117,9 @@ def audit_many_runs(
             "for a neighbor"
         )
         lower.append(LowerEpsilon(method, float(epsilon(high, low)), assumes, shown))
+        # The most that so many runs show: the event in all with the canary, and in none without.
         power = max(power, float(epsilon(1 - none, none)))
+    # One more run than counted: it gave the update from which changes are measured.
     return EpsilonAudit(claims, tuple(lower), confidence, 2 * runs + 1, power)
 
 
@@ -159,6 +161,7 @@ def audit_one_run(
     if (places := gradient_places(update, task)) is None:
         raise ValueError("update does not hold the model's parameters, which one run needs")
     scores = _matched(vector(update)[places], task, planted, base, claims.noise_multiplier or 1.0)
+    # Each share and each sign is a test of its own.
     level = 1 - (1 - confidence) / (2 * len(SHARES))
     best = (0.0, 0, 0)
     how: dict[str, float] = {"delta": claims.delta, "confidence": level}
@@ -259,6 +262,7 @@ def _directions(
         squares += (update - start).square()
     means = [own / count for own in sums]
     change = means[1] - means[0]
+    # The variances without and with the canary, added; rounding may leave less than 0.
     spread = (squares / count - means[0].square() - means[1].square()).clamp_min(0)
     # An entry without noise shows the canary for certain: its weight must stay finite.
     spread += FLOOR * max(float(spread.max()), float(change.square().max()), 1e-200)
@@ -266,8 +270,10 @@ def _directions(
     if slope is not None:
         own = torch.zeros_like(change)
         own[places] = slope
+        # Clients send gradients or changes of the weights: the sign is not known.
         plain.append(own if own @ change >= 0 else -own)
     rows = torch.stack([way for one in plain for way in (one, one / spread)])
+    # `normalize` divides by at least 1e-12: rows of tiny entries have to grow first.
     return normalize(rows / rows.abs().amax(1, keepdim=True).clamp_min(1e-300))
 
 

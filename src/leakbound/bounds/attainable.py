@@ -103,6 +103,7 @@ class Attainable:
         if len(rows) < FEWEST:
             raise ValueError(f"examples holds {len(rows)}; give at least {FEWEST}")
         single(probability, confidence=self.confidence)
+        # Random order, because data are often sorted by class.
         order = np.random.default_rng(2).permutation(len(rows))
         built = min(BUILT, len(rows) // 2)
         object.__setattr__(self, "_public", rows[order[:built]])
@@ -132,6 +133,7 @@ class Attainable:
             raise ValueError("hits holds a negative number, or probabilities that sum to over 1")
         levels = self.distance.levels(eta)
         places = anchors(levels)
+        # Half of the failure probability for codebooks, half for the mean and the linear attacks.
         tail = (1 - self.confidence) / (2 * parts * len(places))
         held = self._held  # type: ignore[attr-defined]
         mean = self._public.mean(0)  # type: ignore[attr-defined]
@@ -190,6 +192,7 @@ class Attainable:
         layer = axes[:rank].T / spread**0.5
         few = min(rank, DIRECTIONS)
         largest = float(np.linalg.norm((public - mean) @ layer, axis=1).max())
+        # The first layer clips every output; the second, scaled to the largest, keeps the norms.
         made = (layer[:, :few] * 1e6, layer / max(largest, 1e-300))
         return [_LinearAttack.of(public, mean, own) for own in made]
 
@@ -229,6 +232,7 @@ class _LinearAttack:
         middle = own.mean(0)
         values, vectors = np.linalg.eigh((own - middle).T @ (own - middle) / len(public))
         both = (public - mean).T @ (own - middle) @ vectors / len(public)
+        # Rounding may leave eigenvalues a little below 0.
         return _LinearAttack(mean, weight, middle, values.clip(0), vectors, both)
 
     def answers(self, rows: Array, noise: Array, draw: np.random.Generator) -> Array:

@@ -87,6 +87,7 @@ def neighbors(blocks: Iterable[Array], reach: float) -> tuple[list[Array], list[
         # Stable: equal distances must not depend on the machine.
         order = inside[np.argsort(line[inside], kind="stable")]
         near.append(order.astype(np.int32))
+        # Distances are rounded down, so equal examples may lie a little below 0.
         apart.append(np.maximum(0, line[order]))
     return near, apart
 
@@ -121,6 +122,7 @@ def _search(near: list[Array], fits: Callable[[list[int]], bool]) -> tuple[int, 
         stack = [([first], later[first])]
         while stack:
             chosen, left = stack.pop()
+            # Colors fall, so once one member fails the bound, all that follow fail too.
             for other, colors in reversed(_colored(left, linked)):
                 if len(chosen) + colors <= best:
                     break

@@ -58,6 +58,7 @@ def lower_limit(values: Any, low: Any, *, confidence: float = 0.99) -> float:
     near = 1e-12 * (stop - start)
     if start + near <= start or excess(start + near) < 0:
         return start
+    # Two tolerances less, so that the error of the root search cannot raise the limit.
     return max(start, float(optimize.brentq(excess, start + near, stop, xtol=near)) - 2 * near)
 
 

@@ -68,6 +68,7 @@ def pure(
     with np.errstate(over="ignore", invalid="ignore"):
         rise = np.exp(np.minimum(0.0, level + blind))
         found = np.minimum(rise, 1 + np.exp(-level) * np.expm1(blind))
+    # An infinite epsilon plus a log kappa of minus infinity is NaN.
     return one(np.where(blind == -np.inf, np.where(level == np.inf, 1.0, found), found))
 
 

@@ -26,7 +26,7 @@ __all__ = ["subsampled", "visible"]
 
 LEFT = 700.0
 """Left-out numbers of sampled steps weigh at most exp(-LEFT), or exp(-TAIL) if there are many."""
-LEAST = 5e-324
+LEAST = 5e-324  # the smallest float above 0: logarithms stay finite
 DUST = 1e-18
 """Share of the smallest result that rare numbers of sampled steps may weigh together; added."""
 TOGETHER = 2**20
@@ -156,6 +156,7 @@ class Composed(RiskLaw):
 
             if isinstance(self, Visible):
                 return last_that(holds, 0)
+            # The rough bound is never below the fine one, so its answer is a valid start.
             return last_that(holds, last_that(lambda count: holds(count, True), 0))
 
         sigma = non_negative("noise_multiplier", noise_multiplier)
@@ -197,6 +198,7 @@ class Visible(Composed):
             with np.errstate(divide="ignore", invalid="ignore"):
                 gain = np.where(k == 0, 0.0, root / noise)
                 reached = scipy.special.log_ndtr(start[part, None] + gain)
+            # At both ends inf - inf is NaN, and the two transforms would round kappa.
             reached = np.where(gain == np.inf, 0.0, np.where(gain == 0, log, reached))
             found[part] = np.exp(reached) @ mass + left
         return np.where(blind == 0, 1.0, np.minimum(1.0, found))
@@ -286,7 +288,7 @@ def _likely(k: Array, mass: Array, left: float, least: float) -> tuple[Array, Ar
     above = np.cumsum(mass[::-1])
     first = int(np.searchsorted(below, dust))
     last = len(k) - int(np.searchsorted(above, dust))
-    gone = float(mass[:first].sum() + mass[last:].sum()) * (1 + 1e-9)
+    gone = float(mass[:first].sum() + mass[last:].sum()) * (1 + 1e-9)  # rounded up
     return k[first:last], mass[first:last], left + gone
 
 

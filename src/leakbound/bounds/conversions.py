@@ -94,6 +94,7 @@ def epsilon(
     found = np.array(_full_epsilon(np.asarray(mu(sigma / (1 + replace), steps=count)), level))
     for here, composed in _sampled(sigma, q, count, replace):
         highest = found[here]
+        # The composed delta is rounded up and may exceed the closed form, which then stays.
         fits = composed(highest) <= level[here]
 
         def holds(e: Array, composed: Delta = composed, most: Array = level[here]) -> Array:

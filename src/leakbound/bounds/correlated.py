@@ -75,6 +75,7 @@ def _on_axes(mu: float, bins: int, kappa: float) -> float:
             mu, bins, float(np.exp(log_t))
         )
 
+    # Every t gives a valid bound, so the search need not be exact.
     found = optimize.minimize_scalar(bound, bounds=(-3.0, reach), method="bounded")
     return min(1.0, float(found.fun))
 
@@ -104,11 +105,11 @@ def _excess(mu: float, bins: int, t: float) -> float:
 
 def _sum_of(grid: Array, count: int) -> Array:
     """The distribution of the sum of `count` draws on the grid's range (more is left out)."""
-    size = int(fft.next_fast_len(2 * len(grid), real=True))
+    size = int(fft.next_fast_len(2 * len(grid), real=True))  # twice: no wrap-around
 
     def joined(a: Array, b: Array) -> Array:
         found = fft.irfft(fft.rfft(a, size) * fft.rfft(b, size), size)
-        return np.maximum(0.0, found[: len(grid)])
+        return np.maximum(0.0, found[: len(grid)])  # rounding of the transform
 
     total: Array | None = None
     while count:

@@ -537,6 +537,7 @@ def _most_success(each: Array, envelope: tuple[Array, Array], guesses: int) -> f
         at = np.searchsorted(-slopes, -price)  # points up to which the line rises faster
         return float(math.exp(log) * guesses + number @ (above[at] - price * q[at]))
 
+    # Every multiplier gives a valid limit, so an inexact minimum errs upwards only.
     found = optimize.minimize_scalar(dual, bounds=(-40.0, 60.0), options={"xatol": 1e-6})
     return min(float(len(each)), float(found.fun) * (1 + ROUNDING))
 
@@ -570,4 +571,5 @@ def same_law(first: ArrayLike, second: ArrayLike, source: np.random.Generator) -
     met = (own == own[nearest]).mean()
     drawn = [source.permutation(own) for _ in range(PERMUTATIONS)]
     more = sum((mixed == mixed[nearest]).mean() >= met for mixed in drawn)
+    # The observed order counts as one permutation, so that the p-value is valid and never 0.
     return float((1 + more) / (PERMUTATIONS + 1))

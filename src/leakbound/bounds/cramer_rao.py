@@ -111,6 +111,7 @@ def trace_bound_from_samples(traces: Any, prior: Prior, *, tight: bool = True) -
     if values.min() < 0:
         raise ValueError(f"traces holds {values.min():.6g}; give values of at least 0")
     bound = (tight_trace_bound if tight else trace_bound)(float(values.mean()), prior)
+    # The derivative of the bound in tr J_D, for the delta method.
     slope = (bound.value * prior.dimension / prior.rank) ** 2 / prior.dimension
     return _estimated(bound, slope * _standard_error(values[None]), len(values))
 
@@ -147,6 +148,7 @@ def full_bound(fisher: Any, prior: Prior) -> ErrorBound:
     directions = root.T @ vectors
     total = float((directions**2 @ errors).sum()) if np.isfinite(errors).all() else np.inf
     bound = _bound("full", total, prior, FULL)
+    # The bound was capped, and a leak map would sum to more than it.
     if total > prior.variance * (1 + 1e-9):
         return bound
     in_pixels = directions if prior.basis is None else prior.basis @ directions
@@ -176,7 +178,7 @@ def full_bound_from_samples(fishers: Any, prior: Prior) -> ErrorBound:
     gains = []
     for fit, test in (halves, halves[::-1]):
         choice = _choose(fit, known)
-        even = test[: len(samples) // 2] + known
+        even = test[: len(samples) // 2] + known  # equal halves, as `gains` becomes one array
         gains.append(2 * np.trace(choice) - np.einsum("nij,ij->n", even, choice @ choice))
     bound = _bound("full", float(np.mean(gains)), prior, VARIATIONAL)
     return _estimated(bound, _standard_error(np.array(gains)) / prior.dimension, len(samples))

@@ -180,6 +180,7 @@ class ColumnMisses(Distance):
         return f"{self.parts} that may differ"
 
     def paired(self, a: Array, b: Array) -> Array:
+        # Written so that NaN counts as a column that differs.
         return (~(np.abs(self.coded(a) - self.coded(b)) <= 1)).sum(1)
 
     def apart(self, a: Array, b: Array) -> Array:

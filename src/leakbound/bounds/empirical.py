@@ -70,6 +70,7 @@ def epsilon_of_steps(high: float, low: float, delta: float, **training: Any) -> 
         middle = math.sqrt(quiet * loud)
         fits = high <= most_power(middle, low, **training)
         quiet, loud = (middle, loud) if fits else (quiet, middle)
+    # The noisier end of the bracket, so the bisection can only lower epsilon.
     return float(conversions.epsilon(loud, delta=delta, **training))
 
 

@@ -156,6 +156,7 @@ def effective_noise(
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         root = np.sqrt(rows)
         grown = sigma * np.sqrt(rho) * np.maximum(c / r / root, np.hypot(1.0, rest / r / root))
+    # 0 times an overflowed factor is NaN.
     return one(np.where(sigma == 0, 0.0, grown))
 
 
@@ -218,6 +219,7 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array]:
         return np.array([float(steps)]), np.array([1.0])
     law = scipy.stats.binom(steps, q)
     low = law.ppf(DUST)
+    # The upper tail as the lower tail of the misses, because 1 - DUST rounds to 1.
     high = steps - scipy.stats.binom(steps, 1 - q).ppf(DUST)
     k = np.arange(max(0.0, low), min(steps, high) + 1)
     return k, law.pmf(k)
@@ -226,10 +228,12 @@ def _sampled_steps(steps: int, q: float) -> tuple[Array, Array]:
 def _relative_error(n: Array, eta: Array, r: Array) -> Array:
     """E = N eta / |X|^2, the squared sine of the angle that succeeds."""
     with np.errstate(over="ignore", under="ignore"):
+        # Divided twice, because r^2 may overflow or become 0.
         return n * (eta / r / r)
 
 
 def _log_gamma(sigma: Array, n: Array, e: Array) -> Array:
+    # Any valid number where the answer is 1 anyway: the root would be NaN.
     inside = np.where(e < 1, e, 0.5)
     with np.errstate(divide="ignore", over="ignore"):
         found = log_cone(1 / sigma, np.sqrt((1 - inside) / inside), n)

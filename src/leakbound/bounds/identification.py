@@ -72,6 +72,7 @@ class GaussianLaw(RiskLaw):
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             gain = np.sqrt(count) / sigma
             found = special.log_ndtr(special.ndtri_exp(blind) + gain)
+        # With an infinite gain, inf - inf is NaN.
         found = np.where(blind == -np.inf, -np.inf, found)
         return one(np.where((blind == 0) | (gain == np.inf), 0.0, found))
 
@@ -103,6 +104,7 @@ class GaussianLaw(RiskLaw):
             )
         with np.errstate(divide="ignore"):
             distance = special.ndtri(gamma) - special.ndtri_exp(blind)
+            # The two transforms round differently; the distance must not become negative.
             distance = np.where(blind == np.log(gamma), 0.0, np.maximum(0.0, distance))
             return one(np.sqrt(count) / distance)
 

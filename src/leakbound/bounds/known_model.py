@@ -273,6 +273,7 @@ class _Group:
     def posterior(self, chosen: Indices, noise: float, source: np.random.Generator) -> Array:
         """(T, m) posterior masses, each for a release drawn from the chosen example (T,)."""
         normals = source.standard_normal((len(chosen), len(self.place)))
+        # The root is triangular: half the work of a full product.
         mixed = linalg.blas.dtrmm(1.0, self.root, normals.T, lower=1).T
         # ln p(y | j) = (y.g_j - |g_j|^2 / 2) / s^2 + the same for all j, y.g_j = G_ij + s (L z)_j
         logs = (self.gram[chosen] - self.gram.diagonal() / 2) / noise**2 + mixed / noise
@@ -316,6 +317,7 @@ class _Group:
         """Upper bound, by draw, on the mass of a ball whose heaviest example is the center."""
         most = self.each[center]
         found = padded[draw[:, None], self.near[center]]
+        # A heavier example cannot lie in a ball whose heaviest one is the center.
         found = np.where(found <= padded[draw, center][:, None], found, 0.0)
         largest = int(most.max())
         if largest < found.shape[1]:
@@ -351,6 +353,7 @@ def _root(gram: Array) -> Array:
 
     The added diagonal is a separate coordinate for each example: it can only help the attacker.
     """
+    # The rounding error of eigenvalues grows with n.
     added = 4 * np.finfo(float).eps * len(gram)
     while added <= TOO_LONG:
         try:

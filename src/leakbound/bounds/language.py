@@ -66,6 +66,7 @@ class BigramText(Baseline):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dim", self.length)
+        # Times 4, so that different tokens also differ at twice the tolerance, which is 2.
         object.__setattr__(
             self, "distance", ColumnMisses(lambda rows: 4 * rows, self.length, "sequence", "tokens")
         )

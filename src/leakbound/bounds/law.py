@@ -152,6 +152,7 @@ def _inside(
 ) -> Array:
     try:
         array = np.asarray(value)
+        # NumPy would convert booleans and text, which are errors of the caller.
         if array.dtype.kind not in "iuf":
             raise TypeError
         array = array.astype(np.float64)

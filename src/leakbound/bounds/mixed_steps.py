@@ -43,11 +43,13 @@ def merged(history: Sequence[Part], most: int = MOST, *, more: bool = True) -> l
     rate: replacing the output by one without the example with probability 1 - q / q' turns q' into
     q.
     """
+    # First only what is equal up to rounding becomes one kind, then ever wider groups.
     width = 1e-9
     while True:
         kinds: dict[tuple[int, int], list[Part]] = {}
         for part in history:
             noise, rate, _ = part
+            # Steps without noise have a kind of their own: their logarithm is infinite.
             level = -(2**31) if noise == 0 else math.floor(math.log(noise) / width)
             key = (level, math.floor(math.log(rate) / width)) if width < WHOLE else (0, 0)
             kinds.setdefault(key, []).append(part)
@@ -139,6 +141,7 @@ def visible_upper(parts: Sequence[Part], log_kappa: ArrayLike) -> Any:
     flat = blind.ravel()
     found = np.empty(flat.shape)
     for place, start in enumerate(scipy.special.ndtri_exp(flat)):
+        # Without a sampled step kappa itself, which the two transforms would round.
         reached = np.where(value == 0, math.exp(flat[place]), scipy.special.ndtr(start + gain))
         found[place] = min(1.0, float(mass @ reached) + left)
     return one(np.where(blind == 0, 1.0, found.reshape(blind.shape)))

@@ -77,6 +77,7 @@ class ResultCache:
                 self.hits += 1
                 return cast(T, self._entries[key][0])
             self.misses += 1
+        # Outside the lock, so that threads can compute different curves at the same time.
         made = make()
         parts = (made, *getattr(made, "__dict__", {}).values())
         weight = ENTRY + sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
@@ -204,6 +205,7 @@ def _composed(parts: tuple[Part, ...], pair: Pair, rough: bool) -> LossCurve | N
         first, last = _window(laws, counts, interval)
         if last - first < points:
             break
+        # A little wider than needed, because the window changes with the interval.
         interval *= 1.05 * (last - first) / points
     else:
         return None
@@ -219,6 +221,7 @@ def _composed(parts: tuple[Part, ...], pair: Pair, rough: bool) -> LossCurve | N
         )
     )
     delta = sealed(hockey_stick(mass, infinite, interval))
+    # The possible error of all losses moves the whole grid up.
     return LossCurve(first * interval + float(drift), interval, delta, slack)
 
 
@@ -246,6 +249,7 @@ def _tails(losses: Array, shift: float, q: float, pair: Pair) -> tuple[Array, Ar
     signed = losses if pair == "remove" else -losses
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         odds = np.where(
+            # expm1 keeps the digits near 0; the second form does not overflow for large losses.
             signed < 1,
             np.log(np.maximum(0.0, np.expm1(np.minimum(signed, 1.0)) + q)),
             signed + np.log1p(-(1 - q) * np.exp(-np.maximum(signed, 1.0))),
@@ -277,16 +281,19 @@ def one_step(
     """Mass of one step on the grid and at infinity; no loss is below the true one."""
     losses = np.arange(ends[0], ends[1] + 1) * interval
     upper, log_lower = _tails(losses, shift, q, pair)
+    # Rounding could make the tail rise, and the mass of a cell negative.
     upper = np.minimum.accumulate(upper)
     cell = -np.diff(upper)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         fall = np.minimum(0.0, log_lower[1:] - log_lower[:-1])
         other = np.exp(log_lower[:-1] + losses[:-1] + np.log(-np.expm1(fall)))
         other = np.where(log_lower[:-1] == -np.inf, 0.0, other)
+        # Possible rounding is added, which moves mass to the higher end of its cell.
         blur = 8 * UNIT * upper[:-1] * (1 + np.abs(losses[:-1]) + np.abs(log_lower[:-1]))
         right = (cell - other + np.where(np.isfinite(blur), blur, np.inf)) / -np.expm1(-interval)
     right = np.clip(np.nan_to_num(right, nan=np.inf), 0.0, cell)
     mass = np.zeros(len(losses))
+    # All that lies below the grid counts at its lowest loss, which is rounded up.
     mass[0] = 1 - upper[0]
     mass[:-1] += cell - right
     mass[1:] += right

@@ -130,7 +130,7 @@ class GaussianPart:
         is a sum of variance * chi^2_1, and every t >= 0 gives a bound, whatever its rounding.
         """
         spectrum = self.spectrum
-        far = np.full(square.shape, 600.0)
+        far = np.full(square.shape, 600.0)  # exp of both ends is a float
 
         def past(x: Array) -> Array:  # where the derivative in t has become positive
             shrunk = spectrum / (1 + 2 * np.exp(x)[:, None] * spectrum)

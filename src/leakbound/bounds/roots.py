@@ -31,7 +31,7 @@ def least_where(holds: Callable[[Array], Array], low: Array, high: Array) -> Arr
     """
     low, high = (np.array(end, dtype=float) for end in np.broadcast_arrays(low, high))
     for _ in range(STEPS):
-        middle = low + (high - low) / 2
+        middle = low + (high - low) / 2  # (low + high) / 2 may overflow
         fine = holds(middle)
         high = np.where(fine, middle, high)
         low = np.where(fine, low, middle)
@@ -167,6 +167,7 @@ def edge(
             slope = (value - before[1]) / (place - before[0])
         before = place, value
         root = place - value / slope if slope > 0 else 2 * place + near
+        # Just beside the root, so that `good` and `bad` soon enclose it within `near`.
         aim = root - near / 4 if not known or good < root - near / 2 else root + near / 4
         inside = good + near / 8 < aim < bad - near / 8 if closed else aim > good
         if not inside:

@@ -129,15 +129,17 @@ def _off_the_list(graph: fx.Graph) -> set[str]:
 
 
 def _by_a_constant(node: fx.Node, depends: set[fx.Node]) -> bool:
+    # A divisor that depends on the inputs may be 0, and such a mask may jump.
     return len(node.args) > 1 and node.args[1] not in depends
 
 
 def _where(node: fx.Node, depends: set[fx.Node]) -> bool:
-    return node.args[0] not in depends
+    return node.args[0] not in depends  # such a condition may jump
 
 
 def _power(node: fx.Node, depends: set[fx.Node]) -> bool:
     exponent = node.args[1] if len(node.args) > 1 else None
+    # Other powers have a singularity at 0, in their value or in some derivative.
     return isinstance(exponent, int | float) and exponent >= 0 and float(exponent).is_integer()
 
 
@@ -149,6 +151,7 @@ def _elu(node: fx.Node, depends: set[fx.Node]) -> bool:
 
 
 def _to_float(node: fx.Node, depends: set[fx.Node]) -> bool:
+    # A conversion to whole numbers is a step function.
     value: Any = node.meta["val"]
     return bool(value.dtype.is_floating_point)
 

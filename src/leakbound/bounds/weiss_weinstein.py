@@ -71,6 +71,7 @@ def weiss_weinstein_bound(
     while first < len(shares):
         choice = _choose(shares[:first], grid, known, lost)
         gains.append(_gains(shares[first : 2 * first], choice, grid, known))
+        # The least gain that overlaps in [0, 1] allow, a little lower for rounding.
         ends.append(np.full(len(gains[-1]), -2 * (1 + 1e-9) * float((choice[1] ** 2).sum())))
         first *= 2
     limit = lower_limit(np.concatenate(gains), np.concatenate(ends), confidence=confidence)

@@ -101,6 +101,7 @@ def read_config(path: Path) -> AdapterConfig:
     root = given.get("use_rslora") or False
     if not isinstance(root, bool):
         raise ValueError(f"{what}: use_rslora is {root!r}; give true or false")
+    # A text is a pattern, which is never run: the file's tensors then show the targets.
     targets = given.get("target_modules")
     return AdapterConfig(
         _rank(given.get("r"), "r", what),
@@ -220,6 +221,7 @@ def _read(path: Path, config: AdapterConfig, base: nn.Module) -> dict[str, Tenso
             numbers += config.rank_of(name) * sum(shape)
         if any(_ends(name, one) for one in config.saved):
             numbers += sum(value.numel() for value in layer.state_dict().values())
+    # A number has at most 8 bytes: a file that is larger than its configuration needs is not read.
     most = min(tensors.files.MOST_BYTES, 8 * numbers)
     found: dict[str, Tensor] = {}
     for key, value in tensors.read(path, most=most)[0].items():
@@ -337,6 +339,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _rank(value: Any, name: str, what: str) -> int:
+    # Exact type: `true` would pass for rank 1.
     if type(value) is not int or not 1 <= value <= MOST_RANK:
         raise ValueError(f"{what}: {name} is {value!r}; give a rank from 1 to {MOST_RANK}")
     return value
@@ -369,6 +372,7 @@ def _pattern(given: Mapping[str, Any], name: str, what: str) -> dict[str, Any]:
 
 
 def _ends(module: str, name: str) -> bool:
+    # With the point, as in PEFT: `v` must not match `conv`.
     return module == name or module.endswith(f".{name}")
 
 

@@ -108,6 +108,7 @@ def check_truth(truth: Batch, observation: Observation) -> Batch:
     low, high = task.input_range
     least = float(truth.inputs.min())
     most = float(truth.inputs.max())
+    # Stored values may be rounded. Negated, so that NaN is refused, too.
     if not (least >= low - 1e-6 * (high - low) and most <= high + 1e-6 * (high - low)):
         raise ValueError(
             f"truth runs from {least:.6g} to {most:.6g}, but input_range is {low:g} to {high:g}; "
@@ -174,6 +175,7 @@ def explained(inferred: InferredContext, answer: Reconstruction) -> records.Expl
     energy, own, both, off = sums.tolist()
     if not energy > 0 or not own > 0:
         return None
+    # An update in the opposite direction explains nothing.
     direction = max(0.0, both) ** 2 / (energy * own)
     return records.Explained(share=1 - off / energy, direction=direction, scale=both / own)
 
@@ -189,8 +191,12 @@ def header(case: Case, name: str, attack: Attack | None) -> records.Assessment:
     key += [seen.cohort[0], repr(seen.task.plan), list(seen.input_shape)]
     key += [seen.threat.labels_known, named(seen.task.loss).name]
     empty = headers.header(
-        *(digest(key), about, defense_info(case.declared), model_info(case.title, seen.task)),
-        *(seen, case.criterion),
+        digest(key),
+        about,
+        defense_info(case.declared),
+        model_info(case.title, seen.task),
+        seen,
+        case.criterion,
         source="captured",
         seed=case.at,
     )
@@ -217,7 +223,11 @@ def judged(
     share = explained(inferred, reconstruction)
     public, decoys = (None, None) if case.public is None else case.public.halves
     evidence = Evidence(
-        *(header(case, name, attack), seen, _release(case), attack, reconstruction),
+        header(case, name, attack),
+        seen,
+        _release(case),
+        attack,
+        reconstruction,
         truth=case.truth,
         public=public,
         decoys=decoys,
@@ -231,6 +241,7 @@ def judged(
     settings = RiskSettings(risk=RiskSpec(people=case.people), pictures=pictures)
     record, files = judge(evidence, settings)
     rate_known = inferred.rate_known
+    # Without the learning rate, the update's length has no unit.
     if share is not None:
         share = records.Explained(
             share=records.short(share.share) if rate_known else None,
@@ -279,7 +290,7 @@ def public_examples(source: str, form: Domain, schema: str | None = None) -> Pub
     wanted = form.shape
     span = form.input_range if form.rescaled else None
     if source in SOURCES:
-        schema = None
+        schema = None  # a packaged table has its own
     dataset = load(source, schema=schema)
     own = tuple(dataset.inputs.shape[1:])
     if own != wanted and has_neighbors(wanted) and wanted[1] == wanted[2]:

@@ -66,6 +66,7 @@ class Capture:
         """Sixteen hex digits of the tensors and the kind."""
         total = hashlib.sha256(self.kind.encode())
         for named in (self.update, self.before or {}):
+            # The order of the names in a file must not change the digest.
             for key, value in sorted(named.items()):
                 total.update(f"{key}:{value.dtype}:{tuple(value.shape)}".encode())
                 if value.numel():  # a tensor without entries may have strides that no view has
@@ -145,6 +146,7 @@ def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> C
     check.one_of(("auto", *KINDS), kind=kind)
     named, about, name = _tensors(update, "update")
     if before is None and isinstance(update, Path | str):
+        # Only beside a file of our own: elsewhere a file of that name may be anything.
         beside = Path(update).parent / BEFORE
         before = beside if PREFIX + "kind" in about and beside.is_file() else None
     start = None if before is None else _tensors(before, "before")[0]
@@ -227,6 +229,7 @@ def _tensor(value: Any, what: str) -> Tensor:
         raise ValueError(f"{what} is no array of numbers ({error})") from error
     if array.dtype.kind not in "uifb":
         raise ValueError(f"{what} holds values of type {array.dtype}; give numbers")
+    # PyTorch takes only the machine's own byte order.
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
 
 
@@ -355,6 +358,7 @@ def write(
     """
     text = {k.removeprefix(PREFIX): str(value) for k, value in about.items()}
     for name in ("round", "client"):
+        # Both become a part of the path, which must not leave the folder.
         if not re.fullmatch(r"\d{1,20}", text.get(name, "")):
             raise ValueError(f"about[{name!r}] is {text.get(name)!r}; give a whole number")
     check.one_of((*KINDS, TREES), kind=text.get("kind", ""))
@@ -384,6 +388,7 @@ def updates_in(folder: Path) -> list[tuple[int, int, Path]]:
     if not folder.is_dir():
         raise ValueError(f"update is {str(folder)!r}, which is neither a file nor a folder")
     rounds = [(m, path) for path in folder.iterdir() if (m := _ROUND.fullmatch(path.name))]
+    # A path such as `.` has no name of its own.
     if own := _ROUND.fullmatch(folder.resolve().name):
         rounds = [(own, folder)]
     found = [

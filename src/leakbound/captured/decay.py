@@ -118,6 +118,7 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
     for name, part in parts.items():
         beside = f"{name.rpartition('.')[0]}.weight".removeprefix(".")
         if part.ndim == 1 and name != beside and beside in shares:
+            # The matrix spans the bias's gradient only without its decay.
             share = shares[beside].value if shares[beside].sure else 0.0
             rest = (parts[beside] - share * held[beside]).flatten(1)
             matrix = rest, rounding[beside].flatten(1)
@@ -153,6 +154,7 @@ def _of_matrix(
     """The multiple of the weights (M, N) in a change; None if it does not show whether there is."""
     if min(change.shape) < LEAST:
         return None
+    # Wide: `_of_rank` multiplies by the pseudoinverse of the weights from the right.
     if change.shape[0] > change.shape[1]:
         change = change.T
         held = held.T
@@ -176,7 +178,7 @@ def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None
     held = held.double()
     spread = spread.double()
     energy = held.square().sum(1)
-    share = (change * held).sum(1) / energy.clamp_min(1e-300)
+    share = (change * held).sum(1) / energy.clamp_min(1e-300)  # rows of zeros are left out below
     rest = (change - share[:, None] * held).square().sum(1)
     plain = (energy > 0) & (rest <= FITS**2 * spread.square().sum(1))
     if int(plain.sum()) < LEAST:
@@ -187,10 +189,13 @@ def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None
 def _of_rank(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
     """The multiple by which a change (M, N) has at most half of its rank left."""
     try:
+        # A gradient of at most half the rank leaves the multiple in half of the eigenvalues.
         start = torch.linalg.eigvals(change @ torch.linalg.pinv(held)).real.median()
+        # A better multiple leaves less of the weights, and so better directions without a gradient.
         for _ in range(REFINED):
             outer, _, _ = torch.linalg.svd(change - start * held, full_matrices=False)
             free = outer[:, len(change) // 2 :].T  # no gradient has a part in these directions
+            # Orthonormal directions do not change the size of the rounding.
             one = _pooled(free @ change, free @ held, spread[: len(free)])
             if one is None:
                 return None
@@ -205,10 +210,12 @@ def _of_bias(
 ) -> DecayShare | None:
     """The multiple in a bias (M,), whose gradient lies in the span of the matrix's columns."""
     outer, size, _ = torch.linalg.svd(weight.double(), full_matrices=False)
+    # A matrix of independent errors has about the norm of its longest row plus longest column.
     noise = float(rounding.double().norm(dim=0).max() + rounding.double().norm(dim=1).max())
     rank = int((size > max(FITS * noise, 1e-6 * float(size[0]))).sum())
     if len(change) - rank < LEAST:
         return None
+    # QR completes the span to a basis: its other columns are orthogonal to every gradient.
     full = torch.linalg.qr(torch.cat([outer[:, :rank], torch.eye(len(change)).to(outer)], 1))[0]
     free = full[:, rank:].T
     level = spread.double().square().mean().sqrt().expand(len(free), 1)
@@ -221,9 +228,11 @@ def _pooled(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
     if not energy > 0:
         return None
     share = float((change * held).sum()) / energy
+    # Values that are stated as exact still have the rounding of this computation.
     level = max(float(spread.square().mean().sqrt()), 1e-12 * float(change.abs().max()))
     rest = change - share * held
     if not float(rest.square().mean().sqrt()) <= FITS * level:
         return None
     error = level / math.sqrt(energy)
+    # The third number is the level over the weights' root mean square.
     return DecayShare(share, error, error * math.sqrt(held.numel()))

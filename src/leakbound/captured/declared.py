@@ -105,7 +105,7 @@ def of(capture: Capture, rate: float) -> Chain | None:
 
 def _link(row: Any) -> Defense:
     values = dict(row)
-    kind, _ = LINKS[values.pop("name")]
+    kind, _ = LINKS[values.pop("name")]  # no other class is found by name
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name} is no number")

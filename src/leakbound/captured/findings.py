@@ -86,6 +86,7 @@ def batch_size(
         weight = parts[key].double()
         errors = rounded[key]
         values = torch.linalg.svdvals(weight)
+        # A random matrix has about the norm of its longest row plus longest column.
         noise = 8 * float(errors.norm(dim=0).max() + errors.norm(dim=1).max())
         rank = int((values > max(1e-5 * float(values[0]), noise)).sum())
         if math.ceil(rank / rows) >= products:
@@ -252,6 +253,7 @@ def _moved(observation: Observation) -> int:
         return 1
     if named(observation.task.loss).name not in ("cross_entropy", "bce", "l1"):
         return 1  # a step may be of any length
+    # The small number keeps rounding from adding a step.
     return max(1, math.ceil(float(layer.bias.abs().max()) - 1e-4))
 
 
@@ -291,6 +293,7 @@ def _errors(observation: Observation, image: Tensor, source: torch.Generator) ->
                 errors[count] = float(off.norm() / seen.norm())
         return errors or {1: math.inf}
     label = infer("bias", observation, source) if label is None else label
+    # Each turn adds one step: to begin again for each count would cost its square.
     for count in range(1, MOST_STEPS + 1):
         moved = task.parameters - rate * total
         total = total + gradient(task, image, label, moved).detach()
@@ -302,7 +305,7 @@ def _rows_an_example(task: Task, input_shape: tuple[int, ...]) -> dict[str, int]
     """Linear layers whose gradient is sent, and how many rows each has per example."""
     linear = [n for n, m in task.model.named_modules() if isinstance(m, nn.Linear)]
     names = [n for n in linear if (f"{n}.weight" if n else "weight") in task.names]
-    count = 2 if task.coupled else 1
+    count = 2 if task.coupled else 1  # a batch norm in training mode refuses one
     probe = probes(task, count, input_shape)
     found = {}
     for name in names:

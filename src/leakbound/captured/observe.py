@@ -194,6 +194,7 @@ def infer_context(
     labels = _label_finding(observation, certain, findings, notes, rate)
     false = None if rate is None else proofs.missing_noise(observation)
     if false is not None and user_info.defense is None:  # metadata that the update itself refutes
+        # This ends: without a declared defense there is no noise to refute.
         capture = _without_declared(capture, false)
         return infer_context(
             capture, task, user_info, input_shape=input_shape, public=public, steps=steps
@@ -242,6 +243,7 @@ def _decay(
         )
     if capture.kind == "gradient":
         return decay.same(task, own)
+    # Each step of SGD leaves (1 - rate * decay) of the weights: the update holds the rest.
     return decay.same(task, (1 - (1 - rate * own) ** (steps or 1)) / rate)
 
 
@@ -364,6 +366,7 @@ def _thawed(capture: Capture, task: Task) -> str | None:
         usable = name in named and named[name].is_floating_point()
         if usable and bool(named[name].isfinite().all()):
             expected = value if capture.kind == "weights" else torch.zeros_like(value)
+            # A file in half precision also rounds weights that nobody trained.
             rounded = torch.finfo(named[name].dtype).eps
             if not torch.allclose(named[name].to(expected), expected, rtol=rounded, atol=0):
                 moved.append(name)
@@ -389,7 +392,7 @@ def _rate(capture: Capture, info: TrainingInfo, findings: list[Finding]) -> floa
         return None
     how = "given" if info.learning_rate else "the file's metadata"
     findings.append(Finding("learning rate", f"{rate:g}", how, True))
-    return 1.0 if capture.kind == "gradient" else rate
+    return 1.0 if capture.kind == "gradient" else rate  # the rate is not in a gradient
 
 
 def _known(name: str, given: int | None, about: int | None, findings: list[Finding]) -> int | None:
@@ -537,6 +540,7 @@ def task_of(
             "knows its draws (so the simulation only approximates the training)"
         )
     quiet = (nn.modules.dropout._DropoutNd, nn.modules.instancenorm._InstanceNorm, nn.RNNBase)
+    # These draw random numbers (recurrent layers have dropout between them) or update statistics.
     for module in own.modules():
         if isinstance(module, quiet):
             module.eval()
@@ -576,7 +580,7 @@ def task_of(
 def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
     """The task with its number of classes, after a test with one input."""
     low, high = task.input_range
-    shape = (2 if task.coupled else 1, *input_shape)
+    shape = (2 if task.coupled else 1, *input_shape)  # a batch norm in training mode refuses one
     image = torch.full(shape, (low + high) / 2).to(task.parameters)
     tokens = task.domain is not None and not task.domain.dtype.is_floating_point
     _check_vocabulary(task)
@@ -610,6 +614,7 @@ def _checked(task: Task, input_shape: tuple[int, ...]) -> Task:
             f"classes is {task.label_range}, but the model has {width} outputs; leave classes out, "
             "or build the model with this many"
         )
+    # A single output decides between two classes.
     return replace(task, label_range=task.label_range or max(2, width))
 
 

@@ -99,6 +99,7 @@ def classes(
     found = tuple(int(k) for k in (bias < -slack).nonzero().flatten())
     total = float(bias.sum().abs())
     whole = float(bias.abs().sum())
+    # Independent roundings add up by their squares.
     if total > max(BALANCED, 4 * precision) * whole + float(slack.square().sum().sqrt()):
         why = f"sum to {total / whole:.1%} of their absolute sum, and cross-entropy's to 0"
     elif len(found) > seen.examples:
@@ -155,6 +156,7 @@ def spread(capture: Capture, task: Task, rate: float | None) -> Tensor:
         start = task.parameters.abs().mul_(torch.finfo(task.parameters.dtype).eps)
         if capture.before is not None:
             torch.maximum(start, _of(capture.before, task, "before"), out=start)
+        # A delta was rounded once; a difference of stored weights has the rounding of both.
         if capture.kind == "delta":
             torch.maximum(total, start, out=total)
         else:
@@ -176,12 +178,14 @@ def _of(named: Mapping[str, Tensor], task: Task, what: str) -> Tensor:
 def _spread(value: Tensor) -> Tensor:
     kind = _kind(value)
     about = torch.finfo(kind)
+    # One rounding is uniform over a step of the grid: its deviation is step / sqrt(12).
     share = about.eps * (0.25 if kind in HALVES else 1.0)
+    # Below the smallest normal number, the grid is as coarse as there.
     return value.detach().double().abs().clamp_min_(about.smallest_normal).mul_(share)
 
 
 def _kind(value: Tensor) -> torch.dtype:
-    if value.dtype in HALVES or not bool((value != 0).any()):
+    if value.dtype in HALVES or not bool((value != 0).any()):  # zeros fit every type
         return value.dtype
     for kind in HALVES:
         if torch.equal(value, value.to(kind).to(value.dtype)):

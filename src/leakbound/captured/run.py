@@ -236,6 +236,7 @@ class UpdateResult(Presented):
             for i, (record, answer) in enumerate(zip(self.records, self.answers, strict=True))
             if answer is not None and answer.problem is None
         ]
+        # By the first two alone: tensors have no order. Of equal ones the first wins.
         return max(found, key=lambda row: row[:2])[2] if found else None
 
     def _figure(self) -> Figure:
@@ -246,7 +247,9 @@ class UpdateResult(Presented):
     def _repr_html_(self) -> str:
         rows = [
             (
-                *(one.attack.name, one.end, format_number(_direction(one))),
+                one.attack.name,
+                one.end,
+                format_number(_direction(one)),
                 one.certificate or one.layer_input or "",
             )
             for one in self.records
@@ -676,6 +679,7 @@ def check_place(folder: Path) -> None:
 
 
 def _header(work: Work) -> dict[str, Any]:
+    # A domain and a loss function are no plain values: their names follow below.
     settings = replace(
         work.settings, attacks=work.settings.specs, domain=None, loss="cross_entropy"
     )

@@ -63,6 +63,7 @@ class ClassPriors:
         A bound holds for its prior, so the batches are drawn from it. A flat prior cannot be drawn
         from: then the batches are public examples of the class.
         """
+        # A float32 in [0, 1) has 24 random bits.
         generator = np.random.default_rng(int(uniform((1,), source) * 2**24))
         drawn = []
         for label in labels.tolist():

@@ -138,6 +138,7 @@ def strange_power(channel: Channel, update: Update, batch: Batch) -> float | Non
     white = channel.whiten(rows, batch.inputs, batch.labels).double()
     count = max(1, int((white != 0).sum()))
     power = float(white.square().sum()) / count
+    # The mean of this many squared normal numbers has variance 2 / count.
     return power if abs(power - 1) > STRANGE * (2 / count) ** 0.5 else None
 
 

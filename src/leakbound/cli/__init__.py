@@ -77,6 +77,7 @@ def _flushed(code: int) -> int:
             if stream is not None:
                 stream.flush()
         except OSError as error:
+            # Python flushes again at its end, which cannot fail on the null device.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             closed = isinstance(error, BrokenPipeError)
             if not closed and not code:  # since Python 3.12 argparse does not let it through
@@ -99,7 +100,7 @@ def _ended(arguments: list[str]) -> int:
         number = stops.came() or (signal.SIGTERM if terminated else signal.SIGINT)
         return STOPPED[signal.Signals(number)]
     except BrokenPipeError:
-        raise
+        raise  # an OSError with an exit code of its own
     except (ValueError, OSError) as error:
         _say(str(error))
         return USAGE
@@ -171,7 +172,7 @@ def verbs(arguments: list[str]) -> dict[str, Verb]:
         try:
             kind, where = point.load()
             found.setdefault(point.name, (kind, where))
-        except Exception as error:
+        except Exception as error:  # another package must not break ours
             _say(
                 f"warning: the command {point.name!r} does not load: {error}; repair or uninstall "
                 "its package"

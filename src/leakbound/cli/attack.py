@@ -44,6 +44,7 @@ def attack(command: options.AttackOptions) -> int:
         raise ValueError(f"seed is {command.seed}; give a whole number of at least 0")
     plan = _plan(command, name, batch_size)
     units = plan.experiments()
+    # Before the experiment, which may take minutes.
     if command.out is not None:
         check_files(command.out, ("truth.png", "reconstruction.png", "leak_map.png"))
     if len(units) != 1:

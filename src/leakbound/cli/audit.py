@@ -162,6 +162,7 @@ def train(command: options.Train) -> int:
             f"plan is {str(command.plan)!r}, which trains nothing: it has no table [utility], or "
             "its rounds are 0; add [utility] with rounds = 40 and repeats = 3"
         )
+    # A plan's name may hold a path: here it becomes one folder's name.
     name = re.sub(r"[^A-Za-z0-9_]+", "-", plan.name)[:60].strip("-") or "plan"
     out = command.out or Path("runs") / f"{name}-training"
     shared.check_files(out, [])

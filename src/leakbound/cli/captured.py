@@ -275,6 +275,7 @@ def _model(command: options.AttackOptions, settings: Settings) -> nn.Module:
 def _announce(what: str, path: str) -> None:
     errors.say(f"importing Python code that --{what} names: {brief(path)}")
     here = str(Path.cwd())
+    # Last: a module here must not take the place of an installed one.
     if here not in sys.path:
         sys.path.append(here)
 

@@ -22,6 +22,7 @@ def compare(command: options.Compare) -> int:
     from leakbound.report.compare import FILE, summary, write_comparison
     from leakbound.report.folder import read
 
+    # Two paths may lead to one folder.
     if os.path.realpath(command.first) == os.path.realpath(command.second):
         raise ValueError(
             f"first and second are both {str(command.first)!r}, which shows nothing; give two runs"

@@ -71,6 +71,7 @@ def _claims(command: options.AuditEpsilon) -> epsilons.Claims:
         local = given.local
         stated = (own.delta, own.epsilon, given.noise.multiplier, local.rate, local.steps)
         for name, value in zip(names, stated, strict=True):  # an option counts more than the file
+            # An option at its default counts as not given.
             if value is not None and said[name] == getattr(options.AuditEpsilon, name):
                 said[name] = value
         covered = own.rounds or given.rounds or command.rounds

@@ -109,11 +109,13 @@ def parse(options: type[T], words: Sequence[str], verb: str) -> T:
 
 
 def _parser(known: Iterable[Argument]) -> argparse.ArgumentParser:
+    # argparse would end the process with its own text; an abbreviation may become ambiguous.
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     parser._negative_number_matcher = NUMBER  # argparse's own takes -1e-3 for an option
     for argument in known:
         names = [argument.field]
         if not argument.positional:
+            # Both forms: messages write the field's name, with underscores.
             names = list(dict.fromkeys([argument.option, "--" + argument.field]))
         more: dict[str, Any] = {"action": "store_true"}
         if not argument.flag:

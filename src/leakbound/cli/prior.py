@@ -19,6 +19,7 @@ from leakbound.cli.terminal import brief, console
 def train(command: options.TrainPrior) -> int:
     if command.out.suffix != ".safetensors":
         raise ValueError(f"out is {str(command.out)!r}; give a name that ends in .safetensors")
+    # Before minutes of training.
     with files.writing(command.out):
         files.check(command.out)
     schema = None if command.schema is None else str(command.schema)

@@ -144,6 +144,7 @@ def workers_of(asked: int) -> int:
         raise ValueError(f"workers is {asked}; give 0 for one per core, or a number of processes")
     if asked:
         return asked
+    # A container or a batch job may have fewer cores than the machine.
     ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     found = len(ours) or os.cpu_count() or 1
     return min(found, 61) if os.name == "nt" else found  # Windows waits for no more at once

@@ -52,4 +52,5 @@ def safe(text: object) -> str:
 def brief(text: object) -> str:
     """The same of what may be long: its first `LONGEST` characters."""
     line = printable(str(text))
+    # Cut before it is escaped: half of an escape would be markup.
     return escape(line if len(line) <= LONGEST else line[:LONGEST] + "...")

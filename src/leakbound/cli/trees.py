@@ -50,6 +50,7 @@ def _record(seen: Revealed, measure: TreeMeasure | None) -> dict[str, Any]:
         "objective": seen.model.objective,
         "eta": seen.eta,
         "lambda": seen.reg_lambda,
+        # By their text: a float32 gains digits when it becomes a double.
         "thresholds": {
             seen.model.name(j): [float(str(x)) for x in t] for j, t in seen.thresholds.items()
         },

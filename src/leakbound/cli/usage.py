@@ -92,6 +92,7 @@ def _page(usage: str, about: Iterable[str], groups: Mapping[str, Rows]) -> str:
     for title, rows in groups.items():
         group = page.add_argument_group(title)
         for name, text in rows.items():
+            # argparse formats help texts with %.
             group.add_argument("row", metavar=name, help=text.replace("%", "%%"))
     return page.format_help().strip("\n")
 

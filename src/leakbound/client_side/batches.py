@@ -126,6 +126,7 @@ def one_batch(tapped: Tapped, plan: LocalPlan, who: str, unit: Unit) -> Batch:
             "or use leakbound.opacus for DP-SGD in every local step"
         )
     size = plan.batch_size
+    # The last batch of an epoch may be smaller.
     cut = len(sizes) == plan.steps and {*sizes[:-1], size} == {size} and sizes[-1] <= (size or 0)
     if len(sizes) > 1 and not cut:
         raise ValueError(

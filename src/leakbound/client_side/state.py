@@ -52,6 +52,7 @@ def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {"dict": {key: _plain(item, tensors) for key, item in value.items()}}
     if is_dataclass(value) and not isinstance(value, type):
+        # Fields without `init` follow from the others when the class is made again.
         own = {f.name: _plain(getattr(value, f.name), tensors) for f in fields(value) if f.init}
         return {"class": type(value).__qualname__, "of": type(value).__module__, "fields": own}
     raise ValueError(

@@ -19,6 +19,7 @@ _STEMS = {"data_batch": 10, "test_batch": 10, "train": 100, "test": 100}
 def read_cifar(path: Path, options: Options) -> Raw:
     """Images of a batch file, or of all of a folder by name; CIFAR-100 gives its fine labels."""
     files = _files(path)
+    # Together: each file alone may keep the limit.
     within_limit(f"the batches of {str(path)!r}", sum(file.stat().st_size for file in files))
     parts = [_binary(file) for file in files]
     kinds = {classes for _, _, classes in parts}
@@ -71,4 +72,5 @@ def _binary(path: Path) -> tuple[Tensor, Tensor, int]:
             "(CIFAR-10) or test.bin (CIFAR-100)"
         )
     table = torch.frombuffer(data, dtype=torch.uint8).reshape(-1, widths[fitting[0]])
+    # CIFAR-100 has the coarse label first; the fine one is next to the pixels.
     return table[:, -_PIXELS:], table[:, -_PIXELS - 1].long(), fitting[0]

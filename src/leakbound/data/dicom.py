@@ -52,6 +52,7 @@ def decode(data: bytes | bytearray, name: str) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            # The encoding first: `dcmread` would unpack a deflated file whole, whatever its size.
             syntax = _syntax(pydicom.filereader, io.BytesIO(data))
             if syntax == _DEFLATED:
                 raise RefusedImage(f"image {name!r} is deflated as a whole; save it otherwise")
@@ -112,6 +113,7 @@ def _values(found: Any, pixels: np.ndarray) -> Tensor:
     if found.PhotometricInterpretation in _COLOR:
         return torch.from_numpy(np.array(pixels, dtype=np.uint8)).permute(2, 0, 1)
     steps = 2**found.BitsStored
+    # Signed values begin at minus half of the range.
     lowest = steps // 2 if found.PixelRepresentation else 0
     values = (pixels.astype(np.float64) + lowest) / (steps - 1)
     return torch.from_numpy(values.clip(0, 1).astype(np.float32))[None]

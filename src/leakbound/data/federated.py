@@ -67,6 +67,7 @@ def dirichlet(
     check.count(least=least)
     _enough(len(labels), clients, least)
     groups = _groups(labels)
+    # By NumPy: `torch.distributions.Dirichlet` takes no generator.
     draws = np.random.default_rng(int(torch.randint(2**63 - 1, (1,), generator=generator)))
     alpha = np.full(clients, float(concentration))
     for _ in range(_TRIES):
@@ -105,8 +106,9 @@ def _enough(count: int, clients: int, least: int) -> None:
 
 def _cut(count: int, shares: np.ndarray) -> Tensor:
     """The owner of each of `count` images if client k gets the k-th share of them."""
+    # Ends are rounded, not sizes: rounded sizes need not sum to the count.
     ends = np.rint(np.cumsum(shares) * count).astype(np.int64)
-    ends[-1] = count
+    ends[-1] = count  # the shares may sum to a little less than 1
     held = torch.from_numpy(np.diff(ends, prepend=0))
     return torch.repeat_interleave(torch.arange(len(shares)), held)
 

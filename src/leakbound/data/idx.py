@@ -39,6 +39,7 @@ def _images_file(path: Path) -> Path:
         raise ValueError(f"{str(path)!r} does not exist; check the path")
     names = sorted(f.name for f in folder.iterdir() if f.is_file() and f.name.startswith(start))
     found = [n for n in names if "images" in n and "idx3" in n]
+    # A file and its packed copy are not two choices: the plain one is read.
     found = [n for n in found if n.removesuffix(".gz") == n or n.removesuffix(".gz") not in found]
     if not found:
         raise ValueError(f"{str(path)!r} holds no file with a name like train-images-idx3-ubyte")
@@ -62,7 +63,9 @@ def _read(path: Path, dimensions: int) -> Tensor:
     try:
         with files.opened(path) as raw, gzip.open(raw) if packed else raw as stream:
             shape = _header(stream, path, dimensions)
+            # Before any memory is taken: the header is untrusted.
             within_limit(f"{str(path)!r}, as its header declares,", math.prod(shape))
+            # Only unpacking shows what a packed file holds: it is checked after that, below.
             if not packed:
                 _check_size(path, shape, path.stat().st_size - 4 - 4 * dimensions)
             data = take(stream, math.prod(shape) + 1)  # one more byte shows a file that is longer

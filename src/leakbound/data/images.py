@@ -40,8 +40,22 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (
-    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".webp", ".avif", ".gif"),
-    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"),
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".bmp",
+    ".dib",
+    ".webp",
+    ".avif",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".pnm",
 )
 OPTIONAL = {".webp": "webp", ".avif": "avif"}
 """Ending -> Pillow's name of the decoder, which it can lack."""
@@ -142,8 +156,10 @@ def read_folder(path: Path, options: Options) -> Raw:
         raise ValueError(f"folder {str(path)!r} does not exist; check the path")
     root = path.resolve()
     found = _Found()
+    # Without `onerror`, a folder that cannot be read would be skipped silently.
     for here, folders, names in os.walk(root, onerror=_raised):
         for name in folders:
+            # `os.walk` does not follow it, so its class would vanish.
             if (Path(here) / name).is_symlink():
                 raise ValueError(f"{name!r} is a link to a folder; put a copy in its place")
         if _hidden(place := Path(here).relative_to(root).as_posix()):
@@ -193,6 +209,7 @@ def read_zip(path: Path, options: Options) -> Raw:
         found = _Found()
         total = 0
         for member in archive.infolist():
+            # Some Windows programs write backslashes, against the zip format's specification.
             name = "/".join(part for part in member.filename.replace("\\", "/").split("/") if part)
             if _hidden(name):
                 continue
@@ -237,6 +254,7 @@ def _decoder(
         return dicom.decode
     if suffix:
         return decode if suffix in _readable() else None
+    # DICOM files often have no ending.
     begin = head()
     if dicom.begins(begin):
         return dicom.decode
@@ -268,6 +286,7 @@ def _is_picture(head: bytes) -> bool:
     from PIL import Image
 
     tests = (Image.OPEN[name][1] for name in _formats() if name in _MARKED)
+    # Pillow gives its tests 16 bytes; they return a text where a decoder is missing.
     return any(test is not None and test(head[:16]) is True for test in tests)
 
 
@@ -315,6 +334,7 @@ def decode(data: bytes | bytearray, name: str) -> Tensor:
         # Pillow only warns of a bomb between one and two limits, and would decode it
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
+            # Of Pillow's formats only these: that of EPS, for one, would start Ghostscript.
             with Image.open(io.BytesIO(data), formats=_formats()) as image:
                 _check_header(image, name)
                 pixels = _pixels(image, name)
@@ -336,6 +356,7 @@ def _check_header(image: Image, name: str) -> None:
             f"image {name!r} declares {width} x {height} pixels; the limit is {MAX_PIXELS}: "
             "resize it"
         )
+    # Phones save a photo and its preview as MPO; the first one is the photo.
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":
         raise RefusedImage(
@@ -385,6 +406,7 @@ def _decode_all(entries: list[_Entry], options: Options) -> tuple[Tensor, Iterab
                 "give channels = 1 (gray) or channels = 3 (RGB)"
             )
         images[k] = fit(image[None], options)[0]
+        # The header of a DICOM file says how many bits it uses.
         wide = wide and image.is_floating_point() and entry.decode is decode
         most = max(most, float(image.max())) if wide else most
     if not wide or not 0 < most <= DARK or options.bits is not None:
@@ -407,7 +429,7 @@ def _scaled(entry: _Entry, bits: int | None) -> Tensor:
             "header says how many; leave bits out"
         )
     scaled: Tensor = image * (WIDE / (2**bits - 1))
-    if float(scaled.max()) > 1 + 1e-6:
+    if float(scaled.max()) > 1 + 1e-6:  # float32 rounds the quotient
         raise ValueError(
             f"image {entry.name!r} has the value {float(image.max()) * WIDE:.0f}, but bits = "
             f"{bits} ends at {2**bits - 1}; give more bits"
@@ -416,6 +438,7 @@ def _scaled(entry: _Entry, bits: int | None) -> Tensor:
 
 
 def _classes(parents: list[tuple[str, ...]]) -> list[str]:
+    # What the first and the last name share, all between them share.
     low = min(parents)
     high = max(parents)
     shared = 0
@@ -456,4 +479,5 @@ def _origin(name: str, rule: str | None) -> tuple[str, tuple[str, ...]]:
 
 
 def _printable(name: str) -> str:
+    # Names on disk need not be text in UTF-8: Python then has surrogates, which no file takes.
     return name.encode("utf-8", "replace").decode("utf-8")

@@ -70,6 +70,7 @@ def _images(array: Array, bits: int | None) -> Tensor:
         mend = "" if bits is not None or low < 0 else ", or bits = 12 for images of 12 bits"
         raise ValueError(f"images run from {low} to {high}; give whole numbers in 0..{most}{mend}")
     if bits is not None:
+        # As floats they take more memory than in the archive.
         raw.within_limit(f"{len(array)} images of {array.shape[1:]}", 4 * array.size)
         array = array.astype(np.float32) / most
     values = torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.uint8))

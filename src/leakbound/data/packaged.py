@@ -118,6 +118,7 @@ def otsu(values: Tensor) -> int:
     below = counts.cumsum(0)
     share = below / below[-1]
     mass = (counts * torch.arange(256)).cumsum(0) / below[-1]
+    # An empty side makes it 0/0.
     between = (mass[-1] * share - mass).square() / (share * (1 - share)).clamp_min(1e-12)
     return int(between.argmax())
 

@@ -134,6 +134,7 @@ def fit(images: Tensor, options: Options) -> Tensor:
     channels, height, width = shape_after(images.shape, options)
     if channels == 1 and images.shape[1] == 3:
         weights = torch.tensor(LUMA).view(1, 3, 1, 1)
+        # The weights sum to 1 only up to rounding.
         images = (images * weights).sum(1, keepdim=True).clamp(0, 1)
     elif channels == 3 and images.shape[1] == 1:
         images = images.expand(-1, 3, -1, -1)

@@ -74,13 +74,16 @@ def opened(path: Path, delimiter: str | None = None) -> Iterator[Rows]:
     if path.suffix.lower() in PARQUET:
         yield _parquet(path)
         return
+    # Excel writes a byte order mark; line ends must stay, as `csv` reads those in quotes itself.
     with files.opened(path) as raw, TextIOWrapper(raw, "utf-8-sig", newline="") as text:
         lines = _Lines(text)
+        # Both are read below by an error that comes before the true ones exist.
         start = _Start(0, delimiter or ",", [])
         reader = csv.reader([])
         try:
             start = _start(lines, delimiter)
             given = chain(start.lines, lines)
+            # Without `strict`, an unclosed quotation mark would swallow all rows after it.
             reader = csv.reader(
                 given, delimiter=start.delimiter, skipinitialspace=True, strict=True
             )
@@ -237,11 +240,13 @@ def _line_ends(path: Path) -> int:
     found = 1
     with files.opened(path) as stream:
         while part := stream.read(1 << 20):
+            # A line end that two parts share counts twice, which keeps this an upper bound.
             found += part.count(b"\n") + part.count(b"\r") - part.count(b"\r\n")
     return found
 
 
 def _first_not_utf8(path: Path) -> int:
+    # Incremental: a limit on the line may cut a character in two.
     decoder = codecs.getincrementaldecoder("utf-8")()
     number = 1
     with files.opened(path) as stream:
@@ -270,6 +275,7 @@ def _parquet(path: Path) -> Rows:
         at = 0
         with _parquet_errors():
             for batch in table.iter_batches(batch_size=max(_FEWEST, _VALUES // len(names))):
+                # As text: one set of rules then reads CSV and Parquet.
                 texts = [list(map(_text, column.to_pylist())) for column in batch.columns]
                 lines = range(at + 1, at + 1 + batch.num_rows)
                 at = at + batch.num_rows

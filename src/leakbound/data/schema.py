@@ -49,8 +49,17 @@ HEAD = """\
 # - A number may also have: unit, tolerance, center, scale. A category: encoding.
 """
 _TEXTS = (
-    *("name", "kind", "unit", "encoding", "decimal", "censored", "format"),
-    *("target", "target_decimal", "target_unit", "delimiter"),
+    "name",
+    "kind",
+    "unit",
+    "encoding",
+    "decimal",
+    "censored",
+    "format",
+    "target",
+    "target_decimal",
+    "target_unit",
+    "delimiter",
 )
 _DATED = ("low", "high", "center", "typical")
 """Keys of a column that are dates in the file if its kind is date."""
@@ -231,8 +240,10 @@ def _checked(where: str, row: Mapping[str, Any], known: Sequence[str]) -> dict[s
     check.known_keys(where, row, known)
     for key, value in row.items():
         kind, words = _TYPES.get(key, (float, "a finite number"))
+        # Exact types: `true` is an int, and would pass for a number.
         right = type(value) is kind or (kind is float and type(value) is int)
         if kind is float and right:
+            # Rejects infinity, NaN, and whole numbers that no float holds.
             right = -1e308 <= value <= 1e308
         if not right or (kind is list and not all(isinstance(item, str) for item in value)):
             raise ValueError(f"{where}: {key} is {str(value)[:60]!r}; give {words}")
@@ -249,6 +260,7 @@ def _column(row: Mapping[str, Any]) -> Column:
     settled = dict(row)
     for key in (key for key in row if key in _DATED):
         value = row[key]
+        # Exact type: a date with a time of day is a date, too.
         if (type(value) is date) != dated:
             form = "a date such as 1990-01-31" if dated else 'a number, or set kind = "date"'
             raise ValueError(f"{what}: {key} is {str(value)[:60]!r}; give {form}")
@@ -335,6 +347,7 @@ class _Seen:
         if len(self.digits) < 2:
             self.digits |= {len(code) if code.isdecimal() else 0 for code in new}
         if not self.codes:
+            # No number is written with a leading zero, but 0 is a number.
             self.codes = any(code.isdecimal() and code[0] == "0" < code for code in new)
         if self.levels is not None:
             short = all(len(level) <= LONGEST_LEVEL for level in new)
@@ -418,6 +431,7 @@ class _Seen:
         if len(sample):
             with np.errstate(over="ignore"):
                 low, middle, high = np.quantile(sample, (0.25, 0.5, 0.75)).tolist()
+                # Normal values have quartiles 1.349 deviations apart; others may have none apart.
                 spread = float(f"{(high - low) / 1.349 or sample.std():.6g}")
             known = spread if 0 < spread < np.inf else None
             typical = round(middle) if reading.format else float(f"{middle:.6g}")
@@ -471,6 +485,7 @@ def _forms(table: rows.Rows, watch: Watch) -> dict[str, DraftedFormat]:
         for name, own in found.items():
             own.add(block.values[name])
         watch(block.done, table.size)
+    # A column that shows its decimal mark decides for those that fit both.
     needed = {own.mark for own in found.values()} - {""}
     mark = needed.pop() if len(needed) == 1 else "."
     return {name: own.choice(mark) for name, own in found.items()}
@@ -479,8 +494,9 @@ def _forms(table: rows.Rows, watch: Watch) -> dict[str, DraftedFormat]:
 def _seen(table: rows.Rows, choices: Mapping[str, DraftedFormat], watch: Watch) -> list[_Seen]:
     size = min(SAMPLE, SAMPLES // len(table.names))
     count = 0
-    source = stream(0, "schema")
+    source = stream(0, "schema")  # the same file gives the same draft
     found = [_Seen(name, choices[name], np.full(size, np.nan)) for name in table.names]
+    # float32 would round the row numbers of a long file.
     double = torch.empty(0, dtype=torch.float64)
     for block in table.blocks:
         row = count + np.arange(len(block.lines))

@@ -191,6 +191,7 @@ class Dataset(Raw):
         """SHA-256 of shape, columns, inputs, labels and writers, in hex: data without its name."""
         facts = (tuple(self.inputs.shape), *(own for own in (self.columns, self.words) if own))
         digest = hashlib.sha256("".join(map(repr, facts)).encode())
+        # Little-endian, so that the digest does not depend on the machine.
         labels = "<i8" if self.classes else "<f4"
         held = "<i8" if self.words else "<f4"
         for value, kind in ((self.inputs, held), (self.labels, labels), (self.writers, "<i8")):

@@ -37,10 +37,11 @@ def split(count: int, fractions: Mapping[str, float], *, seed: int, name: str) -
     for part, fraction in fractions.items():
         check.fraction(**{f"fractions[{part!r}]": fraction})
     total = math.fsum(fractions.values())
-    if total > 1 + 1e-9:
+    if total > 1 + 1e-9:  # fractions such as 0.1 have no exact binary form
         raise ValueError(f"fractions sum to {total:g}; they may sum to at most 1")
     order = permutation(count, stream(seed, "split", name))
     shares = list(fractions.values())
+    # Exact sums: a rounding error could move an end by one example.
     ends = [round(count * math.fsum(shares[: k + 1])) for k in range(len(shares))]
     parts = {}
     for part, start, end in zip(fractions, [0, *ends], ends, strict=False):

@@ -83,6 +83,7 @@ def _filled(table: rows.Rows, schema: Schema, limit: int | None) -> Raw:
         if count == limit:
             break
     else:
+        # Only a file that was read to its end shows this.
         if gone := [name for name, found in seen.items() if not found]:
             raise ValueError(f"column {gone[0]!r} is missing in every row; name it in ignore")
     return Raw(inputs[:count], labels[:count], schema.classes, schema.columns)
@@ -93,6 +94,7 @@ def _archive(path: Path, schema: Schema) -> Iterator[rows.Rows]:
     wanted = [column.name for column in schema.columns] + [schema.target]
     with open_archive(path) as archive:
         held = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        # A table may also have two columns of these names.
         whole = set(held) == {"inputs", "labels"} != set(wanted)
         own = {name: held[name] for name in (held if whole else wanted) if name in held}
         raw.within_limit(f"archive {str(path)!r}", sum(info.file_size for info in own.values()))
@@ -123,7 +125,7 @@ def _label(schema: Schema) -> Column:
         return Column(schema.target, "categorical", levels=schema.classes)
     return Column(
         schema.target,
-        low=-1e30,
+        low=-1e30,  # the schema has no range of a label
         high=1e30,
         unit=schema.target_unit,
         decimal=schema.target_decimal,
@@ -153,6 +155,7 @@ def _read(block: rows.RowBlock, column: Column, count: int) -> Array:
         values = np.array(list(map(place.get, texts)), dtype=np.float64)  # None becomes NaN
     else:
         values = NumberFormat.of(column).read(texts)
+    # Negated, so that NaN is wrong, too.
     wrong = ~((values >= low) & (values <= high))
     if column.kind != "continuous":
         wrong |= np.floor(values) != values

@@ -94,6 +94,7 @@ def sequences(records: Sequence[str], options: Options, *, full: bool = False) -
     if not found:
         raise ValueError("it holds no line with two words or more; give a text, one record a line")
     counts = Counter(word for own in found for word in own)
+    # Ties go by the word: the order of the lines then does not matter. Two places are taken.
     kept = sorted(counts, key=lambda word: (-counts[word], word))[: MOST_WORDS - 2]
     names = (PADDING, UNKNOWN, *kept)
     number = {word: k for k, word in enumerate(names)}

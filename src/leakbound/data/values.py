@@ -126,6 +126,7 @@ class NumberFormat:
         """(N,) float64; NaN for a text that is no such number."""
         if self.format:
             return _each(texts, self._day)
+        # There a point separates thousands, and `float` would take 1.234 for a fraction.
         found = None if self.decimal == "," and "." in "".join(texts) else floats(texts)
         return _each(texts, self._number) if found is None else found
 
@@ -142,6 +143,7 @@ class NumberFormat:
         sign, body = _signed(body)
         if self.unit:
             body = body.removeprefix(self.unit).removesuffix(self.unit).strip()
+        # The sign stands before the unit or after it: -€5 and €-5.
         if not sign:
             sign, body = _signed(body)
         return _number(sign + body, self.decimal)
@@ -159,6 +161,7 @@ def floats(texts: Sequence[str]) -> NDArray[Any] | None:
     except ValueError:
         return None
     joined = "".join(texts)
+    # `float` also reads other scripts, 1_0 and inf: the rules below decide on those.
     return found if joined.isascii() and "_" not in joined and not np.isinf(found).any() else None
 
 
@@ -244,6 +247,7 @@ def _parts(text: str) -> tuple[str, str] | None:
     name = before.strip()
     money = name == "%" or (unicodedata.category(name[-1:] or " ") == "Sc" and len(name) <= 4)
     money |= re.fullmatch(" ?[A-Z]{3} ", before) is not None
+    # Only a currency or a percent sign may stand before its number.
     if (name and (after or not money)) or (after and not _is_unit(after)):
         return None
     return sign + found[0], name or after
@@ -293,6 +297,7 @@ def _day(text: str, form: str, centuries_back: int = 0) -> float:
     """The day since 1970 that a date in this format names; NaN if it is none."""
     try:
         found = datetime.strptime(_TIME.sub("", plain(text)), form).date()
+        # 29 February may not exist then, which is an error, too.
         return found.replace(year=found.year - 100 * centuries_back).toordinal() - EPOCH
     except ValueError:
         return np.nan
@@ -337,6 +342,7 @@ class ColumnTexts:
         """Count the values of a block."""
         found = floats(texts)
         points = "." in "".join(texts)
+        # Until a text shows that the point is the decimal mark, 1.234 may mean thousands.
         if found is None or (points and not self.numbers[".", ""]):
             for text, count in Counter(texts).items():
                 if text not in MISSING:
@@ -364,6 +370,7 @@ class ColumnTexts:
     @property
     def mark(self) -> str:
         """The decimal mark that its numbers need; "" if none, or both."""
+        # The plus drops kinds that were counted 0 times.
         needed = {marks for marks, _ in +self.numbers if marks in DECIMALS}
         return needed.pop() if len(needed) == 1 else ""
 

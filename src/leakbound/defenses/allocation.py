@@ -65,6 +65,7 @@ def shape(s: Tensor, g2: Tensor, rule: str, spans: Spans | None = None) -> Tenso
 def root(values: Tensor) -> Tensor:
     """Square roots whose slope at 0 is 0, not infinite; attackers need the slope."""
     some = values > 0
+    # Also inside: the slope of the branch not taken must be finite, as it is multiplied by 0.
     return torch.where(some, torch.where(some, values, 1.0).sqrt(), 0.0)
 
 
@@ -133,7 +134,7 @@ def prune_order(s: Tensor, g2: Tensor) -> Tensor:
 
 def keep_by_rate(order: Tensor, rate: float) -> Tensor:
     """All but the floor(rate · P) coordinates of largest order (P,); of ties, the last go."""
-    gone = int(rate * len(order) + 1e-9)
+    gone = int(rate * len(order) + 1e-9)  # 0.29 * 100 < 29 in floats
     keep = torch.ones_like(order, dtype=torch.bool)
     keep[torch.sort(order, stable=True).indices[len(order) - gone :]] = False
     return keep
@@ -154,6 +155,7 @@ def keep_by_utility(order: Tensor, g2: Tensor, share: float) -> tuple[Tensor, in
         (tensor([ True, False, False]), 1, 0.5)
     """
     ranked = torch.sort(order, stable=True).indices
+    # In float64: a running sum of many small terms loses digits in float32.
     worth = g2.double()[ranked]
     total = worth.cumsum(0)
     target = share * float(total[-1])

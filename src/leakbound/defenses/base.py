@@ -201,6 +201,7 @@ class Resolved(Defense):
     @classmethod
     def reused(cls, previous: Defense | None, settings: Any, examples: int) -> Self | None:
         """`previous` for one more round if `settings.refresh` allows it; else None."""
+        # What was resolved is for one batch size.
         if not isinstance(previous, cls) or previous.examples != examples:
             return None
         next_age = previous.age + 1
@@ -230,6 +231,7 @@ class Chain(Defense):
                 f"a link is {odd[0]!r}, a {type(odd[0]).__name__}; give defenses, such as "
                 "leakbound.defenses.GaussianNoise(0.1)"
             )
+        # Links of chains become links of this one, so that the checks see all neighbors.
         nested = [link.links if isinstance(link, Chain) else (link,) for link in self.links]
         object.__setattr__(self, "links", tuple(link for part in nested for link in part))
         _check_training(self.links, self.starts)
@@ -305,6 +307,7 @@ class Chain(Defense):
 
     def begin(self, task: Task, state: State, source: Source) -> tuple[Task, State]:
         after = []
+        # A client has no state before its first round.
         for link, own in zip(self.links, state or [None] * len(self.links), strict=True):
             task, own = link.begin(task, own, source)
             after.append(own)
@@ -390,6 +393,7 @@ def chain(*links: Defense) -> Chain:
 returns one row per client; put ClipExamples(clip_norm=1.0) first
     """
     whole = Chain(links)
+    # Only here: a part of a chain, as the contract checks cut it, may lack the link that undoes it.
     _check_basis(whole.links)
     return whole
 

@@ -121,9 +121,11 @@ class CorrelatedNoise(GaussianMechanism):
         sent = moved.noised(Gaussian(fresh), source)
         new = (sent.rows - update.rows) / bound
         if weights is factor.inverse:
+            # Here Z is kept, not C^-1 Z: the part of earlier rounds is taken out.
             new = (new - begun) / float(factor.inverse[at, at])
         kept = (*past.kept, new)[max(0, len(past.kept) + 1 - memory) :]
         if isinstance(sent.law, Gaussian):
+            # Seen alone, the release has the noise of earlier rounds, too.
             covariance = sent.law.covariance + (all_of_it - fresh)  # type: ignore[operator]
             sent = replace(sent, law=replace(sent.law, covariance=covariance))
         return sent, NoiseMemory(at + 1, kept)

@@ -92,6 +92,7 @@ class ClipCoordinates(Defense):
         check.positive(limit=self.limit)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
+        # `clamp` keeps NaN, for which no bound would hold.
         rows = update.rows.nan_to_num(nan=0.0).clamp(-self.limit, self.limit)
         longest = self.limit * update.rows.shape[1] ** 0.5
         # An example that is added or removed moves a client's row between any two points of the

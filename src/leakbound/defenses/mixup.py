@@ -97,6 +97,7 @@ class FixedMixup(Resolved):
             from scipy.special import betaincinv
 
             alpha = self.settings.alpha
+            # By the inverse distribution function: PyTorch's Beta takes no generator.
             drawn = float(betaincinv(alpha, alpha, float(uniform((1,), source, like=like))))
             share = max(drawn, 1 - drawn)  # s with an order mixes as 1 - s with its inverse
         return mixed(task, share, keys)
@@ -147,6 +148,7 @@ class _Average:
         rest = 1 - self.share
         if values.is_floating_point():
             return [(self.share, values), (rest, values.mean(0, keepdim=True).expand_as(values))]
+        # Numbers of classes have no mean, so the loss is averaged over all orders.
         size = len(values)
         return [(self.share, values), *((rest / size, values.roll(i, 0)) for i in range(size))]
 
@@ -164,6 +166,7 @@ class _MixInputs:
 
 def _mixing(task: Task, inputs: _Draw | _Average, labels: _Draw | _Average) -> Task:
     """The task whose model mixes its inputs by one rule and whose loss mixes labels by another."""
+    # A copy: the hook must not stay on the client's model.
     model = copies.duplicate(task.model)
     plain = task.loss
     model.register_forward_pre_hook(_MixInputs(inputs))
@@ -177,6 +180,7 @@ def _mixing(task: Task, inputs: _Draw | _Average, labels: _Draw | _Average) -> T
 def _check_mixable(link: Defense, plan: LocalPlan, examples: int) -> None:
     """Every minibatch has at least two examples."""
     size = plan.batch_size or examples
+    # The last minibatch has what is left.
     smallest = min(examples, size, examples % size or size)
     if smallest < 2:
         where = f"a batch of {examples}" + (f" in parts of {size}" if size < examples else "")

@@ -105,6 +105,7 @@ class NoisyCopy(Defense):
 def _digest(example: Tensor) -> str:
     """A digest of an example's values, whatever their type and device."""
     values = example.detach().to("cpu", torch.float64) + 0.0  # -0 is 0
+    # The same values in another shape are another example.
     digest = hashlib.sha256(repr(tuple(example.shape)).encode())
     digest.update(values.contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -330,6 +330,7 @@ class LocalOptimalNoise(_Local, _Noise):
     def noise_variance(self, task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
         """The variances that a candidate would get, along fixed directions: differentiable."""
         count = self.directions or default_directions("per_sample", len(inputs))
+        # The same in every call: fresh directions would make the objective of a search noisy.
         fixed = stream(0, "guess", "directions")
         directions = normal((count, *inputs.shape), fixed, like=inputs)
         gradient, changes = moved(task, inputs, labels, directions)
@@ -337,6 +338,7 @@ class LocalOptimalNoise(_Local, _Noise):
 
     def _variances(self, s: Tensor, g: Tensor, task: Task) -> Tensor:
         if self.clamp is not None:
+            # A clamped coordinate does not change with the input.
             s = s * (g.abs() < self.clamp)
             g = self.imitate(g)
         spans = [(a, b) for _, _, a, b in task.layout] if self.layers else None

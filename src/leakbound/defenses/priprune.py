@@ -141,6 +141,7 @@ class PriPrune(Withholding):
         start = server
         weights = kept.weights
         sent = kept.sent
+        # The logit of 0 is infinite.
         least = torch.finfo(server.dtype).tiny
         if weights is not None and sent is not None:
             start = torch.empty_like(server)
@@ -149,6 +150,7 @@ class PriPrune(Withholding):
             torch.logit(draw.clamp_min_(least), out=noise[part])
             if weights is not None and sent is not None:
                 last = self.compose == "last"
+                # Logistic noise is below the logit with probability alpha.
                 own = ~sent[part] if last else noise[part] <= belief.logits[part]
                 own.logical_and_(kept.exists[part])
                 choose(own, weights[part], server[part], start[part])

@@ -99,6 +99,7 @@ def _expected(task: Task, examples: int, images: int, clamp: float | None) -> Ex
         squares = squares + each.square().sum(0)
     n = public.size
     second = squares / n
+    # Products of different examples only: own squares would raise the squared mean.
     squared_mean = ((total.square() - squares) / (n * (n - 1))).clamp_min(0) if n > 1 else second
     g2 = squared_mean * (1 - 1 / examples) + second / examples
     return Expected(s * (n / examples), g2)
@@ -116,6 +117,7 @@ def _over_batches(task: Task, public: Batch, examples: int, clamp: float) -> Exp
     for at in range(0, public.size - examples + 1, examples):
         part = slice(at, at + examples)
         one = sensitivity(task, public.inputs[part], public.labels[part], source, directions=1)
+        # A clamped coordinate does not change with the input.
         s.append(one.values * (one.gradient.abs() < clamp))
         g2.append(one.gradient.clamp(-clamp, clamp).square())
     return Expected(torch.stack(s).mean(0), torch.stack(g2).mean(0))
@@ -193,6 +195,7 @@ def _by_layer(settings: PublicShape, task: Task, s: Tensor) -> Structured:
             continue
         left, right = (_shrunk(moment) for moment in moments[start])
         traces = (m.sum() if m.ndim == 1 else m.trace() for m in (left, right))
+        # S Sᵀ is A^(1/2), so that S scales as the fourth root of A.
         scale[start:stop] = (total / math.prod(float(t) for t in traces)) ** 0.25
         blocks.append(Kronecker.of(start, _root(left), _root(right)))
     return Structured(scale, tuple(blocks))
@@ -233,6 +236,7 @@ def _low_rank(settings: PublicShape, task: Task, s: Tensor) -> Structured:
     _, _, basis = torch.linalg.svd(sample[:half], full_matrices=False)
     basis = basis[: settings.rank]
     power = (sample[half:] @ basis.T).square().mean(0)
+    # Scaled to the total sensitivity of a whole batch, which `s` has.
     power = power * (s.sum() / sample[half:].square().sum(1).mean().clamp_min(1e-300))
     rest = torch.maximum(s - (basis.square() * power[:, None]).sum(0), SHRINK * s)
     return Structured.of(_lifted(rest.sqrt(), s), [(0, len(s), basis.T * power.pow(0.25))])

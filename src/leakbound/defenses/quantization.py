@@ -152,6 +152,7 @@ class FixedQuantization(Resolved):
             return None
         rows = local_update(task, inputs, labels)[None]
         step = self.steps(rows.detach()).to(rows)
+        # The level below a value has no slope, the distance to it has one.
         above = rows - (rows.detach() / _safe(step)).floor() * step
         return (above * (step - above)).clamp_min(0)[0]
 
@@ -159,6 +160,7 @@ class FixedQuantization(Resolved):
         """Rows (R, P) on their grids: the nearest level, or floor(value + draw), draw in [0, 1)."""
         half = 2 ** (self.settings.bits - 1) - 1
         step = self.steps(rows)
+        # With 24 bits, float32 has no digits left for the place between two levels.
         places = rows.double() / _safe(step)
         whole = places.round() if draw is None else (places + draw).floor()
         return (whole.clamp(-half, half) * step).to(rows)

@@ -71,7 +71,7 @@ class Soteria(Defense):
         name = defended_layer(task, self.layer)
         reach = distances(task, context.batch.inputs, name).sum(0)
         gone = torch.sort(reach, descending=True, stable=True).indices
-        gone = gone[: math.floor(self.rate * len(reach) + 1e-9)]
+        gone = gone[: math.floor(self.rate * len(reach) + 1e-9)]  # 0.29 * 100 < 29 in floats
         mask = torch.ones_like(update.rows, dtype=torch.bool)
         for row in mask:
             weight = task.unflatten(row)[f"{name}.weight" if name else "weight"]

@@ -162,6 +162,7 @@ class TopK(Defense):
         """Add the memory, send the largest, keep the rest; `state` is the memory (R, P)."""
         total = update.rows if state is None else update.rows + state
         keep = torch.stack([~smallest(row.abs(), self.rate) for row in total])
+        # What an earlier link withheld is not sent, and stays in the memory.
         if update.mask is not None:
             keep = keep & update.mask
         held = update if state is None else update.opaque(total, f"{self!r} came after the noise")

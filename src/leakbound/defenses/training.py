@@ -121,6 +121,7 @@ class HiddenDropout(Defense):
 
     def infer(self, task: Task, update: Update) -> Task:
         """Units whose outgoing weights have exactly zero gradient count as dropped."""
+        # Each client has its own draw, and a sum of clients hides all of them.
         if len(update.rows) > 1 or update.unit is not Unit.CLIENT:
             return task
         weights = task.unflatten(update.rows[0])

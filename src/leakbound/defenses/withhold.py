@@ -228,6 +228,7 @@ class Withhold(Withholding):
             top = math.floor(largest * count + 1e-9) if largest < self.rate else total
             size = change[start:stop].abs()
             if count < len(size):
+                # Below every size: a pruned weight is never among the largest.
                 size.masked_fill_(exists.logical_not(), -1.0)
             gone[start:stop] = mask_of_largest(size, top)
             if draw is not None:

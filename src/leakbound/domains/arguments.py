@@ -60,6 +60,7 @@ def _looked_up(module: Any, bag: bool = False) -> tuple[Tensor, Tensor] | None:
     if (looks := module.looks[times[id(module)] - 1]) is None:
         return None
     weight = module.weight
+    # No row has the number -1, so without padding all rows are kept.
     pad = -1 if module.padding_idx is None else module.padding_idx
     kept = torch.arange(len(weight), device=weight.device) != pad
     if pad >= 0:  # PyTorch gives this row no gradient, and leaves it out of a bag
@@ -152,7 +153,9 @@ class TakesRows:
             if k in (self.constant or ()):
                 codes[k] = torch.zeros_like(codes[k])
             elif self.domain.columns[k].encoding == "code":
+                # As a number, a code keeps its derivative in the shares.
                 codes[k] = shares @ torch.arange(stop - start).to(shares)
+        # A context variable: several threads may call the model.
         held = _CALL.set(None if self.constant is None else (rows, Counter()))
         try:
             return self.run(rows, codes)
@@ -268,6 +271,7 @@ def _read(model: nn.Module, takes: TakesRows) -> None:
     base = takes.domain.hard((low + high)[None] / 2)
     # One row for each level: what changes with it is looked up by this column.
     changes = [(k, level) for k, (a, z) in takes.coded.items() for level in range(1, z - a)]
+    # Numbers vary, too: an embedding that looks one up shows here.
     rows = base + (high - low) * torch.linspace(-0.5, 0.5, TRIALS).to(like)[:, None]
     for start, stop in takes.domain.groups:
         rows[:, start:stop] = base[:, start:stop]
@@ -287,6 +291,7 @@ def _read(model: nn.Module, takes: TakesRows) -> None:
         half = len(calls[name]) // 2
         pairs = zip(calls[name][:half], calls[name][half:], strict=True)
         looks = [_looks(name, takes, changes, trials, *pair) for pair in pairs]
+        # In place: weights keep their names, and references to the module hold.
         module.__class__ = _COLUMNS[type(module)]
         module.looks = looks
         places = {look.place for each in looks for look in each or ()}
@@ -295,7 +300,7 @@ def _read(model: nn.Module, takes: TakesRows) -> None:
     takes.constant = frozenset(used.union(apart))
     with torch.no_grad():
         off = (_tensor(takes(rows)) - wanted).abs().max()
-    if not (off <= CLOSE * wanted.abs().max()):
+    if not (off <= CLOSE * wanted.abs().max()):  # NaN fails, too
         raise ValueError(
             "the model uses codes other than in nn.Embedding, or in nn.EmbeddingBag for codes "
             "(N, K): its output changes if only the embeddings see them; take these columns with "
@@ -305,6 +310,7 @@ def _read(model: nn.Module, takes: TakesRows) -> None:
 
 def _embeddings(model: nn.Module) -> dict[str, Any]:
     """The embeddings that may look columns up, by name."""
+    # Exact types only: a subclass may look up in another way.
     embeddings = {
         name: module for name, module in model.named_modules() if type(module) in _COLUMNS
     }
@@ -329,6 +335,7 @@ def _recorded(
 
     def note(name: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            # A copy: a model may write to its codes.
             inputs[name].append((args[0] if args else kwargs["input"]).clone())
 
         return hook

@@ -336,6 +336,7 @@ class SeriesDomain(NumberDomain):
         if not len(public):
             return self
         spread = public.detach().cpu().double().transpose(0, 1).flatten(1).std(1, correction=0)
+        # A constant channel has no spread to divide by.
         return replace(self, scales=tuple(float(s) or 1.0 for s in spread))
 
     def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:

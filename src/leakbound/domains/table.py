@@ -173,6 +173,7 @@ class Column:
             return self.tolerance
         if self.whole:
             return WHOLE
+        # Without public rows, a quarter of the range stands in for the spread.
         return NEAR * (self.spread or (self.high - self.low) / 4)
 
     def text(self, value: float) -> str:
@@ -281,6 +282,7 @@ class TableDomain(PartsDomain):
         for column, start, _ in self.placed:
             values = held[:, start]
             if column.missing and not column.categorical:
+                # What is stored for a missing number has no meaning.
                 values = values[held[:, start + 1] < 0.5]
             if column.categorical or not len(values):
                 columns.append(column)
@@ -290,12 +292,14 @@ class TableDomain(PartsDomain):
             spread = (high - low) / 1.349 or float(values.std(correction=0))
             unit = column.unit_length
             typical = column.origin + unit * middle
+            # A column with one value has spread 0, which `Column` refuses.
             columns.append(replace(column, typical=typical, spread=unit * spread or None))
         return replace(self, columns=tuple(columns))
 
     def project(self, x: Tensor) -> Tensor:
         """Clip numbers to their box and project categories onto the simplex; NaN becomes 0."""
         low, high = (edge.to(x) for edge in self.box)
+        # Finite before the simplex: differences of infinities are NaN.
         finite = torch.nan_to_num(x, nan=0.0).clamp(-FARTHEST, FARTHEST)
         valid = finite.clamp(low, high)
         for start, stop in self.groups:
@@ -312,6 +316,7 @@ class TableDomain(PartsDomain):
             if column.whole:
                 unit = column.unit_length
                 origin = column.origin
+                # In float64: with a large origin, float32 would round to another whole number.
                 whole = (rows[:, start].double() * unit + origin).round()
                 rows[:, start] = ((whole - origin) / unit).to(rows)
             if column.missing:
@@ -449,6 +454,7 @@ def _one_hot(shares: Tensor) -> Tensor:
 
 def _simplex(x: Tensor) -> Tensor:
     """The closest points of the probability simplex (Duchi et al. 2008, figure 1)."""
+    # The formula would move valid points by its rounding.
     valid = (x >= 0).all(-1, keepdim=True) & ((x.sum(-1, keepdim=True) - 1).abs() < 1e-5)
     moved = x - x.amax(-1, keepdim=True)  # the same closest point, without cancellation
     falling = moved.sort(-1, descending=True).values

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Kernel = Callable[..., Tensor]
+# Autograd's own kernels, so that slopes at non-smooth points follow the same convention.
 _relu_backward: Kernel = torch.ops.aten.threshold_backward.default
 _leaky_relu_backward: Kernel = torch.ops.aten.leaky_relu_backward.default
 _clamp_backward: Kernel = torch.ops.aten.hardtanh_backward.default
@@ -52,7 +53,7 @@ class Rectifier(Activation):
 
     @property
     def order(self) -> str | None:  # type: ignore[override]
-        return "exactly" if self.slope >= 0 else None
+        return "exactly" if self.slope >= 0 else None  # a negative slope is not monotone
 
     def value(self, u: Tensor) -> tuple[Tensor, Tensor]:
         value = torch.relu(u) if self.slope == 0 else functional.leaky_relu(u, self.slope)
@@ -84,6 +85,7 @@ class Sigmoid(Activation):
     """f' = f (1 - f), f'' = f' (1 - 2 f)."""
 
     operator = "sigmoid"
+    # Monotone as a function, but two close values may change places when rounded.
     order = "up to rounding"
 
     def value(self, u: Tensor) -> tuple[Tensor, Any]:
@@ -115,10 +117,12 @@ class Gelu(Activation):
     """u times the standard normal distribution function at u, or its tanh approximation."""
 
     approximate: str = "none"
+    # No `order`: GELU falls until u = -0.75, so a max pool may not change places with it.
     operator = "gelu"
 
     def value(self, u: Tensor) -> tuple[Tensor, Any]:
         value = functional.gelu(u, approximate=self.approximate)
+        # The slope is computed once here, because three of the four passes multiply by it.
         return value, (_gelu_backward(torch.ones_like(u), u, approximate=self.approximate), u)
 
     def second(self, saved: tuple[Tensor, Tensor]) -> Tensor:
@@ -129,6 +133,7 @@ class Gelu(Activation):
             density = (square * -0.5).exp_()
             return square.mul_(-scale).add_(2 * scale).mul_(density)
         scale = (2 / math.pi) ** 0.5
+        # The constant of the tanh approximation in PyTorch (Hendrycks and Gimpel 2016).
         cubic = 0.044715
         inner = torch.tanh(scale * (u + cubic * u**3))
         first = scale * (1 + 3 * cubic * u * u)
@@ -162,6 +167,7 @@ class Softplus(Activation):
 
     def value(self, u: Tensor) -> tuple[Tensor, Any]:
         value = functional.softplus(u, self.beta, self.threshold)
+        # PyTorch returns u itself above the threshold; the slope must follow that branch.
         straight = self.beta * u > self.threshold
         slope = torch.sigmoid(self.beta * u).masked_fill_(straight, 1.0)
         return value, (slope, straight)
@@ -189,6 +195,7 @@ class Elu(Activation):
 
 KINDS = (Rectifier, Clamp, Sigmoid, Tanh, Gelu, Silu, Softplus, Elu)
 OF_CALLS: dict[Any, Callable[..., Activation]] = {
+    # `inplace` is accepted and ignored: rules never write to their input.
     functional.relu: lambda inplace=False: Rectifier(),
     functional.relu6: lambda inplace=False: Clamp(0.0, 6.0),
     functional.leaky_relu: lambda negative_slope=0.01, inplace=False: Rectifier(negative_slope),

@@ -116,6 +116,7 @@ class Bundle:
     def pull(self, cotangent: Tensor) -> Pulled:
         v = cotangent.detach()
         if self.kept is not None:
+            # Into aligned rows, because the bits of a product depend on addresses.
             v = torch.mul(v, self.kept, out=aligned(self.num_searches, v))
         for rule in self.weighted:
             rule.directions = rule.parts(v)
@@ -137,6 +138,7 @@ def _plan(task: Task, shape: Shape) -> BundlePlan:
     layers = pools_first(layers)
     builds = tuple(_build(task, layer) for layer in layers)
     linear = not any(layer.kind is Kind.CONVOLUTION for layer in layers)
+    # The repr of a module shows its sizes and options, but not its weights.
     return BundlePlan(layers, builds, "; ".join(map(repr, modules)), linear)
 
 
@@ -196,6 +198,7 @@ class _Weighted(Rule):
     def buffer(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         found = self.kept.get(name)
         if found is None or found.shape != tuple(shape):
+            # Zeroed once: the border of a padded image is never written afterwards.
             found = self.kept[name] = rows(shape, like).zero_()
         return found
 
@@ -216,6 +219,7 @@ class BundledLinear(_Weighted):
         if d.shape[1] == 1:
             torch.mul(d.mT, self.a, out=weight)
         else:
+            # With beta=0 the old memory is not read, so a NaN in new memory cannot spread.
             weight.baddbmm_(self.d.mT, self.a, beta=0)
         self.write_bias(d, 1)
         if not self.moving:
@@ -330,6 +334,7 @@ class BundledConvolution(_Weighted):
 
 class BundledActivation(ActivationRule):
     def forward(self, a: Tensor) -> Tensor:
+        # Piecewise linear functions have the same bits on every path of a kernel.
         whole = a.is_contiguous() and a[0].numel() % WHOLE == 0
         if whole or not self.function.curved:
             value, self.saved = self.function.value(a)
@@ -423,6 +428,7 @@ def _largest(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     which = torch.zeros_like(parts[0], dtype=torch.bool)
     for number, part in enumerate(parts[1:], start=1):
         higher = part > best
+        # For two parts the comparison itself is the index.
         which = higher if number == 1 else torch.where(higher, number, which)
         best = torch.maximum(best, part)
     return best, which

@@ -60,6 +60,7 @@ def read(task: Task, shape: Shape) -> Layers:
     layers: list[Layer] = []
     live = {0}
     moving = set[int]()
+    # A trained weight that the model never uses still needs its zeros in the gradient.
     missing = trained - set(found.named.values())
     loose = dict(enumerate(sorted(missing), 1 + max([0, *known]))) | {
         at: name for at, name in found.named.items() if at not in inside
@@ -104,6 +105,7 @@ def sequence(task: Task, shape: Shape) -> Layers:
         try:
             known[key] = _sequence(task, key)
         except Unreadable as reason:
+            # As text: the traceback of an exception would keep the model alive.
             known[key] = str(reason)
     found = known[key]
     if isinstance(found, str):
@@ -192,6 +194,7 @@ def _known(call: Call, found: Recording, uses: Counter[int]) -> Known | None:
     ]
     values, weights, buffers = groups
     named = {own for own in (*weights, *buffers) if own is not None}
+    # A shared weight is a layer of its own, where its gradients are added up.
     alone = all(uses[own] == 1 for own in weights if own is not None)
     fixed = not any(isinstance(own, PerExample) for own in _inside(at.options))
     if not named <= found.named.keys() or not named.isdisjoint(values) or not alone or not fixed:
@@ -211,7 +214,9 @@ def _inside(value: Any) -> Iterator[Any]:
 
 def _any_call(call: Call, live: set[int]) -> Known:
     straight = call.function in _STRAIGHT
+    # x - y is linear; x - 1 is only affine, and its tangent must not subtract 1 again.
     straight |= call.function in _DIFFERENCES and call.arguments == (Slot(0), Slot(1))
+    # Padding is linear only if the border is 0.
     straight |= (
         call.function is functional.pad
         and not any(call.arguments[3:])
@@ -340,6 +345,7 @@ def _quotient(_: Call, input: Any, other: Any) -> Known | None:
 
 def _matrix_product(call: Call, input: Any, other: Any) -> Known | None:
     one, two = (call.shapes[own.at] for own in (input, other))
+    # `torch.bmm`, which the rule calls, does not broadcast.
     stacks = len(one) == len(two) > 2 and one[:-2] == two[:-2]
     return Known(Kind.MATRIX_PRODUCT, {}, (input, other)) if stacks else None
 

@@ -82,6 +82,7 @@ def choose(task: Task, rows: int, shape: Shape, many: bool = False) -> Choice | 
     """
     if kernels() == "autograd":
         return None
+    # `LocalSteps` follows plain SGD, whose update is the sum of its gradients.
     if not task.plan.is_sum or (task.plan.momentum and task.plan.steps > 1):
         return None
     if task.plan.steps > 1 or (task.plan.batch_size or shape[0]) < shape[0]:

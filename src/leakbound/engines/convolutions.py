@@ -38,9 +38,12 @@ def convolution(given: Given, options: tuple[Any, ...], turned: list[int] | None
     if weight[0].numel() <= _SMALL:
         return ColumnsRule(given, options)
     if given.curved:
+        # Weights that change between steps would have to be packed again in every step.
         return ChangingRule(given, options)
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    # A private operator, which another version of PyTorch may not have.
     packs = available and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    # oneDNN has no kernels for float64.
     return (PackedRule if packs and weight.dtype == torch.float32 else ConvolutionRule)(
         given, options
     )
@@ -56,9 +59,7 @@ class Patches:
     def see(self, shape: torch.Size) -> tuple[int, int, int]:
         """Set another input shape; return the number of examples and the output's sides."""
         self.shape = shape
-        terms = zip(
-            *(shape[2:], self.padding, self.dilation, self.kernel, self.stride), strict=True
-        )
+        terms = zip(shape[2:], self.padding, self.dilation, self.kernel, self.stride, strict=True)
         height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in terms)
         self.sides = (height, width)
         return shape[0], height, width
@@ -234,6 +235,8 @@ class PackedRule(ConvolutionRule):
         self.options = (padding, stride, dilation, groups)
         self.packed = _pack(weight, self.options)
         self.packed_back: Tensor | None = None
+        # The transpose of a convolution of stride 1 is a convolution with the kernel turned around,
+        # so it can be packed too. It must not need a negative padding.
         if list(stride) == [1, 1]:
             reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
             margin = [r - p for r, p in zip(reach, padding, strict=True)]

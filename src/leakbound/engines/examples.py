@@ -60,6 +60,7 @@ def _plan(task: Task, shape: Shape) -> Layers | None:
         own = replace(own, loss=lambda outputs, _: torch.sin(outputs).flatten(1).mean(1).mean())
         double = own.to(task.parameters.device, torch.float64)
         found = pools_first(read(own, shape), exactly=False)  # constants have the task's type
+        # A trained weight that is a value itself has no input and delta of its own per example.
         alone = all(layer.kind is not Kind.TENSOR for layer in found if layer.owns)
         return found if alone and _agrees(double, found, shape) else None
     except (torch.OutOfMemoryError, MemoryError):  # does not depend on the model
@@ -344,4 +345,5 @@ def gram(rows: Tensor) -> Tensor:
     for part in torch.split(rows, _WIDTH, 1):
         part = part.double()
         total += part @ part.T
+    # BLAS may round (i, j) and (j, i) differently.
     return (total + total.T) / 2

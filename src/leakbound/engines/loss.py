@@ -22,6 +22,7 @@ class CrossEntropy:
         if labels.ndim == 1:
             deltas = torch.scatter(self.chances, 1, labels[:, None].long(), -1.0, reduce="add")
         else:
+            # Soft labels may not sum to 1 while an attack searches for them.
             self.mass = labels.sum(-1, keepdim=True)
             deltas = self.chances * self.mass - labels
         self.deltas = deltas.div_(size)
@@ -101,6 +102,7 @@ class _Traced:
                 self.slopes, wanted, tangent, retain_graph=True, materialize_grads=True
             )
         else:
+            # A loss that is linear in the logits has constant slopes, without a graph.
             changes = tuple(torch.zeros_like(own) for own in wanted)
         return changes[0], changes[1] if soft else None
 
@@ -156,5 +158,6 @@ def _classes_alone(loss: Loss, output: Tensor, labels: Tensor) -> bool:
 def _by_autograd(loss: Loss, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         leaf = output.detach().requires_grad_()
+        # The loss is a mean over examples; times n, a row is the derivative of its own loss.
         total = loss(leaf, labels) * len(output)
         return leaf, torch.autograd.grad(total, leaf, create_graph=True)[0]

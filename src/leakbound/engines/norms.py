@@ -30,6 +30,7 @@ class FixedNormRule(Rule):
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = x
+        # In every pass, because local steps overwrite the weight.
         rate = self.rate if self.weight is None else self.rate * self.weight
         self.scale = channels(rate, x)
         return self._norm(x, self.weight, self.bias)
@@ -248,6 +249,7 @@ class BatchNormRule(NormRule):
     """Each set is one channel of all examples: the batch's statistics."""
 
     def _norm(self, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        # Without running statistics, because buffers of the model are never written to.
         return _batch_norm(self.x, weight, bias, None, None, True, 0.0, self.eps)
 
     def _back(

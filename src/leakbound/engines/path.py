@@ -29,6 +29,7 @@ from leakbound._util import copies
 from leakbound.core import Task
 from leakbound.randomness import stream, uniform
 
+# A flip of probability 1/2 looks the same in all of these draws once in 500,000 times.
 DRAWS = 20
 """Draws of the random generators for which a layer must get the same from an example."""
 FEW = 3
@@ -38,16 +39,42 @@ CLOSE = 1e-5
 
 _ATEN = torch.ops.aten
 _MOVES = {
-    *(_ATEN.view, _ATEN._unsafe_view, _ATEN.permute, _ATEN.transpose, _ATEN.t, _ATEN.clone),
-    *(_ATEN.unsqueeze, _ATEN.squeeze, _ATEN.slice, _ATEN.select, _ATEN.split, _ATEN.unbind),
-    *(_ATEN.split_with_sizes, _ATEN.cat, _ATEN.stack, _ATEN.detach, _ATEN.alias, _ATEN.expand),
+    _ATEN.view,
+    _ATEN._unsafe_view,
+    _ATEN.permute,
+    _ATEN.transpose,
+    _ATEN.t,
+    _ATEN.clone,
+    _ATEN.unsqueeze,
+    _ATEN.squeeze,
+    _ATEN.slice,
+    _ATEN.select,
+    _ATEN.split,
+    _ATEN.unbind,
+    _ATEN.split_with_sizes,
+    _ATEN.cat,
+    _ATEN.stack,
+    _ATEN.detach,
+    _ATEN.alias,
+    _ATEN.expand,
 }
 """Operations that only say where each value lies."""
 _AFFINE = {
-    *(_ATEN.add.Tensor, _ATEN.add.Scalar, _ATEN.add_.Tensor, _ATEN.add_.Scalar),
-    *(_ATEN.sub.Tensor, _ATEN.sub.Scalar, _ATEN.sub_.Tensor, _ATEN.sub_.Scalar),
-    *(_ATEN.mul.Tensor, _ATEN.mul.Scalar, _ATEN.mul_.Tensor, _ATEN.mul_.Scalar),
-    *(_ATEN.rsub.Tensor, _ATEN.rsub.Scalar, _ATEN.neg.default),
+    _ATEN.add.Tensor,
+    _ATEN.add.Scalar,
+    _ATEN.add_.Tensor,
+    _ATEN.add_.Scalar,
+    _ATEN.sub.Tensor,
+    _ATEN.sub.Scalar,
+    _ATEN.sub_.Tensor,
+    _ATEN.sub_.Scalar,
+    _ATEN.mul.Tensor,
+    _ATEN.mul.Scalar,
+    _ATEN.mul_.Tensor,
+    _ATEN.mul_.Scalar,
+    _ATEN.rsub.Tensor,
+    _ATEN.rsub.Scalar,
+    _ATEN.neg.default,
 }
 _QUOTIENT = {_ATEN.div.Tensor, _ATEN.div.Scalar, _ATEN.div_.Tensor, _ATEN.div_.Scalar}
 """Operations that are affine in one argument if the others are constant; the latter in the first.
@@ -141,10 +168,12 @@ def path_to(task: Task, shape: Sequence[int], name: str) -> Path:
     """
     known = _PATHS.setdefault(task.model, {})
     key = (name, tuple(shape))
+    # Running statistics scale and shift what the layer gets: other buffers, another path.
     if key not in known or known[key][0] is not task.buffers:
         try:
             known[key] = task.buffers, _path_to(task, tuple(shape), name)
         except NoPath as reason:
+            # As text: the traceback of an exception would keep the model alive.
             known[key] = task.buffers, str(reason)
     found = known[key][1]
     if isinstance(found, str):
@@ -178,6 +207,7 @@ def _path_to(task: Task, shape: tuple[int, ...], name: str) -> Path:
                 raise
             except Exception as error:  # batch norm in training mode takes no single value
                 failed = str(error)
+        # The given mode must run. Another mode that does not run cannot be the client's.
         if not each and not (found and mode != "as given"):
             raise NoPath(f"the model does not run on probes ({failed})")
         found += each
@@ -223,6 +253,7 @@ def steady(task: Task, example: Tensor, name: str, path: Path) -> None:
             break
     if first is None:
         raise NoPath("the model does not run on the answer")
+    # Up to rounding only here: the path is in float64, and the model is not.
     off = (first.double() - wanted.to(first.device)).abs().max()
     if not bool(off <= CLOSE * wanted.abs().max().clamp_min(1e-30)):
         raise NoPath("the layer gets something else from the answer")
@@ -278,6 +309,7 @@ def _probes(task: Task, count: int, shape: tuple[int, ...], at: int) -> Tensor:
 def _tensors(task: Task) -> dict[str, Tensor]:
     """The model's tensors, each with memory of its own; trained ones have a gradient."""
     return {
+        # The tracer identifies tensors by their memory; views of one vector would share it.
         key: value.detach().clone().requires_grad_(key in task.names)
         for key, value in task.tensors().items()
     }
@@ -445,6 +477,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        # Looked up before the call, which may overwrite its arguments.
         given = [*_tensors_in((args, kwargs))]
         places = [_place(tensor) for tensor in given]
         states = [self.states.get(place) for place in places]
@@ -453,6 +486,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         made = [*_tensors_in(result)]
         self.kept += [*given, *made]
+        # A draw from a private generator leaves the global ones as they were; the tag shows it.
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.drawn = True
         if not self.inside and not self.own.isdisjoint(memory):
@@ -490,6 +524,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         on = [state for state in states if state is not None]
         packet = func.overloadpacket
         if packet in _MOVES and len(on) == len(given):
+            # The state has a memory layout of its own, on which `view` may fail.
             move = torch.reshape if packet in (_ATEN.view, _ATEN._unsafe_view) else func
             if packet is _ATEN.clone:
                 return [on[0]]
@@ -497,13 +532,16 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             moved = [[*_tensors_in(move(*part, **kwargs))] for part in parts]
             return [tuple(own) for own in zip(*moved, strict=True)]
         if packet is _ATEN._to_copy and len(on) == 1:
+            # A narrower type rounds, so the layer would not get the values themselves.
             wider = torch.promote_types(given[0].dtype, made[0].dtype) == made[0].dtype
             return [on[0]] if wider and made[0].dtype != torch.bool else nothing
         affine = func in _AFFINE or (func in _QUOTIENT and states[0] is not None)
+        # Another shape means broadcasting, which repeats values.
         if not affine or len(on) != 1 or made[0].shape != on[0][0].shape:
             return nothing
         at = next(k for k, state in enumerate(states) if state is not None)
         others = [tensor for k, tensor in enumerate(given) if k != at]
+        # Trained weights change during local steps, so they are not constants.
         constant = not any(_memory(own) in (*self.derived, *self.trained) for own in others)
         if not constant or not made[0].is_floating_point():
             return nothing
@@ -537,6 +575,7 @@ class _Handed(TorchFunctionMode):
 
 
 def _memory(tensor: Tensor) -> int:
+    # Otherwise this would count as a read by the code of the model: see `_READS`.
     with torch._C.DisableTorchFunction():
         return int(tensor.untyped_storage()._cdata)
 
@@ -545,6 +584,7 @@ def _place(tensor: Tensor) -> _Place:
     with torch._C.DisableTorchFunction():
         shape = tuple(tensor.shape)
         stride = tuple(tensor.stride())
+        # Views of one piece of memory hold different values of it, so the memory alone is no key.
         return _memory(tensor), int(tensor.storage_offset()), shape, stride
 
 

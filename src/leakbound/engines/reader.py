@@ -149,6 +149,7 @@ def pools_first(layers: Layers, exactly: bool = True) -> Layers:
         function = first.options.get("function")
         if function is None or second.kind is not Kind.MAX_POOL:
             continue
+        # Any other user of the activation needs its values before pooling.
         alone = [layer for layer in layers if first.output in layer.sources] == [second]
         if alone and function.order in (("exactly",) if exactly else ("exactly", "up to rounding")):
             order[at] = _as(first, second)

@@ -302,6 +302,7 @@ class MaxPoolRule(Rule):
     def forward(self, x: Tensor) -> Tensor:
         value, self.places = _max_pool(x, *self.options)
         if self.x is None or self.x.shape != x.shape or self.x.stride() != x.stride():
+            # Two places: earlier layers still need the delta in the first one in the last pass.
             self.back = torch.empty_like(x)
             self.back_change = torch.empty_like(x)
         self.x = x
@@ -569,6 +570,7 @@ class Passes:
     def forward(self, inputs: Tensor) -> Tensor:
         """The output."""
         before = self.values
+        # A constant may have been expanded to the number of examples.
         same = bool(before) and len(before[0]) == len(inputs)
         self.values = [None] * self.count
         self.values[0] = inputs

@@ -158,6 +158,7 @@ def _squares(
     if not _is_mean(task, inputs, labels):
         for part, directions in pairs.blocks(1):
             alone = inputs.new_zeros(1, *inputs.shape)
+            # Times n, because the caller divides by n^2, as for a mean.
             alone[:, part] = len(inputs) * directions
             total += along(task, inputs, labels, alone)[0].detach().square()
     elif layers is not None:
@@ -264,6 +265,7 @@ def _moved(
 
 def _traced(*tensors: Tensor) -> bool:
     """Whether derivatives of a result from these may be requested, in any mode of PyTorch."""
+    # Within a transform of `torch.func`, `requires_grad` shows nothing.
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     floating = [t for t in tensors if t.is_floating_point()]

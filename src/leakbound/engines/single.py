@@ -135,6 +135,7 @@ class Single:
                 rule.directions = chosen(layer.weights, {**parts, **still} if still else parts)
         moved = self.passes.tangent(None)[self.passes.last]
         change, labels = self.head.moved(moved)
+        # A copy, because rules such as max pools reuse the memory of their results.
         inputs = self.passes.moved(change)[0].clone(memory_format=torch.contiguous_format)
         return Pulled(inputs[None], None if labels is None else labels[None])
 
@@ -148,7 +149,7 @@ class LocalSteps:
         self.task = task
         self.rate = task.plan.learning_rate
         self.start = task.parameters.detach()
-        self.steps = [Single(task, layers)]
+        self.steps = [Single(task, layers)]  # its weights are fixed: no Hessian product
         row = torch.empty_like(self.start)  # each gradient is added up before the next is written
         self.total = torch.empty_like(self.start)
         self.along = torch.empty_like(self.start)
@@ -166,6 +167,7 @@ class LocalSteps:
         self.parts = [parts[at % len(parts)] for at in range(len(self.steps))]
         for at, (step, part) in enumerate(zip(self.steps, self.parts, strict=True)):
             if at:
+                # In place, because the rules hold views of these parameters.
                 torch.sub(self.start, self.total, alpha=self.rate, out=step.task.parameters)
             own = step.gradient(self.inputs[:, part], self.labels[:, part])[0]
             _ = self.total.add_(own) if at else self.total.copy_(own)
@@ -224,6 +226,7 @@ def arbitrary_weights(task: Task) -> Tensor:
     parts = list[Tensor]()
     for _, shape, _, _ in task.layout:
         drawn = normal(shape, source, like=task.parameters)
+        # He initialization keeps the size of values; scales of norms stay away from 0.
         wide = len(shape) > 1
         part = drawn * (2 / shape[1:].numel()) ** 0.5 if wide else 0.5 + 0.1 * drawn
         parts.append(part.flatten())

@@ -153,6 +153,8 @@ class _Recorder(TorchFunctionMode):
         shapes = tuple(tuple(own.shape) for own in distinct)
         for part, own in results:
             if isinstance(own, Tensor):
+                # An in-place call returns its first tensor. A new number shows later calls the
+                # change.
                 writes = bool(distinct) and own is distinct[0]
                 place = (sources, self._new(own), shapes, tuple(own.shape), part, writes)
                 self.found.calls.append(Call(func, arguments, options, *place))
@@ -179,7 +181,7 @@ def _unfolded(function: Any) -> Any:
     """A Python function of PyTorch that does not hand over to a recorder, though its calls do."""
     own = {**function.__globals__, "has_torch_function": lambda *_: False}
     copy = types.FunctionType(function.__code__, own, function.__name__, function.__defaults__)
-    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__kwdefaults__ = function.__kwdefaults__  # the constructor does not take them
     return copy
 
 
@@ -237,7 +239,7 @@ def record(task: Task, shape: tuple[int, ...]) -> Recording:
     Raises:
         Unrecordable: the calls differ in more than numbers of examples, or depend on values.
     """
-    sizes = (2, 3)
+    sizes = (2, 3)  # not 1: such a side broadcasts, and `squeeze` drops it
     one, other = (_run(task, (size, *shape)) for size in sizes)
     same = len(one.calls) == len(other.calls) and one.named == other.named
     if not same or one.output != other.output or one.constants.keys() != other.constants.keys():
@@ -251,6 +253,7 @@ def record(task: Task, shape: tuple[int, ...]) -> Recording:
 
 def _run(task: Task, shape: tuple[int, ...]) -> Recording:
     tensors = task.tensors(task.parameters.detach())
+    # Zeros suffice: a model whose calls depend on values is refused.
     inputs = task.parameters.new_zeros(shape)
     recorder = _Recorder(inputs, tensors)
     with ExitStack() as stack:
@@ -275,6 +278,7 @@ def _joined(one: Call, other: Call, few: int, more: int) -> Call:
             return {key: join(a[key], b[key]) for key in a}
         if isinstance(a, slice) and isinstance(b, slice):
             return slice(*(join(getattr(a, k), getattr(b, k)) for k in ("start", "stop", "step")))
+        # Not isinstance: True and False are ints too.
         if type(a) is int and type(b) is int and a != b:
             each = (b - a) // (more - few)
             return PerExample(a - each * few, each)

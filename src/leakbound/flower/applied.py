@@ -72,6 +72,7 @@ class Applied:
         ]
         with ExitStack() as stack:
             for place, name, around in places:
+                # A release of Flower may lack one of these functions.
                 if (real := getattr(place, name, None)) is not None:
                     setattr(place, name, around(real))
                     stack.callback(setattr, place, name, real)

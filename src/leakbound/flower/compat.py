@@ -43,6 +43,7 @@ def empty_run(run_id: int) -> Run:
 def delivered(message: Message, number: str) -> Message:
     """The message as another process receives it: with an id and own records of shared bytes."""
     metadata = copy.copy(message.metadata)
+    # Flower gives the id no setter.
     metadata.__dict__["_message_id"] = number
     if message.has_error():
         return Message(error=message.error, metadata=metadata)  # type: ignore[call-overload,no-any-return]

@@ -264,6 +264,7 @@ def _effects(mod: Any, rule: ServerRule) -> Iterator[ModEffect]:
         privacy = {"epsilon": mod.epsilon or None, "delta": mod.delta}
         noise = {"noise.at": "client", "noise.sensitivity": mod.sensitivity or None}
         noise |= {f"{part}.{key}": v for part in ("noise", "claim") for key, v in privacy.items()}
+        # LocalDpMod states its epsilon for one round.
         noise |= {"claim.rounds": 1, "claim.unit": "client", "claim.neighbors": "add-remove"}
         yield ModEffect(name, noise)
     elif name in CLIPS:
@@ -376,6 +377,7 @@ def _participation(rule: ServerRule, population: int | None, replies: int | None
     law = None
     if share is not None and least is not None:
         if population is not None:
+            # As FedAvg samples: a share of the nodes, at least the minimum, at most all.
             cohort = max(1, min(population, max(int(population * share), least)))
         law = "all" if share >= 1 or cohort == population else "fixed-size"
     return {
@@ -413,6 +415,7 @@ def _of_flower(
     who = given.participation
     ratio = None
     if adaptive is not None and adaptive.rate is not None and adaptive.quantile is not None:
+        # A larger exponent overflows a float.
         ratio = math.exp(min(700.0, adaptive.rate * (1 - adaptive.quantile)))
     needs = {"scalars-pass": bare, "integer-buffers": whole, "noise-of-next-norm": ratio}
     for name in RULES:

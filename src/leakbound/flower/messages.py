@@ -30,8 +30,15 @@ REPLY = "the reply"
 _STORAGE = "numpy.ndarray"
 _KINDS = {"f": "floating-point", "i": "whole", "u": "whole", "b": "boolean"}
 _TYPES = (
-    *("bool", "float16", "float32", "float64"),
-    *("int16", "int32", "int64", "int8", "uint8"),
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    "int16",
+    "int32",
+    "int64",
+    "int8",
+    "uint8",
 )
 
 
@@ -183,6 +190,7 @@ def _values(array: Array, like: Tensor, where: str) -> Tensor:
             f"{len(array.data) - start} bytes follow its header"
         )
     flat = np.frombuffer(array.data, kind, like.numel(), start)
+    # A copy: the bytes of a message are read-only.
     return torch.from_numpy(flat.reshape(shape, order=order).copy(order="C"))
 
 
@@ -196,6 +204,7 @@ def _header(
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"its format is {version}")
         reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        # NumPy evaluates the header as a Python literal, so its length has a limit.
         shape, fortran, kind = reader(stream, max_header_size=HEADER)
     except Exception as error:  # a parser may fail in many ways on malicious bytes
         raise ValueError(f"{where} has a header that cannot be read: {error}") from error

@@ -157,7 +157,11 @@ class LeakMeter:
         if made is not None:
             update = replace(made[0], rows=rows)
         return self.meter.measured(
-            *(task, update, batch, defense, findings),
+            task,
+            update,
+            batch,
+            defense,
+            findings,
             buffers=any(not torch.equal(after[name], sent[name]) for name in others),
             seeded=inside.seeded,
         )

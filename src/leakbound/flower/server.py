@@ -185,6 +185,7 @@ class WatchedSum(SumStrategy):
 
     def _keep(self, number: int, results: Results) -> None:
         shared = results[0][1].parameters
+        # Under SecAgg+ all results share one object, the average; otherwise each has its own.
         if any(answer.parameters is not shared for _, answer in results):
             log(
                 WARNING,
@@ -225,6 +226,7 @@ def _like(before: Mapping[str, Tensor], answered: ArrayRecord) -> Mapping[str, T
     """The types and shapes of a reply: those that were sent, but a file may change its length."""
     if [value.dtype for value in before.values()] != [torch.uint8]:
         return before
+    # The sender declares sizes; the bytes that came are an upper bound on them.
     sizes = (min(len(array.data), *array.shape, 2**40) for array in answered.values())
     size = max([0, *sizes])
     return {key: torch.empty(size, dtype=torch.uint8) for key in before}

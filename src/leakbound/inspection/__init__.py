@@ -41,8 +41,16 @@ LEAST_PROBES = 64
 MOST_PROBES = 256
 
 KINDS = (
-    *("imprint", "near-duplicate rows", "imprint on probes", "equal columns"),
-    *("trap weights", "rarely active", "linear trap", "zeroed paths", "huge gain", "lone classes"),
+    "imprint",
+    "near-duplicate rows",
+    "imprint on probes",
+    "equal columns",
+    "trap weights",
+    "rarely active",
+    "linear trap",
+    "zeroed paths",
+    "huge gain",
+    "lone classes",
 )
 """Every kind of mark."""
 

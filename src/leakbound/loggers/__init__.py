@@ -95,6 +95,7 @@ def to_mlflow(found: Found) -> str:
 
     with _told("mlflow", "MLFLOW_TRACKING_URI"), TemporaryDirectory() as place:
         active = mlflow.active_run()
+        # A run that the user began is not ended here.
         with nullcontext(active) if active else mlflow.start_run() as run:
             mlflow.log_params(content.settings)
             mlflow.log_metrics(content.numbers)
@@ -125,11 +126,14 @@ def to_wandb(found: Found, *, mode: str | None = None) -> str:
     project = os.environ.get("WANDB_PROJECT") or "leakbound"
     with _told("wandb", "WANDB_MODE and WANDB_DIR"):
         active = wandb.run
+        # A run that the user began is not ended here.
         with nullcontext(active) if active else wandb.init(mode=mode, project=project) as run:
+            # A run may already hold the settings of another result.
             run.config.update(content.settings, allow_val_change=True)
             run.log(content.numbers)
             run.summary.update(content.words)
             for path in _write(Path(run.dir), content):
+                # `save` takes a pattern, and a path may hold its signs.
                 run.save(glob.escape(str(path)), base_path=run.dir, policy="now")
             return str(run.id)
 

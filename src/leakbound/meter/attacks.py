@@ -42,11 +42,13 @@ class PlantedLayer(Attack):
         bias = parts[f"{prefix}bias"].double()
         members = inspection.parallel(rows)
         even, most = inspection.evened(rows)
+        # Two divisions: the product of both, which is the norm of the row, may overflow.
         level = bias / most.clamp_min(1e-300) / even.norm(dim=1).clamp_min(1e-300)
         if len(members) >= inspection.MANY and len(level[members].unique()) > 1:
             order = torch.tensor(members, device=rows.device)
             order = order[level[order].argsort(descending=True)]
             unit = even[order] / even[order].norm(dim=1, keepdim=True)
+            # Parallel rows are equal only up to rounding.
             seen = _alone(observation, prefix, order, unit.mean(0).expand_as(unit), level[order])
             return RobbingTheFed()(seen, generator)
         marks = [f for f in inspection.statistics(task) if f.layer == name and f.marked]
@@ -74,6 +76,7 @@ def _alone(
     factor = torch.cat([scale.repeat_interleave(weight.shape[1]), scale])
     threat = replace(observation.threat, server=Server.MALICIOUS)
     seen = replace(observation, update=chosen(observation.update, index, factor), task=front)
+    # What the whole model sent, and its earlier rounds, do not fit the layer alone.
     return replace(seen, threat=threat, defense=None, sent=None, history=())
 
 

@@ -400,10 +400,12 @@ def _evidence(
     model = model_info(type(task.model).__name__, task)
     about = AttackInfo(name=NO_ATTACK, settings="", hash="none")
     record = header(
-        *(MEASURED, about, defense_info(defense), model, seen, criterion), source=MEASURED, seed=0
+        MEASURED, about, defense_info(defense), model, seen, criterion, source=MEASURED, seed=0
     )
     return Evidence(
-        *(record, seen, release),
+        record,
+        seen,
+        release,
         truth=batch,
         public=half,
         decoys=decoys,

@@ -96,6 +96,7 @@ def initialized(
     model = unfilled(build)
     for module in model.modules():
         if isinstance(module, _WEIGHTED):
+            # One row of the weight: the fan-in of linear layers and convolutions.
             inputs = next(module.parameters())[0].numel()
             if isinstance(module, nn.RNNBase):
                 inputs = module.hidden_size
@@ -107,7 +108,9 @@ def initialized(
         elif isinstance(module, _WITH_RESET):
             module.reset_parameters()
         elif any(True for _ in chain(module.parameters(recurse=False), module.buffers(False))):
+            # `unfilled` leaves memory as it was, so no tensor may go without weights.
             raise TypeError(f"{type(module).__name__} has tensors but no initial weights here")
+    # PyTorch's own recurrent kernels have no second derivative, or fail under `vmap`.
     return step_by_step(model.eval())
 
 

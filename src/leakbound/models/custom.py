@@ -92,6 +92,7 @@ def missing_arguments(build: Callable[..., Any]) -> list[str] | None:
         >>> missing_arguments(nn.Flatten), missing_arguments(nn.Linear)
         ([], ['in_features', 'out_features'])
     """
+    # Nested functions, and those of a script, cannot be imported by their names.
     if "." in build.__qualname__ or build.__module__ in ("__main__", "__mp_main__"):
         return None
     parameters = inspect.signature(build).parameters.values()
@@ -126,6 +127,7 @@ def read_weights(
     files.check_regular(path, name)
     try:
         with safe_open(path, framework="pt") as file:
+            # Slices read the header alone: no tensor is loaded before all shapes fit.
             stored = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
             shapes = {key: tuple(part.get_shape()) for key, part in stored.items()}
             floats = {key: part.get_dtype().startswith(("F", "BF")) for key, part in stored.items()}
@@ -166,6 +168,7 @@ def _accepted(path: str, build: Callable[..., Any], kwargs: dict[str, Any]) -> d
     parameters = signature.parameters.values()
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    # What the user gave is always passed, so that a misspelled name is an error.
     arguments = {k: v for k, v in kwargs.items() if takes_all or k in named or k not in _OFFERED}
     try:
         signature.bind(**arguments)

@@ -126,6 +126,7 @@ def lenet(
         parts: list[nn.Module] = []
         for before, stride in ((channels, 2), (12, 2), (12, 1)):
             parts += [nn.Conv2d(before, 12, 5, stride, padding=2), nn.Sigmoid()]
+        # Two strides of 2 with padding 2 round up.
         features = 12 * -(-height // 4) * -(-width // 4)
         return nn.Sequential(*parts, nn.Flatten(), nn.Linear(features, classes))
 
@@ -324,6 +325,7 @@ def headed(
         )
 
     above = initialized(head, generator)
+    # `eval`: a new container is in training mode.
     return nn.Sequential(OrderedDict(backbone=below, **dict(above.named_children()))).eval()
 
 
@@ -556,6 +558,7 @@ class _Segmenter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         whole = self.first(x)
+        # Odd sides round up; interpolation to the other branch's size undoes it.
         half = self.second(avg_pool2d(whole, 2, ceil_mode=True))
         wide = self.middle(avg_pool2d(half, 2, ceil_mode=True))
         wide = self.third(torch.cat([interpolate(wide, size=half.shape[2:]), half], 1))

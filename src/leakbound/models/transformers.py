@@ -44,11 +44,13 @@ class AdapterLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The adapted layer's output."""
         result: Tensor = self.base_layer(x)
+        # As in PEFT: adapters may have 32 bits next to a base of 16.
         change = self.lora_B(self.lora_A(x.to(self.lora_A.weight.dtype))) * self.scale
         return cast(Tensor, (result + change).to(result.dtype))
 
 
 def _linear(weight: Tensor) -> nn.Linear:
+    # On "meta": neither memory nor random numbers for weights that are replaced.
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = nn.Parameter(weight.clone())
     return made
@@ -91,6 +93,7 @@ class TransformerBlock(nn.Module):
             if self.causal:
                 places = torch.arange(x.shape[1], device=x.device)
                 hidden = hidden | (places > places[:, None])
+            # Not -inf: a row without any visible place would become NaN.
             scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
         mixed = scores.softmax(-1) @ value
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
@@ -122,6 +125,7 @@ class _Transformer(nn.Module):
             TransformerBlock(width, heads, causal, rotary) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
+        # GPT-2's output layer, which is tied, has no bias.
         self.head = nn.Linear(width, outputs, bias=not tied)
         self.pooled = pooled
 
@@ -195,7 +199,10 @@ def decoder(
     if adapters:
         check.count(adapters=adapters)
     model = _built(
-        *(input_shape, classes, generator, vocabulary or classes),
+        input_shape,
+        classes,
+        generator,
+        vocabulary or classes,
         width=width,
         layers=layers,
         heads=heads,
@@ -247,7 +254,10 @@ def encoder(
         torch.Size([3, 2])
     """
     return _built(
-        *(input_shape, classes, generator, vocabulary or classes),
+        input_shape,
+        classes,
+        generator,
+        vocabulary or classes,
         width=width,
         layers=layers,
         heads=heads,
@@ -301,6 +311,7 @@ class _VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(channels, width, patch, patch)
+        # An embedding, as `initialized` draws no bare parameter.
         self.first = nn.Embedding(1, width)
         self.places = nn.Embedding(1 + (side // patch) ** 2, width)
         self.blocks = nn.ModuleList(

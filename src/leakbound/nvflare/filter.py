@@ -285,7 +285,7 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
         if decision.refused:
             return decision, None
         reading, decision = meter.measured(
-            *(got.work.task, update, batch, ready, got.findings), seeded=self.seed is not None
+            got.work.task, update, batch, ready, got.findings, seeded=self.seed is not None
         )
         return decision, reading
 

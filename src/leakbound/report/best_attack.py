@@ -162,6 +162,7 @@ def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAt
     nearest = [_root([min(errors) for errors in some]) for some in examples]
     return BestAttackError(
         rmse=means[best],
+        # Student's interval may go below 0; an error cannot.
         low=max(0.0, low),
         high=high,
         attack=best,

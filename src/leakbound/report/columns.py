@@ -129,7 +129,9 @@ def column_tables(
         attack = str(row.strongest_attack)
         made = [
             ColumnShare(
-                *(column.name, column.unit, column.sensitive),
+                column.name,
+                column.unit,
+                column.sensitive,
                 attack=_wilson_share([one for one, _ in pairs[attack, column.name]]),
                 baseline=_wilson_share([other for _, other in pairs[attack, column.name]]),
                 p_value=corrected[attack, column.name],
@@ -154,6 +156,7 @@ def paired(pairs: Sequence[tuple[bool, bool]]) -> float:
     """
     won = sum(a and not b for a, b in pairs)
     differ = sum(a != b for a, b in pairs)
+    # `bdtrc` is the probability of more than its first argument.
     return float(bdtrc(won - 1, differ, 0.5)) if won else 1.0
 
 

@@ -59,6 +59,7 @@ def examples(
                 (low, high) = input_range
                 level = own.permute(1, 2, 0).numpy()
                 color = level.shape[2] > 1
+                # For colors, `imshow` ignores vmin and vmax.
                 level = np.clip((level - low) / (high - low), 0, 1) if color else level.squeeze(-1)
                 axes.imshow(level, cmap="gray", vmin=low, vmax=high)
                 axes.set(xticks=[], yticks=[])
@@ -138,6 +139,7 @@ def corridor(
 
 def png(drawn: Figure) -> bytes:
     buffer = io.BytesIO()
+    # matplotlib would write its version into the file: equal results have equal bytes.
     drawn.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
     return buffer.getvalue()
 

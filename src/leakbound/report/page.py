@@ -136,6 +136,7 @@ def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
             "about": about,
             "pages": every_page,
             "linked": not inline,
+            # A page on a disk has no origin that 'self' would match.
             "img_from": "data:" if inline else "data: 'self' file:",
         }
         if number == 0:

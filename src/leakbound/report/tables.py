@@ -671,6 +671,7 @@ def _skilled(trainings: Sequence[Training]) -> bool:
     if not tested or majority is None:
         return bool(trainings)
     accuracy = _mean(defined(t.accuracy for t in trainings)) or 0.0
+    # Rounded down: it must not count an answer as right that was not.
     low, _ = clopper_pearson(math.floor(accuracy * tested), tested, 1 - LEVEL)
     return low > majority
 

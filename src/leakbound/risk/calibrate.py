@@ -486,6 +486,7 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
     if name == "steps":
         return solved(_steps(excess, start, hidden, setting.noise_multiplier))
     more_is_safe = name == "noise_multiplier"
+    # No noise is needed, and 0 has no logarithm for the search below.
     if more_is_safe and start == 0:
         return solved(0.0)
 
@@ -510,6 +511,7 @@ def _steps(excess: Excess, start: float, hidden: bool, noise: float) -> int:
     if hidden:
         steps = min(MOST_STEPS, math.floor(_sharper(excess, steps, 1, math.floor)))
     while steps > 1 and excess(steps) > 0:
+        # By a thousandth, because one evaluation takes up to some tenths of a second.
         steps -= max(1, steps // 1000)
     more = max(1, steps // 20000)
     # The search stops up to 0.005 % short of the edge: go on while it holds.
@@ -530,11 +532,13 @@ def _of_examples(
     if setting.people == 1:
         return solved
     if solve in ("noise_multiplier", "clip_norm"):
+        # The examples of one person together move the sum by `people` clip norms.
         noise = rounded(setting.people * solved.noise_multiplier, DIGITS, up=True)
         return replace(setting, noise_multiplier=noise)
     if solve == "steps":
         return replace(setting, steps=solved.steps)
     rate = solved.sampling_rate
+    # A person takes part if any of the examples does: rate = 1 - (1 - own)^people.
     own = 1.0 if rate == 1 else -math.expm1(math.log1p(-rate) / setting.people)
     return replace(setting, sampling_rate=rounded(own, DIGITS, up=False))
 
@@ -554,6 +558,7 @@ def _sharpened(
         while high - low > NEAR * high:
             middle = (low + high) / 2
             tried = rounded(middle, DIGITS, up=True)
+            # Rounded up, the middle may be `high` itself; then the lower end must rise.
             if tried < high and holds(replace(solved, noise_multiplier=tried)):
                 high = tried
             else:
@@ -599,6 +604,7 @@ def _log_edge(setting: TrainingSetting, blind: float, rough: bool = False) -> fl
         steps=setting.steps,
         log_kappa=blind,
     )
+    # Python's logarithm of 0 is an error.
     return math.log(max(float(bound), 1e-300)) + GAMMA_ERROR
 
 
@@ -640,6 +646,7 @@ def _clipped(solved: TrainingSetting, noise_std: float) -> tuple[TrainingSetting
             "clip_norm: any value meets the target, even without noise, because the example is "
             "sampled so rarely; give a larger sampling_rate, more steps or a smaller probability"
         )
+    # Rounding down is safe: a lower clip norm under the same noise is a higher multiplier.
     clip = rounded(noise_std / solved.noise_multiplier, DIGITS, up=False)
     return replace(solved, noise_multiplier=noise_std / clip), clip
 

@@ -174,6 +174,7 @@ class Corridor:
             baseline = max(guess, float(np.exp(direction)))
         below = bound <= accepted and guess <= accepted
         return decide(
+            # At infinite noise both are one number, computed in two ways.
             recoverable=attained > accepted and attained > baseline * (1 + 1e-9),
             guessable=float(self.baseline[index]) > accepted,
             excluded={self.basis} if below and self.basis is not None else (),
@@ -356,6 +357,7 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
     # Numbers of sightings outside weigh less than the part of delta that is kept back for them.
     k = np.arange(max(0.0, hits.ppf(cut)), min(steps, hits.isf(cut)) + 1)
     mass = hits.pmf(k)
+    # `mu` takes one step or more; without a sighting the gain is 0.
     gain = np.asarray(conversions.mu(noise, steps=np.maximum(k, 1)))
     gain = np.where(k == 0, 0.0, gain)
 
@@ -365,6 +367,7 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
 
     high = float(conversions.epsilon(noise, delta=most, steps=steps))
     if not math.isfinite(high):
+        # Without noise, only a chance below delta to take part at all hides a person.
         return 0.0 if holds(np.array(0.0)) else math.inf
     return float(least_where(holds, np.array(0.0), np.array(high)))
 

@@ -24,7 +24,7 @@ from leakbound.risk.target import Target
 SHOWN = 10
 NAMED = 5
 """Maximum number of example names in one line, and of names of rare rows."""
-WIDEST = 1e100
+WIDEST = 1e100  # squares and their sums stay finite
 SAMPLE = "sample"
 THESE = "these"
 SPHERE = "sphere"
@@ -122,6 +122,7 @@ class Examples:
             )
         images = self.images[~matched]
         norms = self.norms
+        # Norms of the data follow what is left; a declared range stays as it is.
         if matched.any() and norms[0] == np.linalg.norm(self.images, axis=1).min():
             norms = (float(np.linalg.norm(images, axis=1).min()), norms[1])
         names = np.array(self.names)
@@ -260,6 +261,7 @@ def _kept(names: Sequence[str], exclude: Sequence[str]) -> NDArray[Any]:
     keep = np.ones(len(names), dtype=bool)
     place = {name: i for i, name in enumerate(names)}
     for word in exclude:
+        # `isdecimal`, because int() rejects the other digits, such as superscripts.
         at = place.get(word, int(word) if word.isdecimal() else len(names))
         if at >= len(names):
             raise ValueError(

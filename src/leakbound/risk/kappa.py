@@ -70,6 +70,7 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
     inside = variance <= level
     if not inside.any():
         return BaselineMatches(len(flat), 0.0, float(middle.mean()), mean, example)
+    # The error of a constant c is the variance of the values plus (mean - c)^2.
     half = np.sqrt(level - variance[inside])
     low = middle[inside] - half
     high = middle[inside] + half
@@ -78,6 +79,7 @@ def baseline_matches(images: ArrayLike, eta: float) -> BaselineMatches:
     covered = np.searchsorted(starts, starts, "right") - np.searchsorted(np.sort(high), starts)
     best = int(np.argmax(covered))
     holds = (low <= starts[best]) & (high >= starts[best])
+    # The middle of the common part, because at its start one example matches only just.
     value = float((starts[best] + high[holds].min()) / 2)
     return BaselineMatches(len(flat), float(covered[best]) / len(flat), value, mean, example)
 

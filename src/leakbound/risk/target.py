@@ -22,7 +22,7 @@ _PATTERN = re.compile(
     rf"with\s+probability\s*{_MOST}\s*{_NUMBER}\s*",
     re.I,
 )
-_RANGES = (1e-100, 1e100)
+_RANGES = (1e-100, 1e100)  # their squares are still floats
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import numpy as np
 
 from leakbound._util import files
 
+# What zipfile raises for a file that was cut off or altered.
 DAMAGE = (
     zipfile.BadZipFile,
     EOFError,
@@ -27,7 +28,7 @@ DAMAGE = (
     struct.error,
     zlib.error,
 )
-_HEADER = 12_000
+_HEADER = 12_000  # NumPy reads headers of up to 10,000 characters
 _CHUNK = 1 << 20
 Array = np.ndarray
 
@@ -61,6 +62,7 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         try:
             if not all(info.filename for info in archive.infolist()):
                 raise ValueError("it holds a file without a name; save it again")
+            # Programs differ in which of two equal names they read, so a check could miss one.
             names = Counter(info.filename for info in archive.infolist() if not info.is_dir())
             twice = [name for name, count in names.items() if count > 1]
             if twice:
@@ -96,6 +98,7 @@ def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> 
     with open_member(archive, member) as stream:
         head = take(stream, _HEADER)
         shape, fortran, dtype, start = _header(member.filename, head)
+        # Python's whole numbers do not overflow, so huge sides cannot pass as a small array.
         declared = math.prod(shape) * dtype.itemsize
         if declared != member.file_size - start:
             raise ValueError(
@@ -146,6 +149,7 @@ def _header(name: str, head: bytearray) -> tuple[tuple[int, ...], bool, np.dtype
             shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
     except Exception as error:  # a header is Python text: parsing it can raise almost any exception
         raise ValueError(f"{name!r} has no readable array header; save it with np.savez") from error
+    # Long doubles differ between machines, and PyTorch has none.
     if dtype.kind not in "uifb" or dtype.itemsize > 8:
         pickled = " (Python objects are pickles, which can run code)" if dtype.hasobject else ""
         raise ValueError(

@@ -98,12 +98,14 @@ def write(path: Path, named: Mapping[str, Tensor], about: Mapping[str, str] | No
     path = Path(path)
     if path.suffix != ".safetensors":
         raise ValueError(f"path is {str(path)!r}; give a name that ends in .safetensors")
+    # safetensors rejects tensors that share memory.
     own = {key: value.detach().cpu().contiguous().clone() for key, value in named.items()}
     text = {str(key): str(value) for key, value in (about or {}).items()}
     files.write(path, save(own, metadata={**text, SEALED: files.SEAL}))
 
 
 def _safetensors(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    # The format has no compression, so the size of the file bounds the memory.
     _fits(path, path.stat().st_size, most)
     try:
         with safe_open(path, framework="pt") as file:
@@ -137,9 +139,11 @@ def _npz(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
                 "it is a zip archive, but not of NumPy arrays; save it with "
                 "numpy.savez('update.npz', **arrays)"
             )
+        # The unpacked sizes: a small deflated archive can unpack to a thousand times its size.
         _fits(path, sum(info.file_size for info in members), most)
         for info in members:
             array = read_array(archive, info, most)
+            # PyTorch takes arrays in the byte order of the machine only.
             native = np.array(array, dtype=array.dtype.newbyteorder("="))
             named[info.filename.removesuffix(".npy")] = torch.from_numpy(native)
     return named, {}

@@ -61,6 +61,7 @@ def flat(task: Task, named: Named, *, what: str) -> Tensor:
                 f"{what}: {name} holds values of type {value.dtype}; give floats of 16, 32 or 64 "
                 "bits (undo a quantization first)"
             )
+        # Checked after the conversion, because a finite float64 may overflow in a smaller type.
         moved = value.to(task.parameters).reshape(-1)
         bad = int((~torch.isfinite(moved)).sum())
         if bad:
@@ -175,6 +176,7 @@ def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
             f"{what}: {odd[0]} is a {type(own[odd[0]]).__name__}; give torch tensors by name"
         )
     wanted = {name for name, *_ in task.layout}
+    # Only as many prefixes as needed: `model.` may also be the name of a part.
     own = next((some for some in _unwrapped(own) if wanted & set(some)), own)
     if not wanted & set(own) and all(map(unnamed, own)):
         return _by_position(task, own, what)
@@ -232,6 +234,7 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 def _by_position(task: Task, own: dict[str, Tensor], what: str) -> dict[str, Tensor]:
     """Tensors of a list without names, by the first order of the model's own that they fit."""
+    # As numbers, so that 10 comes after 9.
     values = [own[key] for key in sorted(own, key=lambda key: int(key.removeprefix("arr_")))]
     first = _first_names(task.model)
     whole, now = (list(_state_names(task.model, statistics=kept)) for kept in (True, False))

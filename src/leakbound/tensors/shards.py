@@ -73,17 +73,20 @@ def _map(path: Path) -> dict[str, str]:
     """The shard of each tensor. Shards are files beside the index, never elsewhere."""
     what = f"index {str(path)!r}"
     with files.opened(path) as stream:
+        # One byte more shows that the file is larger, without reading it all.
         content = stream.read(MOST_JSON + 1)
     if len(content) > MOST_JSON:
         raise ValueError(f"{what} is over {MOST_JSON} bytes; give the index of one model")
     try:
         held: Any = json.loads(content)
+    # Lists nested thousands deep exhaust the stack.
     except (ValueError, RecursionError):
         raise ValueError(f"{what} is not valid JSON; save the model again") from None
     rows = held.get("weight_map") if isinstance(held, dict) else None
     if not isinstance(rows, dict) or not rows:
         raise ValueError(f"{what} has no weight_map; give the index that save_pretrained wrote")
     for shard in rows.values():
+        # A path could lead out of the folder. On Linux a backslash is no separator for `Path`.
         plain = isinstance(shard, str) and Path(shard).name == shard and "\\" not in shard
         if not plain or not shard.endswith(".safetensors"):
             raise ValueError(

@@ -373,6 +373,7 @@ def _check_zero(attack: Attack, observation: Observation, name: str) -> None:
 def _check_blind(attack: Attack, task: Task, batch: Batch, name: str) -> None:
     """The answer is the same while the truth is gone, in reach, or replaced by another."""
     hidden = _observed(attack, task, small_batch(task, batch, seed=3))
+    # No truth of an earlier check may be left for the first answer.
     gc.collect()
     answers = [_answer(attack, hidden, stream(0, "contract", "blind"))]
     for seed in (3, 4, 5):
@@ -393,6 +394,7 @@ def _check_chance(attack: Attack, observation: Observation, batch: Batch, name: 
     def other(k: int, i: int) -> Batch:
         return small_batch(task, batch, seed=1000 + CANDIDATES * k + i)
 
+    # The same histogram, which an attack with a prior may know.
     def shuffled(k: int, i: int) -> Batch:
         order = permutation(batch.inputs[0].numel(), stream(k, "contract", "order", i))
         return Batch(batch.inputs.flatten(1)[:, order].view_as(batch.inputs), batch.labels)
@@ -413,6 +415,7 @@ def _check_chance(attack: Attack, observation: Observation, batch: Batch, name: 
             asked = asked + 1
             hits = hits + (errors[0] < min(errors[1:]))
         require(
+            # The chance of at least as many hits.
             scipy.stats.binom.sf(hits - 1, max(asked, 1), 1 / CANDIDATES) > UNLIKELY,
             f"{name} was shown noise, but its answer was closest to the truth {hits} of {asked} "
             f"times among {CANDIDATES} images: it knows the truth from another source",
@@ -451,6 +454,7 @@ def _beside(
     inputs = truth.inputs
     in_reach = [truth]
     answer = _answer(attack, observation, generator)
+    # Used after the call, so that nothing drops them before.
     assert batch is in_reach[0]
     assert inputs is truth.inputs
     return answer

@@ -110,6 +110,7 @@ class Unchanged:
             if t is not None
         ]
         self.weights = [(t, t.clone()) for t in task.model.state_dict().values()]
+        # A hook shows in no tensor, but in what the model computes.
         self.output = self._forward()
 
     def _forward(self) -> Tensor:

@@ -36,6 +36,7 @@ from leakbound.testing.common import (
     same_bits,
 )
 
+# Draws that show whether a release is exact, and draws for the statistics of a noisy one.
 FEW = 4
 MANY = 256
 
@@ -113,6 +114,7 @@ def _plain(link: Defense, unit: Unit, task: Task, batch: Batch) -> Update:
     else:
         row = local_update(task, batch.inputs, batch.labels)
         count = link.cohort_size if unit is Unit.CLIENT else 1
+        # Clients differ: equal rows would hide that a link mixes them up.
         rows = torch.stack([row * (1 + i) for i in range(count)])
         examples = (batch.size,) * count
     rows = rows.detach()
@@ -176,6 +178,7 @@ def _check_mask(out: Update, name: str) -> None:
 
 
 def _check_imitate(link: Defense, update: Update, out: Update, name: str) -> None:
+    # Also at 0, where norms and quotients may have no derivative.
     for start in (update.rows, torch.zeros_like(update.rows)):
         rows = start.clone().requires_grad_()
         guess = link.imitate(rows)
@@ -297,6 +300,7 @@ def _check_bound(
     bound = _released(upto, clients, task, batch).bound
     if bound is None:
         require(False, f"{name} declares no bound on what one example adds")
+        # Not reached: it says so to the type checker.
         raise AssertionError
     require(0 < bound < float("inf"), f"{name} its bound is {bound}")
     ends = sorted({0, len(clients) - 1})
@@ -325,6 +329,7 @@ def _neighbors(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         without = rows.clone()
         without[at] = 0
         for direction in (rows[at], -rows.sum(0), noise, spike):
+            # Of all sizes: a bound may fail only for huge or tiny rows.
             for scale in (1e-3, 1.0, 1e3, 1e6):
                 with_row = without.clone()
                 with_row[at] = scale * direction
@@ -337,6 +342,7 @@ def _check_noise(
     """The link's own noise has a true distribution, at least `noise_multiplier` times the bound."""
     name = f"{link!r} promises differential privacy, but"
     before = Chain(upto.links[:-1])
+    # Noise of links before it counts as part of the rows: this link's own noise must suffice.
     given = replace(
         _released(before, clients, task, batch, unit=upto.starts), law=Exact(), mask=None
     )
@@ -449,6 +455,7 @@ def _standard(draws: list[Update], center: Tensor | None, name: str) -> tuple[Te
     std = torch.stack([spread(draw) for draw in draws])
     if center is None:
         middle = (rows * seen).sum(0) / seen.sum(0).clamp_min(1)
+        # Differences from the draws' own mean are smaller by this factor.
         count = seen.sum(0).clamp_min(2)
         rest = (rows - middle) * seen * (count / (count - 1)).sqrt()
     else:
@@ -466,6 +473,7 @@ def _standard(draws: list[Update], center: Tensor | None, name: str) -> tuple[Te
         residual = law.covariance.whiten(rest.flatten(0, 1)).reshape(len(rest), -1)
     width = residual.shape[1]
     index = torch.linspace(0, width - 1, MOST).long() if width > MOST else torch.arange(width)
+    # Coordinates that few draws show say nothing of their distribution.
     index = index[seen[:, index].sum(0) > len(draws) / 10]
     return residual[:, index], seen[:, index]
 
@@ -474,6 +482,7 @@ def _check_spread(
     residual: Tensor, seen: Tensor, law: Gaussian | Laplace, name: str, *, centered: bool
 ) -> None:
     """The variance is 1: pooled, and of every coordinate separately."""
+    # The fourth moment sets how far a sample's variance strays.
     kurtosis = 3.0 if isinstance(law, Gaussian) else 6.0
     count = seen.sum(0).double() - (1 if centered else 0)
     squares = residual.square()
@@ -488,6 +497,7 @@ def _check_spread(
         f"{name} declares {type(law).__name__} noise, but its variance is {total / number:.3f} "
         "times the declared one",
     )
+    # The sum of squares is chi-square for Gaussian noise only.
     if isinstance(law, Gaussian):
         low = scipy.stats.chi2.cdf(each.numpy(), count.numpy())
         worst = float(min(low.min(), (1 - low).min()))

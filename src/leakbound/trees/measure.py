@@ -132,10 +132,13 @@ def measured(
     for name in models:
         known[name] = revealed.brackets(held, update=name == UPDATE)
     guessed = {name: _guesses(columns, whole, tau, *edges) for name, edges in known.items()}
+    # The rows are 32-bit floats: an error of exactly the tolerance may round to above it.
     right = {name: np.abs(own - held) <= tau * (1 + 1e-6) for name, (own, _) in guessed.items()}
     return TreeMeasure(
-        *(*first, _share(guessed[UPDATE][1])),
+        *first,
+        _share(guessed[UPDATE][1]),
         {name: _share(own) for name, own in right.items()},
+        # A mean of 9 of 10 may round to just below 0.9.
         {name: _share(own.mean(1) >= ROW - 1e-9) for name, own in right.items()},
     )
 

@@ -164,10 +164,12 @@ def read(source: Path | str | bytes, *, most: int = MOST_BYTES) -> TreeModel:
         raise ValueError(f"{what} has over {most:,} bytes; give read a larger `most`")
     if not content:
         return TreeModel((), 0)
+    # In UBJ the type of the key's length follows the brace; in JSON a quotation mark does.
     if content[:1] == b"{" and content[1:2] in b"LlIiUSmM":
         raise ValueError(f"{what} is UBJ, which is not read; {_AGAIN} or save_raw('json')")
     try:
         found = json.loads(content)
+    # Lists nested thousands deep, by accident or on purpose, exhaust the stack.
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is no JSON ({str(error)[:80]}); {_AGAIN}") from None
     try:
@@ -189,12 +191,13 @@ def _bytes(path: Path, most: int) -> bytes:
     if path.suffix in (".safetensors", ".npz"):
         from leakbound import tensors  # it takes a second to import
 
+        # The header of the file comes on top of the model.
         held = [v.numpy() for v in tensors.read(path, most=most + 2**16)[0].values()]
         if len(held) != 1 or held[0].dtype != np.uint8:
             raise ValueError(f"{str(path)!r} holds no single array of bytes; give a model in JSON")
         return bytes(held[0].tobytes())
     with files.opened(path) as stream:
-        return stream.read(most + 1)
+        return stream.read(most + 1)  # one byte more shows that there is more
 
 
 def _get(table: Any, path: str, kind: type) -> Any:
@@ -210,10 +213,13 @@ def _get(table: Any, path: str, kind: type) -> Any:
 def _number(table: Any, path: str, *, count: bool = False) -> float:
     text = _get(table, path, object)
     try:
+        # XGBoost writes the numbers of its parameters as text.
         value = float(text)
     except (TypeError, ValueError, OverflowError):
         value = np.nan
+    # The range of XGBoost's 32-bit floats. NaN compares false, so it is rejected too.
     if not abs(value) < 2**128 or (count and not (value % 1 == 0 and 0 <= value <= 2**31)):
+        # Shortened below, because the text comes from the file and may be huge.
         kind = "count" if count else "finite number"
         raise _Damaged(f"holds {path} as {str(text)[:40]!r}, which is no {kind}")
     return value
@@ -337,6 +343,7 @@ def _order(left: Doubles, right: Doubles, where: str) -> Numbers:
         parts.append(front)
         children = np.stack([left[front], right[front]])
         children = children[:, ~(children == -1).all(0)].ravel()
+        # A child 0 would be the root again.
         if not ((children > 0) & (children < len(left)) & (children == np.floor(children))).all():
             raise _Damaged(f"{where} has a child that is none of its {len(left)} nodes")
         front = children.astype(np.int64)

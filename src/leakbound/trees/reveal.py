@@ -114,6 +114,7 @@ class Revealed:
 
 def thresholds_of(trees: Sequence[Tree]) -> dict[int, Floats]:
     """The distinct split thresholds by feature, sorted."""
+    # NumPy cannot concatenate an empty list, as of no trees.
     column = np.concatenate([np.zeros(0, np.int64), *(t.feature[t.inner] for t in trees)])
     value = np.concatenate([np.zeros(0, np.float32), *(t.threshold[t.inner] for t in trees)])
     return {int(j): np.unique(value[column == j]) for j in np.unique(column)}
@@ -215,6 +216,7 @@ def _rates(
             strength = max(float(np.linalg.lstsq(np.stack(known, 1), constant)[0][0]), 0.0)
     if eta is None:
         found, error, size = inverse(strength)
+        # The terms must be far above the rounding of the file: otherwise any eta would fit.
         eta = 1 / found if error < 10 * FIT < size / 100 and found > 1e-9 else None
     return eta, strength
 
@@ -318,6 +320,7 @@ def _next_hessian(model: TreeModel, tree: Tree, counts: Sequence[LeafCount]) -> 
     margin = math.log(chance / (1 - chance))
     total = 0.0
     for leaf in counts:
+        # The logistic function as a tanh, which cannot overflow.
         after = (1 + math.tanh((margin + float(tree.value[leaf.leaf])) / 2)) / 2
         total += (leaf.rows + more * (leaf.targets or 0)) * after * (1 - after)
     return total

@@ -112,7 +112,7 @@ class _Vit(nn.Module):
         self.places = nn.Parameter(0.02 * torch.randn(1, (SIDE // 2) ** 2, width))
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                *(width, 4, 4 * width), 0.0, "gelu", batch_first=True, norm_first=True
+                width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
             )
             for _ in range(design.depth)
         )

@@ -151,7 +151,10 @@ def rows(count: int = IMAGES) -> list[Row]:
         for guess, own in values.items():
             found.append(
                 Row(
-                    *(name, guess, guess in PARTIAL, count),
+                    name,
+                    guess,
+                    guess in PARTIAL,
+                    count,
                     {m: gain(own[m].tolist()) for m in own},
                     *(
                         {m: int((own[m] < values[bar][m]).sum()) for m in own}

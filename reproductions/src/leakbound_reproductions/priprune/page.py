@@ -177,7 +177,11 @@ def _defended(found: Measured) -> list[str]:
             )
         )
     head = (
-        *("defense", "accuracy", "own model", "withheld %", "mask, bytes"),
+        "defense",
+        "accuracy",
+        "own model",
+        "withheld %",
+        "mask, bytes",
         *(f"round {m}" for m in marks),
         "worst round",
     )
@@ -219,8 +223,15 @@ def _two(found: Measured) -> list[str]:
                 )
             )
     head = (
-        *("scheme", "", "accuracy", "NMI", "chance", "above chance", "AMI"),
-        *("PSNR, SGI", "PSNR, mixed"),
+        "scheme",
+        "",
+        "accuracy",
+        "NMI",
+        "chance",
+        "above chance",
+        "AMI",
+        "PSNR, SGI",
+        "PSNR, mixed",
     )
     text = (
         "Means over the attacked rounds, SGI unless stated otherwise. Chance: NMI of the "
@@ -315,8 +326,14 @@ def _linear(found: Measured) -> list[str]:
 
 def _theory(study: Study) -> list[str]:
     head = (
-        *("rate", "weights kept", "rank", "printed (mixed units)", "corrected (bits)"),
-        *("channel, data-dependent mask", "channel, public mask", "bits of the message or image"),
+        "rate",
+        "weights kept",
+        "rank",
+        "printed (mixed units)",
+        "corrected (bits)",
+        "channel, data-dependent mask",
+        "channel, public mask",
+        "bits of the message or image",
     )
     rows = (
         (

@@ -71,8 +71,12 @@ TENSORS = {
 }
 """The methods that find the features of a malicious head, as `features` names them."""
 FAMILIES = (
-    *("none", "clip", "gradient_dropout", "gaussian_noise"),
-    *("magnitude_pruning", "local_aggregation"),
+    "none",
+    "clip",
+    "gradient_dropout",
+    "gaussian_noise",
+    "magnitude_pruning",
+    "local_aggregation",
 )
 """The paper's defenses; a plan's others are measured in `FEW` rounds."""
 BEHIND_CLAIMS = ("honest", "malicious", PUBLISHED, "ablation", PRUNED_FEATURES)

@@ -34,8 +34,16 @@ BEYOND = (0.1, 0.5, 0.9)
 """Pruning rates of claim 2-9: parts of n / (n + 1), and of what is left above it."""
 COLUMNS = (
     *Cell.__dataclass_fields__,
-    *("seeds", "median", "low", "high", "span", "upper_order", "conditions", "lower_order"),
-    *("floor", "error_over_floor"),
+    "seeds",
+    "median",
+    "low",
+    "high",
+    "span",
+    "upper_order",
+    "conditions",
+    "lower_order",
+    "floor",
+    "error_over_floor",
 )
 
 

@@ -13,9 +13,18 @@ from leakbound_reproductions import kept
 from leakbound_reproductions.systematic_evaluation.measured import HONEST, Measured, family
 
 LOOKS = (
-    *(("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "D"), ("#cc79a7", "^"), ("#e69f00", "v")),
-    *(("#56b4e9", "P"), ("#000000", "X"), ("#999999", "*"), ("#8c564b", "h"), ("#bcbd22", "<")),
-    *(("#17becf", ">"), ("#7f3c8d", "p")),
+    ("#0072b2", "o"),
+    ("#d55e00", "s"),
+    ("#009e73", "D"),
+    ("#cc79a7", "^"),
+    ("#e69f00", "v"),
+    ("#56b4e9", "P"),
+    ("#000000", "X"),
+    ("#999999", "*"),
+    ("#8c564b", "h"),
+    ("#bcbd22", "<"),
+    ("#17becf", ">"),
+    ("#7f3c8d", "p"),
 )
 
 

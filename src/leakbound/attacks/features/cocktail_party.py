@@ -162,6 +162,7 @@ def probed(
     else:
         low, high = task.input_range
         probe = low + (high - low) * uniform((PROBES, *shape), generator, like=task.parameters)
+    # A copy: hooks must not stay on the client's model.
     model = copies.duplicate(task.model)
     seen = []
     for name, module in model.named_modules():
@@ -195,6 +196,7 @@ def _trust(observation: Observation) -> Tensor:
         return torch.ones(observation.update.rows.shape[1]).to(observation.update.rows)
     if len(weights) == 1:
         return weights[0]
+    # Variances add up; that of a withheld row (weight 0) is infinite, which gives 0.
     together: Tensor = weights.double().square().reciprocal().sum(0).rsqrt()
     return together * math.sqrt(len(weights))
 
@@ -255,6 +257,7 @@ def _scaled(heard: Heard, task: Task) -> tuple[Tensor, str | None]:
     known = 1 / heard.gains.abs().clamp_min(1e-300)
     scale = torch.where(heard.sure, known, bright)[:, None]
     images = scale * sources
+    # Three standard deviations: noise alone may leave the range.
     slack = SLACK * (high - low) + 3 * scale * heard.separated.noise[:, None]
     outside = ((images < low - slack) | (images > high + slack)).double().mean(1)
     wrong = outside > OUTSIDE

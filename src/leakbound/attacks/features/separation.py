@@ -84,6 +84,7 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
     residual. `weights` are 1 / standard deviation of independent noise up to a factor, 0 if an
     entry is not known. NotSeparable: fewer rows or columns than `rank`, or a lower rank.
     """
+    # Of the given type: the values were rounded before they became float64.
     exact = torch.finfo(matrix.dtype).eps
     matrix = matrix.double()
     weights = torch.ones_like(matrix) if weights is None else weights.double()
@@ -115,6 +116,7 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
     # The largest singular value of a matrix of noise (Marchenko and Pastur).
     edge = math.sqrt(level) * sum(math.sqrt(side * share) for side in matrix.shape)
     loud = left * weights.square().mean(1, keepdim=True).sqrt()
+    # Singular values of the large product are those of a B x B matrix.
     sides = [torch.linalg.qr(side, mode="r")[1] for side in (loud, inner.T)]
     strength = torch.linalg.svdvals(sides[0] @ sides[1].T)
     full[seen] = left
@@ -151,10 +153,12 @@ def _weighted(matrix: Tensor, rank: int, weights: Tensor) -> tuple[Tensor, Tenso
     root = (inner.norm(dim=1) * left.norm(dim=0)).sqrt()
     left = left / left.norm(dim=0) * root
     for done in range(ROUNDS):
+        # The last rounds all have the least penalty, so that the fit settles.
         share = min(1.0, done / (0.7 * ROUNDS))
         ridge = largest * PENALTIES[0] ** (1 - share) * PENALTIES[1] ** share
         inner = _solve(left, matrix, weight, ridge)
         left = _solve(inner.T, matrix.T, weight.T, ridge).T
+    # Alternating steps leave rows that are not orthogonal.
     left, turn = torch.linalg.qr(left)
     across, inner = _truncated(turn @ inner, rank)
     return left @ across, inner
@@ -178,6 +182,7 @@ def _grams(left: Tensor, weight: Tensor, ridge: float = 0.0) -> Tensor:
 def _level(left_over: Tensor, weights: Tensor, rank: int) -> float:
     """Variance of the noise at weight 1, from what a fit of that rank leaves."""
     rows, columns = left_over.shape
+    # A matrix of rank r has r (rows + columns - r) free numbers.
     free = int((weights > 0).sum()) - rank * (rows + columns - rank)
     return float(left_over.square().sum()) / free if free > 0 else 0.0
 
@@ -206,11 +211,12 @@ def gaussian_level(slope: float) -> float:
     def density(z: float) -> float:
         size = slope * z
         if size < 1:
-            value = math.log1p(2 * math.sinh(size / 2) ** 2)
+            value = math.log1p(2 * math.sinh(size / 2) ** 2)  # without cancellation near 0
         else:
             value = size + math.log1p(math.exp(-2 * size)) - math.log(2)
         return value * math.exp(-z * z / 2) * math.sqrt(2 / math.pi) / slope
 
+    # The integrand bends at multiples of 1 / slope; beyond 40 the normal density is 0 in float64.
     edges = sorted({0.0, *(min(k / slope, 40.0) for k in (1, 3, 10, 20)), 2.0, 6.0, 40.0})
     return float(sum(quad(density, a, b, epsabs=0, epsrel=1e-13)[0] for a, b in pairwise(edges)))
 
@@ -243,6 +249,8 @@ def rotation(
     start = float(reached(best))
 
     def loss(raw: Tensor) -> Tensor:
+        # A skew-symmetric matrix gives a rotation, so that no constraint is needed.
+        # Contrasts are tiny, and the tolerances of L-BFGS are absolute: the start is the unit.
         return -reached(torch.matrix_exp(raw - raw.T) @ best) / max(start, 1e-300)
 
     raw = minimized(loss, torch.zeros_like(best))
@@ -280,6 +288,7 @@ def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
         def closure() -> Tensor:
             now = loss(value)
+            # L-BFGS takes a flat view, which needs contiguous values.
             value.grad = torch.autograd.grad(now, value)[0].contiguous()
             return now
 
@@ -295,6 +304,7 @@ def _fixed_point(turn: Tensor, white: Tensor, slope: float, turns: int = TURNS) 
         u, _, vh = torch.linalg.svd(level @ white.T / white.shape[1] - bend * turn)
         before = turn
         turn = u @ vh
+        # The absolute value: a row may change its sign in every turn.
         if float(((turn * before).sum(1).abs() - 1).abs().max()) < SETTLED:
             break
     return turn
@@ -312,6 +322,7 @@ def heavy_tailed(unmixing: Tensor, rows: Tensor, fit: RowSpace | None = None) ->
     if fit is not None:
         inner = base @ fit.inner
         quiet = base @ fit.noise @ base.T
+        # The sign of a source is arbitrary, but the penalty is on negative values.
         turn = turn * (turn @ inner).mean(1, keepdim=True).sign()
         scale = float((turn @ inner).square().mean(1).sqrt().mean())
     for width, bend in zip(WIDTHS, BENDS, strict=True):

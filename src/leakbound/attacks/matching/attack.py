@@ -59,6 +59,7 @@ class GradientMatching(MatchingSettings):
 
     @property
     def at_once(self) -> int:
+        # The line search of L-BFGS evaluates each search at points of its own.
         return WIDTH if self.optimizer == "adam" else 1
 
     def many(

@@ -184,6 +184,7 @@ def variation_gradients(images: Tensor) -> list[tuple[Tensor, Tensor]]:
         step = images.diff(dim=axis)
         count = max(1, step[0].numel())
         side = step.shape[axis]
+        # One by one: a joint sum would round differently with the number of searches.
         for sums, part in zip(values, step.abs(), strict=True):
             sums.append(part.sum() / count)
         step.sign_().div_(count)

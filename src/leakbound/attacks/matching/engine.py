@@ -98,8 +98,10 @@ class Search:
         for variable, gradient in zip(self.variables, gradients, strict=True):
             variable.grad = gradient
         with torch.no_grad():
+            # False for NaN, so such an iterate is never kept.
             better = total < self.best
             self.best = torch.where(better, total, self.best)
+            # Chosen on the device: a branch in Python would wait for it.
             pairs = zip(self.variables, self.kept or self.variables, strict=True)
             self.kept = [torch.where(better, now, before) for now, before in pairs]
         self.total = total.detach()
@@ -264,6 +266,7 @@ class _Evaluation:
         search = self.search
         images = self.images
         gradient = pulled.inputs.reshape(images.shape)
+        # A copy: terms are added in place, and the engine's memory is its own.
         gradient = gradient.clone() if self.factor is None else gradient * self.factor
         traced = []
         for term in search.objective.terms:
@@ -283,6 +286,7 @@ class _Evaluation:
                 gradient += torch.autograd.grad(sum(parts[1:], parts[0]), leaf)[0]
         pixels = search.images.variables
         gradients: Sequence[Tensor] = [gradient]
+        # Pixels are variables themselves; only functions of variables need the chain rule.
         if len(pixels) > 1 or images is not pixels[0]:
             gradients = torch.autograd.grad(images, pixels, gradient)
         if search.joint:

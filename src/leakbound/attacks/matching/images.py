@@ -71,6 +71,7 @@ class DeepPrior(Images):
         if len(shape) != 4 or min(shape[2:]) < 8:
             raise NotApplicable("a deep image prior needs images (C, H, W) of 8 x 8 pixels or more")
         self.box = box
+        # Uniform up to 0.1, as in Ulyanov et al. 2018.
         self.noise = 0.1 * uniform((shape[0], width, *shape[2:]), generator, like=like)
         with torch.device("meta"):  # no draw from the global random state
             self.network = _UNet(width, shape[1])

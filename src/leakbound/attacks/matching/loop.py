@@ -227,6 +227,7 @@ def _lbfgs(settings: MatchingSettings, search: Search) -> None:
         before = [variable.detach().clone() for variable in search.images.variables]
         optimizer.step(closure)  # type: ignore[no-untyped-call]
         after = [variable.detach() for variable in search.images.variables]
+        # From an unchanged point, the next step would be the same.
         if stopped(settings, search, step) or all(map(torch.equal, before, after)):
             break
 
@@ -294,6 +295,7 @@ def labels_of(
             return _free_labels(observation, generator)
         mend = "give the labels"
         with suppress(NotApplicable):
+            # Called for its checks alone: the advice is given only where it works.
             _free_labels(observation, generator)
             mend += ", or search them too (labels='joint')"
         raise NotApplicable(f"{error.reason}; {mend}") from error
@@ -330,6 +332,7 @@ def _check_searchable(observation: Observation, shape: tuple[int, ...]) -> None:
             task.loss(
                 probed(observation)[:1].expand(len(evenly), *(-1,) * (len(shape) - 1)), evenly
             )
+    # The user's function may raise anything.
     except Exception as error:
         raise NotApplicable(
             f"labels of {named(task.loss).name} cannot be searched: it does not take probabilities "

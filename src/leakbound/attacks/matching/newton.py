@@ -75,6 +75,7 @@ class Linearized:
 
     def push(self, v: Tensor) -> Tensor:
         """J v, in the shape of the value."""
+        # A derivative of zero has no graph to differentiate again.
         if not self._back.requires_grad:
             return torch.zeros_like(self._dual)
         (moved,) = torch.autograd.grad(self._back, self._dual, v, retain_graph=True)
@@ -107,10 +108,12 @@ class PublicGaussian:
             low, high = task.input_range
             mean = like.new_full(shape, (low + high) / 2)
             none = like.new_empty(mean[0].numel(), 0), like.new_empty(0)
+            # The variance of values that are uniform in the range.
             return PublicGaussian(mean, *none, (high - low) ** 2 / 12)
         inputs = public.inputs.to(like)
         step = math.ceil(inputs.numel() / LARGEST)
         flat = inputs[::step].flatten(1).double()
+        # Scaled so that squared singular values are variances.
         flat = (flat - flat.mean(0)) / len(flat) ** 0.5
         _, size, basis = torch.linalg.svd(flat, full_matrices=False)
         rest = REST * max(float(size.square().sum()) / flat.shape[1], 1e-12)
@@ -287,12 +290,13 @@ class _LeastSquares:
         trace = [value]
         best = (value, x)
         for _ in range(settings.steps):
-            if tick() or not value < float("inf"):
+            if tick() or not value < float("inf"):  # `not`: NaN ends it, too
                 break
             at = Linearized(self.rows, x)
             slope = at.pull(at.value - self.seen)
             slope = slope + self.weight * self.prior.precision(x - self.prior.mean)
             low, high = self.box
+            # Inputs at a bound stay there while the slope pushes them outward.
             free = ~(((x <= low) & (slope > 0)) | ((x >= high) & (slope < 0)))
             for _ in range(ATTEMPTS):
                 shift = self._step(at, slope, free, damping * value / x.numel(), metric, settings)
@@ -339,6 +343,7 @@ class _LeastSquares:
             image = at.pull(at.push(direction)) + damping * metric.precision(direction)
             image = (image + self.weight * self.prior.precision(direction)) * free
             curvature = float((direction * image).sum())
+            # Only rounding leaves no positive curvature: the shift so far is taken.
             if not curvature > 0:
                 break
             length = size / curvature

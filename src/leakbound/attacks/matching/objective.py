@@ -106,6 +106,7 @@ class Objective:
             _smooth(seen_task(observation), observation),
             settings.distance,
             seen,
+            # After whitening, all coordinates have the same noise.
             observation.weights if whitener is None else None,
             whitener,
             hidden,
@@ -222,4 +223,5 @@ def _whitener(observation: Observation) -> Structured | None:
 
 def _white_noise_share(seen: Tensor) -> float:
     energy = float(seen.double().square().sum())
+    # Whitened noise has variance 1 in every coordinate.
     return min(1.0, seen.numel() / energy) if energy > 0 else 0.0

@@ -126,6 +126,7 @@ class MatchingSettings(Attack):
         check.non_negative(prior_weight=self.prior_weight, ordered=self.ordered)
         check.positive(first_norm=self.first_norm)
         check.one_of(STATISTICS, statistics=self.statistics)
+        # The user's own method is imported when it is used: settings alone run no code.
         if ":" not in self.features:
             check.one_of(["none", "cocktail_party"], features=self.features)
         check.one_of(FORMS, feature_form=self.feature_form)

@@ -137,6 +137,7 @@ class SameFeatures:
         cosines = own @ self.features.vectors.to(own).T
         likeness = cosines if self.features.signed else cosines.square()
         rows, columns = linear_sum_assignment(
+            # NaN counts as worse than every cosine.
             -likeness.detach().nan_to_num(-9.0).cpu().double().numpy()
         )
         return 1 - likeness[torch.as_tensor(rows), torch.as_tensor(columns)].mean()

@@ -136,6 +136,7 @@ class LearnedPrior(Attack):
         for chain in chains:
             chain.run()
         nats = torch.tensor([chain.nats for chain in chains], dtype=torch.float64)
+        # Finite: infinity minus infinity is NaN in a softmax.
         weights = torch.softmax(-nats.nan_to_num(nan=torch.inf).clamp_max(1e300) / ALIKE, 0)
         mean = sum(w * c.answer.double() for w, c in zip(weights, chains, strict=True))
         assert isinstance(mean, Tensor)  # there is a chain
@@ -256,6 +257,7 @@ class _Chain:
         u = self.images.start
         variance = self.variance(sigma)
         hardness = HARDNESS[min(len(HARDNESS) - 1, int(done * len(HARDNESS)))]
+        # Kept: levels of one hardness share the softened model and its engine.
         if hardness not in self.evaluators:
             self.evaluators[hardness] = Evaluator([self._search(hardness)])
         evaluator = self.evaluators[hardness]
@@ -313,6 +315,7 @@ class _Chain:
         gained = self._nats(self.prior.natural(alone)) - nats
         if gained < NATS:
             return f"too much noise: it is {noise:.0%} of the update, and a match proves little"
+        # Of pure noise, -log p is n / 2 on average, with standard deviation sqrt(n / 2).
         excess = (nats - self.seen / 2) / math.sqrt(self.seen / 2)
         if excess > SIGMAS:
             return (

@@ -61,6 +61,7 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor, known: Tensor) -> Tensor:
         height, width = x.shape[2:]
+        # Folding and two halvings need sides that they divide.
         side = 4 * self.fold
         x = functional.pad(x, (0, -width % side, 0, -height % side), mode="replicate")
         x = self.first(functional.pixel_unshuffle(x, self.fold))
@@ -116,6 +117,7 @@ class Denoiser(nn.Module):
 
     def forward(self, x: Tensor, sigma: Tensor, labels: Tensor | None = None) -> Tensor:
         """Examples (N, *S) without their noise, whose standard deviations are `sigma` (N,)."""
+        # EDM's input for the level: ln(sigma) / 4.
         level = sigma.log() / 4
         known = [wave(level * k) for k in WAVES for wave in (torch.sin, torch.cos)]
         labeled = x.new_zeros(len(x), self.classes)
@@ -225,6 +227,7 @@ class _Training:
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
+            # The average is short at first, so that the initial weights do not stay in it.
             share = 1 - min(SLOW, (step + 1) / (step + 10))
             torch._foreach_lerp_(self.slow, [p.detach() for p in self.model.parameters()], share)
             if watch is not None and watch(step + 1, float(loss.detach())):
@@ -244,6 +247,7 @@ class _Training:
         labeled = self.labels is not None and bool(uniform((1,), source) >= UNLABELED)
         labels = self.labels[at] if labeled and self.labels is not None else None
         denoised = self.model(clean + wide * normal(clean.shape, source), sigma, labels)
+        # EDM's weight, for data of variance 1.
         loss: Tensor = ((denoised - clean).square() * (1 + 1 / wide.square())).mean()
         return loss
 

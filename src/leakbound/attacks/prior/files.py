@@ -75,6 +75,7 @@ def load_prior(path: Path) -> tuple[Denoiser, dict[str, Any]]:
         ValueError: the file is no learned prior, is damaged, or is over 20 MiB.
     """
     wrong = f"prior {str(path)!r} is no learned prior; write one with leakbound train-prior"
+    # Names and metadata come on top of the weights.
     named, text = tensors.read(path, most=MOST + 2**16)
     if text.get("leakbound.kind") != KIND:
         raise ValueError(wrong)
@@ -82,6 +83,7 @@ def load_prior(path: Path) -> tuple[Denoiser, dict[str, Any]]:
         about = json.loads(text["leakbound.prior"])
         shape = tuple(about["shape"])
         facts = (about["classes"], about["width"])
+        # Exact types: True is an int, and the file is not trusted.
         if not all(type(v) is int and 0 <= v <= 2**16 for v in (*shape, *facts)) or 0 in shape:
             raise ValueError("sizes")
         with torch.device("meta"):  # allocates nothing: the file's header may state any size
@@ -89,10 +91,12 @@ def load_prior(path: Path) -> tuple[Denoiser, dict[str, Any]]:
         wanted = {name: (v.shape, v.dtype) for name, v in model.state_dict().items()}
         if wanted != {name: (v.shape, v.dtype) for name, v in named.items()}:
             raise ValueError("shapes or types")
+    # Deeply nested JSON ends in a RecursionError.
     except (ValueError, KeyError, TypeError, RuntimeError, RecursionError) as error:
         raise ValueError(f"{wrong} (it is damaged: {error})") from None
     if not all(bool(value.isfinite().all()) for value in named.values()):
         raise ValueError(f"{wrong} (it holds numbers that are not finite)")
+    # The model is on "meta": its tensors are replaced, as they hold nothing.
     model.load_state_dict(named, assign=True)
     return model.eval().requires_grad_(False), about
 

@@ -202,6 +202,7 @@ class _Test:
         if free:
             sizes = few[..., -1].sqrt().clamp_min(1e-300)
             norms = self.adds[:, free:-1].norm(dim=1)
+            # No sum of options has a larger norm: a bound before the sums are known.
             most = sum(part.max() for part in torch.tensor_split(norms, self.starts[1:].long()))
             inside = few[..., :-1].norm(dim=2) <= self.span.allowed(most / sizes) * sizes
         old, new = inside.nonzero(as_tuple=True)
@@ -232,6 +233,7 @@ def decoded(row: SentRow, seen: LayerView, prefixes: int) -> Answer:
     blind = prior_rows(row, seen.domain)
     if row.is_zero:
         return Answer(blind, VANISHED)
+    # Refuses optimizers whose update is no sum of gradients.
     summed_task(row.observation)
     span, bias = layer_span(row, seen.name)
     seen = seen if bias else seen.unbiased()
@@ -311,8 +313,10 @@ def _plain(gradient: Tensor, held: Tensor, count: int, rounding: float) -> Tenso
     # Too few directions are free of rows to see the decay in them.
     if len(values) <= 2 * count or float(values[count]) <= rounding * float(values[0]):
         return gradient
+    # Weight decay often leaves the bias out.
     for weights in (held, torch.cat([held[:, :-1], torch.zeros_like(held[:, -1:])], 1)):
         inverse = torch.linalg.pinv(weights)
+        # Both products have the same nonzero eigenvalues; the smaller one is taken.
         tall = len(gradient) > gradient.shape[1]
         eigenvalues = torch.linalg.eigvals(inverse @ gradient if tall else gradient @ inverse)
         decay = float(eigenvalues.real.median())
@@ -486,6 +490,7 @@ class Survivors:
                 span, bias = layer_span(self.row, name)
             except NotApplicable:
                 continue
+            # A lower rank means that the gradients of some rows do not reach this layer.
             if span.rank >= self.span.rank:
                 wide = torch.cat([inputs[name], torch.ones(len(self.rows), int(bias))], 1)
                 away, allowed = span.far(wide)

@@ -138,6 +138,7 @@ def _parts(domain: TableDomain) -> list[Block]:
 
 def _turn(k: int, part: Block) -> Tensor:
     """The options of part k in the mixed trial rows."""
+    # Each part has an order of its own: parts that changed together would hide a mix.
     return (torch.arange(MIXED) * (2 * k + 1) + k) % len(part.options)
 
 
@@ -154,6 +155,7 @@ def _blocks(parts: Sequence[Block], seen: Tensor) -> list[Block] | None:
         varied = seen[start : (start := start + len(part.options))]
         places = ((varied - varied[0]).abs().amax(0) > same).nonzero()[:, 0]
         values = varied[:, places]
+        # What is linear in a number has no second difference.
         bent = part.number and (values[0] + values[2] - 2 * values[1]).abs().gt(2 * same).any()
         if not len(places) or bent:
             return None

@@ -113,8 +113,10 @@ def pairs_of(task: Task) -> tuple[Pair, ...]:
             if down[0] == up[1] and {name, other} & task.names:
                 pairs.append(Pair(name, other, name.rpartition(".")[0]))
     used = {name for pair in pairs for name in (pair.a, pair.b)}
+    # Innermost modules first: those around them hold the same weights.
     for prefix, module in sorted(task.model.named_modules(), key=lambda kind: -len(kind[0])):
         inside = [k for k in tensors if k.startswith(f"{prefix}.") and k not in used]
+        # An adapter has at least A, B and W; with many weights, there are too many roles to try.
         if 3 <= len(inside) <= 6 and prefix:
             new = _by_experiment(task, prefix, module, {k: tensors[k] for k in inside})
             pairs += new
@@ -128,6 +130,7 @@ def _by_experiment(
     """The adapter within one module, if it has one."""
     # Libraries name the parts as they like, so all roles are tried.
     for a, b, w in permutations(tensors, 3):
+        # Of an adapter, B is trained and W is frozen.
         if b not in task.names or w in task.names:
             continue
         down = tensors[a]
@@ -160,6 +163,7 @@ def _adds(task: Task, prefix: str, module: nn.Module, pair: Pair) -> bool:
     for up in (drawn, torch.zeros_like(drawn)):
         tensors = {k.removeprefix(f"{prefix}."): v for k, v in {**inside, pair.b: up}.items()}
         try:
+            # Weights in the wrong roles fail in many ways.
             output = functional_call(module, tensors, (x,))
         except (TypeError, RuntimeError, ValueError, IndexError):
             return False
@@ -350,6 +354,7 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     space = vectors[:, values > 1 - math.sqrt(tolerance)]
     if not 0 < space.shape[1] < seen.shape[-1] - 1:
         return None
+    # The last group took no part in the search: it tests the result.
     left = seen[4 * groups :]
     left = left - (left @ space) @ space.T
     s = torch.linalg.svdvals(left)
@@ -526,7 +531,9 @@ class AdapterPursuit(Attack):
         tokens = tuple(sorted({atoms.named(one)[0] for one in chosen.where}))
         places = tuple(sorted(atoms.named(one) for one in chosen.where)) if pairs else None
         if space is not None and count == 1 and chosen.done and tokens:
+            # Few tokens are left, so atoms for each of their places fit in memory.
             placed = Atoms(dictionary(task, layer.hook, domain.length, torch.tensor(tokens)), True)
+            # What places add is not projected out now: it shows the place.
             again = pursue(placed, rows, inside[:, :0], most)
             if again.done:
                 places = tuple(sorted(placed.named(one) for one in again.where))
@@ -585,6 +592,7 @@ def spanned_tokens(row: SentRow, layer: FirstLayer, some: Tensor | None) -> Foun
         places = inputs.shape[1]
         fits = torch.zeros(len(flat), dtype=torch.bool)
         for down, span in spans:
+            # One span is enough for a token, so the chances of all spans add up.
             inside, odds = in_span(span, flat.double().cpu() @ down.T)
             fits |= inside
             chance += odds
@@ -594,6 +602,7 @@ def spanned_tokens(row: SentRow, layer: FirstLayer, some: Tensor | None) -> Foun
     known = tuple(sorted(pairs)) if layer.by_place and row.count == 1 and once else None
     rank = max(span.rank for _, span in spans)
     why = f"{len(held)} tokens in a space of {rank} dimensions; {chance:.2g} would be by chance"
+    # Inputs in general position are at most as many as the directions that they span.
     many = len(held) > sum(span.rank for _, span in spans) and not layer.by_place
     return FoundTokens(held, known, 0.0, bool(held) and chance < CHANCE and not many, why)
 

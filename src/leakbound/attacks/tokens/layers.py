@@ -158,6 +158,7 @@ def word_table(task: Task) -> WordTable:
     Raises:
         NotApplicable: there is none, or it is frozen.
     """
+    # By identity: a shared weight is listed under one of its names.
     names = {id(p): name for name, p in task.model.named_parameters()}
     read = embeddings(task)
     for name in read:
@@ -260,6 +261,7 @@ def _slopes(task: Task, reader: str, ids: Tensor) -> dict[str, Tensor]:
         tensors = {**task.buffers, **leaves}
         seen = seen_by(task, [reader], ids, tensors, whole=False)[reader]
         assert seen is not None  # the reader is a layer that gets tensors
+        # Weighted at random: behind a norm, a plain sum has no slope.
         mixture = torch.randn(seen.shape, generator=stream(0, "mixture")).to(seen)
         parts = torch.autograd.grad(
             (seen * mixture).sum(), list(leaves.values()), allow_unused=True
@@ -317,6 +319,7 @@ def readers(task: Task) -> list[Readers]:
         fits = value is not None and value.ndim == 3 and value.shape[:2] == base.shape
         if not fits or not weights or not value.is_floating_point():
             continue
+        # Queries, keys and values get one tensor.
         if groups and groups[-1][2].shape == value.shape and torch.equal(groups[-1][2], value):
             groups[-1][0].append(name)
             groups[-1][1].extend(weights)
@@ -367,6 +370,7 @@ def _matrix(module: nn.Module) -> tuple[Any, bool] | None:
     layer: Any = module
     if isinstance(module, nn.MultiheadAttention):
         return layer.in_proj_weight, False
+    # Conv1D by its name: transformers may not be installed.
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
         return layer.weight, not isinstance(module, nn.Linear)
     return None
@@ -446,6 +450,7 @@ def _last_labels(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[Tensor, list
         errors = call(task, task.tensors(), ids, twice=False)[0].double().cpu().softmax(-1)
         if errors.shape[-1] != vocabulary:
             return none
+        # All labels but the last are known: they are the next tokens.
         errors[:-1] -= nn.functional.one_hot(prefix[1:], vocabulary)
         left += errors.T @ inside
         ends.append(inside[-1])

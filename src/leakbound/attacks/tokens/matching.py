@@ -209,6 +209,7 @@ class _Matching:
         tokens = self.candidates[result.inputs.argmax(-1)]
         wider = self._wider(tokens, labels)
         tokens = wider._changed(wider._ended(tokens, labels), labels)
+        # Again: after changes of other tokens, another end may be the best.
         tokens = wider._ended(tokens, labels)
         value = wider._value(tokens, labels)
         return value, unexplained(wider.objective, wider._one_hot(tokens), labels), tokens
@@ -224,6 +225,7 @@ class _Matching:
             return self
         every = _Matching.of(self.attack, self.observation, self.labels, torch.arange(vocabulary))
         change = every._slope(tokens, labels)
+        # These are in the search already.
         change[:, :, self.candidates] = torch.inf
         parts = [change[row, at] for row, at in enumerate(self._ends(tokens))]
         parts += [*change] if hides(self.observation) else []
@@ -305,6 +307,7 @@ class _Matching:
             row = at // moved.shape[1]
             other[row] = moved[row, at % moved.shape[1]]
             options[2].append(other.flatten())
+        # Kinds of changes take turns, as the first that helps is made.
         turns = (other for turn in zip_longest(*options) for other in turn if other is not None)
         return [self.candidates[other].view_as(tokens) for other in turns]
 
@@ -438,6 +441,7 @@ def weighted(task: Task, candidates: Tensor) -> Task:
     Raises:
         NotApplicable: the model does not take its tokens from one embedding alone.
     """
+    # A shallow copy shares the client's weights, but `forward` changes on the copy alone.
     model = copy.copy(task.model)
     vars(model)["_modules"] = dict(task.model._modules)
     table: Any = task.model.get_submodule(embeddings(task)[0])

@@ -254,6 +254,7 @@ def _by_chance(atoms: int, free: int, share: float) -> float:
         if free <= size:
             return math.inf
         odds = float(scipy.stats.beta.logcdf(share, (free - size) / 2, size / 2))
+        # The exponential of more than 709 overflows.
         total += math.exp(min(700.0, size * math.log(atoms) - math.lgamma(size + 1) + odds))
     return total
 

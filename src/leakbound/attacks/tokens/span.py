@@ -335,6 +335,7 @@ class _Search:
         for group in self.scene.later:
             span = self.scene.span(group, self.row)
             least = tests[0][1].rank if tests else 1
+            # A norm takes one direction from all points, so a single free one tests nothing.
             if span.free >= 2 and span.rank >= least:
                 tests.append((group.names[0], span))
         return tests
@@ -363,6 +364,7 @@ class _Search:
     def _lucky(self, tests: int) -> list[str]:
         """What is wrong if so many random points could pass all tests."""
         chance = float(tests)
+        # Every test has to pass, so the chances multiply.
         for _, span in self.tests:
             chance *= span.luck(1)
         return [] if chance <= CHANCE else ["other sequences may pass the spans' tests by chance"]

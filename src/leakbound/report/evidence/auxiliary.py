@@ -181,5 +181,6 @@ def _table(info: RunInfo, name: str) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
+    # A stranger's plan may hold a whole number that no float holds.
     whole = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if whole and abs(value) < 1e300 else None

@@ -200,6 +200,7 @@ class StrongestLine(ReportPart, frozen=True):
     names in the run's pictures of truth, reconstruction and leak map; null without.
     """
 
+    # JSON has whole numbers of any size, but other readers fail on them.
     model: str
     batch_size: int
     defense: str

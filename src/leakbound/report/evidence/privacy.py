@@ -41,6 +41,7 @@ QUESTIONS = {
     "data_collection": "Exposure before the mechanism",
     "data_security": "Data security and access control",
 }
+# The settings are a stranger's text, so the number of digits has a limit.
 _MECHANISM = re.compile(r"GaussianMechanism\(noise_multiplier=([0-9.eE+-]{1,30})\)")
 _CLIP = re.compile(r"ClipExamples\(clip_norm=([0-9.eE+-]{1,30})\)")
 MEANING = (
