@@ -209,8 +209,8 @@ def parse(kind: str, given: object, **data: Any) -> Any:
         ValueError: an unknown name or setting (the closest is offered), or a wrong value.
 
     Example:
-        >>> parse("attack", "dlg,steps=5").steps
-        5
+        >>> parse("attack", "linear_inversion,tolerance=0.1").tolerance
+        0.1
         >>> parse("defense", "gaussian_noise,noise_std=0.1").links
         (GaussianNoise(noise_std=0.1),)
     """

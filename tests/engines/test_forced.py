@@ -32,7 +32,7 @@ def rules_of(task):
     x, labels = torch.rand(1, *SHAPE), torch.tensor([[0, 1]])
     engine.pull(engine.gradient(x, labels).clone())
     kinds = convolutions.ConvolutionRule, convolutions.ColumnsRule, convolutions.ChangingRule
-    return {type(rule).__name__ for rule in engine.rules if isinstance(rule, kinds)}
+    return {type(rule).__name__ for _, rule in engine.passes.layers if isinstance(rule, kinds)}
 
 
 @pytest.mark.parametrize(

@@ -149,10 +149,12 @@ class CandidateLikelihood(Attack):
 
     def _candidates(self, observation: Observation) -> Batch:
         known = _public(observation)
-        same = torch.ones_like(known.labels, dtype=torch.bool)
-        if observation.labels is not None and bool((known.labels == observation.labels).any()):
-            same = known.labels == observation.labels
-        return Batch(known.inputs[same][: self.limit], known.labels[same][: self.limit])
+        if observation.labels is not None:
+            # An example may have many labels, one for each token.
+            same = (known.labels == observation.labels).reshape(known.size, -1).all(1)
+            if bool(same.any()):
+                known = Batch(known.inputs[same], known.labels[same])
+        return Batch(known.inputs[: self.limit], known.labels[: self.limit])
 
     def _problem(self, observation: Observation, scores: Tensor) -> str | None:
         if not bool((observation.update.rows != 0).any()):

@@ -78,7 +78,8 @@ def _agrees(task: Task, layers: Layers, shape: Shape) -> bool:
         labels = torch.zeros(size, dtype=torch.long, device=inputs.device)
         gradient = client.gradient(task, inputs, labels)
         cotangent = normal(gradient.shape, source, like=gradient)
-        (slopes,) = torch.autograd.grad(gradient, inputs, cotangent)
+        # Of a sum: with a cotangent, PyTorch imports sympy to compare the shapes.
+        (slopes,) = torch.autograd.grad((gradient * cotangent).sum(), inputs)
         rows = ExampleRows(task, layers, inputs.detach(), labels)
         if any(len(a) != size or len(d) != size for _, a, d in rows.weighted()):
             return False

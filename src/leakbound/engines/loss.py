@@ -144,9 +144,11 @@ def example_delta_changes(loss: Loss, output: Tensor, labels: Tensor, moved: Ten
     leaf, delta = _by_autograd(loss, output, labels)
     if not delta.requires_grad:
         return torch.zeros_like(moved)
-    # the second derivative is symmetric, and no example's loss depends on another's output
-    each = [torch.autograd.grad(delta, leaf, way, retain_graph=True)[0] for way in moved]
-    return torch.stack(each)
+    # The second derivative is symmetric, and no example's loss depends on another's output.
+    # Of sums: with a cotangent, PyTorch imports sympy to compare the shapes.
+    with torch.enable_grad():
+        sums = [(delta * way).sum() for way in moved]
+    return torch.stack([torch.autograd.grad(one, leaf, retain_graph=True)[0] for one in sums])
 
 
 def _classes_alone(loss: Loss, output: Tensor, labels: Tensor) -> bool:
