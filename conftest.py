@@ -102,7 +102,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collect_file(file_path: Path) -> Any:
     """Examples in docstrings are the package's: a search through every test file costs a second."""
     collectors = yield
-    if "tests" not in file_path.parts:
+    if "tests" not in file_path.relative_to(Path(__file__).parent).parts:
         return collectors
     return [found for found in collectors if type(found).__name__ != "DoctestModule"]
 

@@ -19,8 +19,15 @@ from leakbound.assess.record import (
     UNDECIDED,
     UNDER_MODEL,
 )
-from leakbound.attacks import GradientMatching, LinearTrap, MeanImage, RobbingTheFed, TrapWeights
-from leakbound.core import Batch, Exact, Gaussian, ThreatModel, Unit, Update
+from leakbound.attacks import (
+    Attack,
+    GradientMatching,
+    LinearTrap,
+    MeanImage,
+    RobbingTheFed,
+    TrapWeights,
+)
+from leakbound.core import Batch, Exact, Gaussian, Reconstruction, ThreatModel, Unit, Update
 from leakbound.defenses import (
     ClipExamples,
     DpSgd,
@@ -505,3 +512,33 @@ def test_attacks_of_the_meter_never_see_the_decoys(german):
 
     read(task, row, policy=Policy(attacks=(Looks(),)))
     assert [public.size for public in seen] == [350, 350]
+
+
+class Fixed(Attack):
+    """Answers with the same inputs, whatever it sees."""
+
+    def __init__(self, inputs):
+        self.inputs = inputs
+
+    def __call__(self, observation, generator):
+        return Reconstruction(self.inputs, observation.labels, 0.0)
+
+
+def test_a_match_that_several_tests_cannot_tell_from_chance_is_said_to_the_client(digits):
+    from leakbound.core import Task
+
+    public = Batch(digits.inputs[:450], digits.labels[:450] % 2)
+    model = models.mlp(input_shape=(1, 8, 8), classes=2, generator=stream(0, "model"))
+    task = Task.of(model, classes=2, public=public)
+    batch = Batch(digits.inputs[500:501], digits.labels[500:501] % 2)
+    near = (batch.inputs + 0.06 * normal(batch.inputs.shape, stream(1))).clamp(0, 1)
+    loud = chain(GaussianNoise(1.0))
+    policy = Policy(psnr=20.0, probability=0.9, attacks=(Fixed(near),))
+    reading = read(task, batch, loud, policy)
+    assert outcome(reading, "Fixed").verdict == EXPOSED
+    assert reading.verdict == UNDECIDED  # 112 decoys show .0088, and two attacks are two tests
+    assert any("several attacks are several tests" in why for why in reading.decision.reasons)
+    assert reading.decision.action == "warn"
+    again = read(task, batch, loud, dataclasses.replace(policy, attacks=(Fixed(near),) * 3))
+    assert len(again.assessments) == len(reading.assessments)  # named three times, counted once
+    assert again.verdict == reading.verdict

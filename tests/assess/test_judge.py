@@ -12,6 +12,7 @@ from leakbound.bounds.counting import PublicSample
 from leakbound.core import Batch, Task, ThreatModel
 from leakbound.meter import Policy, measure
 from leakbound.opacus import risk
+from leakbound.protocol import send
 from leakbound.randomness import stream
 from leakbound.registry import parse
 
@@ -120,6 +121,7 @@ def test_opacus_states_the_bound_of_the_others(tmp_path, noise):
     )
     stated = risk([(noise, 1.0, 1)], dim=64, norm=1.0, psnr=20.0, prior=prior)
     (bound,) = (own for own in routes.audit.bounds if own.basis == "sample" and not own.on_error)
+    assert 1e-4 < stated.bound < 0.9  # a bound of 0 or 1 would agree with anything
     assert bound.probability == pytest.approx(stated.bound, rel=1e-8)
 
 
@@ -140,6 +142,24 @@ def test_a_proof_against_the_truth_is_an_error(tmp_path):
     )
     with pytest.raises(Contradiction, match="one is wrong"):
         judge(evidence, RiskSettings())
+
+
+def test_a_truth_that_a_fixed_candidate_meets_takes_no_proof_back():
+    """A gray image is no match, but the update proves it, with the truth or without."""
+    digits = data.load("digits")
+    public = digits.batch(torch.arange(PUBLIC))
+    model = models.mlp(input_shape=(1, 8, 8), classes=10, generator=stream(0, "model"))
+    task = Task.of(model, classes=10, public=public)
+    batch = Batch(torch.full((1, 1, 8, 8), 0.5), torch.tensor([3]))
+    update = send(task, batch, parse("defense", "none"), stream(0))
+    for truth in ({"batch": batch}, {"input_shape": (1, 8, 8)}):
+        reading = measure(task, update, source=stream(0), policy=Policy(psnr=20.0), **truth)
+        assert reading.verdict == CERTIFIED
+        assert reading.decision.action == "warn"
+    simulated = simulate(
+        model, batch, attack=ATTACK, public=public, psnr=20.0, classes=10, error_bound="none"
+    )
+    assert simulated.verdict == CERTIFIED
 
 
 def _criterion(seen):

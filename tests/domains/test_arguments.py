@@ -358,7 +358,7 @@ def test_no_engine_takes_such_a_model_for_one_of_plain_rows():
 
     domain = TableDomain((table().columns[1],))
     task = Task.of(Alone(), domain=domain)
-    assert examples.plan(task, (3,)) is None
+    assert examples.plan(task, torch.zeros(1, 3)) is None
     with pytest.raises(NotApplicable):
         LinearInversion()(_seen(task, torch.eye(3)[:1], torch.tensor([0])), stream(0))
 

@@ -40,7 +40,7 @@ def test_a_module_without_weights_may_come_again():
     wanted = client.gradient(task, x, y)
     found = bundle.Bundle(bundle.chain(task, (1, 2, 2)), task.parameters[None])
     torch.testing.assert_close(found.gradient(x[None], y[None])[0], wanted)
-    rows = examples.ExampleRows(task, examples.plan(task, (1, 2, 2)), x, y)
+    rows = examples.ExampleRows(task, examples.plan(task, x), x, y)
     torch.testing.assert_close(rows.gradient() / 2, wanted)
     assert single.plan(task, (2, 1, 2, 2)) is not None
 

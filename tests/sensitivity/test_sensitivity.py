@@ -35,8 +35,32 @@ def test_every_estimator_is_what_the_full_jacobian_says(small, every, size):
 
 def test_the_fast_engine_is_used_exactly_where_it_is_right(small, every):
     task, (x, _) = small.build(every), small.batch(3)
-    assert (examples.plan(task, x.shape[1:]) is not None) == (every in small.fast)
+    assert (examples.plan(task, x) is not None) == (every in small.fast)
     assert not any(m._forward_hooks for m in task.model.modules())
+
+
+def test_a_model_that_turns_unlike_its_plan_takes_the_generic_path(small):
+    class Fickle(nn.Module):
+        twice = False
+
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(36, 36)
+            self.last = nn.Linear(36, 3)
+
+        def forward(self, x):
+            x = torch.tanh(self.first(x.flatten(1)))
+            return self.last(torch.tanh(self.first(x)) if Fickle.twice else x)
+
+    task = Task.of(Fickle().double().eval())
+    x, y = small.batch(2)
+    sensitivity(task, x, y, stream(0))
+    assert examples.plan(task, x) is not None
+    Fickle.twice = True
+    assert examples.plan(task, x) is None
+    found = sensitivity(task, x, y, stream(0), estimator="exact")
+    close(found.values, small.jacobian(task, x, y).square().sum((1, 2)))
+    close(sensitivity(task, x, y, stream(0)).gradient, client.gradient(task, x, y))
 
 
 @pytest.mark.parametrize("estimator", ["batch", "per_sample"])
@@ -210,7 +234,7 @@ def test_both_engines_agree_on_a_real_network_and_real_digits():
     model = models.simple_convnet(input_shape=(1, 28, 28), classes=10, generator=build)
     task, digits = Task.of(model), load("mnist5k").batch(torch.arange(0, 5000, 625))
     x, y = digits.inputs, digits.labels
-    assert examples.plan(task, x.shape[1:]) is not None
+    assert examples.plan(task, x) is not None
     found = sensitivity(task, x, y, stream(2), directions=1)
     moved = pair_changes(task, x, y, normal(x.shape, stream(2), like=x))
     wanted = moved.square().sum(0) / len(x) ** 2
@@ -234,7 +258,7 @@ def test_the_built_in_models_take_the_fast_engine(build, settings):
     )
     task = Task.of(model, classes=3).to("cpu", torch.float64)
     x, y = normal((2, 1, 8, 8), stream(1), like=task.parameters), torch.tensor([0, 2])
-    assert examples.plan(task, x.shape[1:]) is not None
+    assert examples.plan(task, x) is not None
     found = sensitivity(task, x, y, stream(2), directions=1)
     moved = pair_changes(task, x, y, normal(x.shape, stream(2), like=x))
     close(found.values, moved.square().sum(0) / 4)

@@ -413,7 +413,7 @@ def attack_update(
         training: what is known of the local training, and of the defense.
         truth: the true batch or a file of it, which no attack sees.
         output: where the results are written; None writes nothing.
-        listener: what hears of progress.
+        listener: receives the progress of the run.
 
     Example:
         >>> import torch, leakbound as lb

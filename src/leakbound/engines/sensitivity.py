@@ -154,7 +154,7 @@ def _squares(
 ) -> tuple[Tensor, Tensor]:
     """The sums (P,) over pairs of the squared changes of each example's gradient; the gradient."""
     total = torch.zeros_like(task.parameters)
-    layers = examples.plan(task, inputs.shape[1:])
+    layers = examples.plan(task, inputs)
     if not _is_mean(task, inputs, labels):
         for part, directions in pairs.blocks(1):
             alone = inputs.new_zeros(1, *inputs.shape)
@@ -320,7 +320,7 @@ def example_changes(task: Task, inputs: Tensor, labels: Tensor, directions: Tens
 def _layers(task: Task, inputs: Tensor, labels: Tensor) -> Layers | None:
     """The layers for the engine of examples, if the loss is the mean of each example's own."""
     whole = _known_mean(task, labels) and not task.coupled
-    return examples.plan(task, inputs.shape[1:]) if whole else None
+    return examples.plan(task, inputs) if whole else None
 
 
 def _known_mean(task: Task, labels: Tensor) -> bool:

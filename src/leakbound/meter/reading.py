@@ -16,7 +16,13 @@ from leakbound.assess.chance import halves
 from leakbound.assess.criterion import Criterion
 from leakbound.assess.facts import together
 from leakbound.assess.header import attack_info, defense_info, header, model_info
-from leakbound.assess.judge import OWN_TRAINING, Contradiction, Evidence, RiskSettings, judge
+from leakbound.assess.judge import (
+    OWN_TRAINING,
+    Contradiction,
+    Evidence,
+    RiskSettings,
+    judge,
+)
 from leakbound.assess.limits import ErrorBoundSpec
 from leakbound.assess.record import (
     CERTIFIED,
@@ -64,6 +70,10 @@ EXPERIMENT = "experiment only: the noise is seeded, and no bound holds against a
 COUNTED = (
     "the bounds take the number of examples as public: the defense divides by it, so the level of "
     "the noise reveals it"
+)
+MANY_TESTS = (
+    "an attack matched an example, but several attacks are several tests, and the public examples "
+    "are too few to exclude chance for all of them: give more"
 )
 NO_ATTACK = "none"
 MEASURED = "measured update"
@@ -331,9 +341,12 @@ def measure(
     # Without an attack first: its bounds stand even if no attack applies to the model.
     records = [judge(evidence, settings)[0]]
     doubts = [_doubt(task, update, batch, defense)]
-    attacks = (LinearInversion(), PlantedLayer(), *policy.attacks)  # closed forms are cheap
-    for attack in attacks:
-        record = replace_record(evidence.record, attack=attack_info(attack))
+    # Closed forms are cheap. An attack that is named twice is one test, not two.
+    attacks = {
+        attack_info(one): one for one in (LinearInversion(), PlantedLayer(), *policy.attacks)
+    }
+    for about, attack in attacks.items():
+        record = replace_record(evidence.record, attack=about)
         try:
             answer = attack(seen, source)
             own = replace(evidence, record=record, attack=attack, reconstruction=answer)
@@ -344,6 +357,8 @@ def measure(
         records.append(record)
     # Several attacks are several tests: together they have the level of one.
     verdict = of_configuration(records)
+    if verdict != EXPOSED and any(one.verdict == EXPOSED for one in records):
+        doubts.append(MANY_TESTS)
     facts = together([fact for one in records for fact in one.facts])
     words = _words(verdict, records, evidence.release.criterion.domain.noun)
     if verdict in DISCLOSURES:
