@@ -1,5 +1,6 @@
 """A real Flower app on the digits: FedAvg, a train function of plain torch, one tap."""
 
+import logging
 import os
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -25,6 +26,12 @@ from leakbound.flower import InProcessGrid, Setup, tap
 from leakbound.randomness import stream
 
 RATE, SIZE = 0.5, 4
+
+
+@pytest.fixture(autouse=True)
+def _flower_logs(caplog):
+    """Flower's log is read by tests; other tests of the same process may have turned it down."""
+    caplog.set_level(logging.INFO, logger="flwr")
 
 
 class Net(nn.Module):
