@@ -29,8 +29,11 @@ RATE, SIZE = 0.5, 4
 
 
 @pytest.fixture(autouse=True)
-def _flower_logs(caplog):
-    """Flower's log is read by tests; other tests of the same process may have turned it down."""
+def _flower_logs(caplog, monkeypatch):
+    """Flower's log is read by tests; what ran before in the process may have turned it off."""
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "disabled", False)
+    monkeypatch.setattr(logger, "propagate", True)
     caplog.set_level(logging.INFO, logger="flwr")
 
 
