@@ -111,6 +111,10 @@ class Domain(Protocol):
         """(A, B) `distance` of every example of a (A, *shape) and every one of b (B, *shape)."""
 
     @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where each part starts and ends in a flat example; () if no parts count."""
+
+    @property
     def has_neighbors(self) -> bool:
         """Whether neighboring values are similar; total variation and pictures rely on it."""
 
@@ -210,6 +214,7 @@ class NumberDomain:
     padding = None
     advice = ""
     parts = None
+    spans = ()
 
     def project(self, x: Tensor) -> Tensor:
         """Clip to the box; NaN becomes its middle."""
@@ -390,6 +395,11 @@ class PartsDomain(ABC):
     @abstractmethod
     def parts(self) -> int:
         """The number of parts."""
+
+    @property
+    @abstractmethod
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where each part starts and ends in an example (n,)."""
 
     @abstractmethod
     def coded(self, x: Tensor) -> Tensor:

@@ -389,6 +389,11 @@ class TableDomain(PartsDomain):
         """The number of columns."""
         return len(self.columns)
 
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where each column starts and ends in a row."""
+        return tuple((start, stop) for _, start, stop in self.placed)
+
     def rows(self, x: Tensor) -> list[tuple[str, ...]]:
         """The values of rows (N, n) as text, one for each column."""
         held = self.hard(x.detach().cpu())

@@ -75,6 +75,11 @@ class TokenDomain(PartsDomain):
         """The number of places."""
         return self.length
 
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Each place is a part."""
+        return tuple((place, place + 1) for place in range(self.length))
+
     def project(self, x: Tensor) -> Tensor:
         """The closest token numbers; NaN becomes 0."""
         if x.is_floating_point():

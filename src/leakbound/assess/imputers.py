@@ -1,0 +1,228 @@
+"""How often an attacker who knows some parts completes the example without any update.
+
+Imputers are fitted on half of the public examples and counted on the other half, so the share is
+what a real attacker reaches: the prior success of an intruder is at least that. No sample bounds it
+from above if the known parts are nearly unique (`bounds.knowledge.informed`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from leakbound._util.intervals import clopper_pearson
+from leakbound.domains.known import Known
+
+__all__ = ["Completion", "completions", "prior_of_intruder"]
+
+FITTED, COUNTED = 20_000, 2_000
+"""Most examples that imputers are fitted on, and that they are counted on."""
+NEAREST = 10
+"""Number of nearest neighbors that vote."""
+FEW_VALUES = 40
+"""A part with at most this many values in the fitted examples is classified, others regressed."""
+ROUNDS = 60
+"""Iterations of gradient boosting."""
+NAMED = 500
+"""Most examples of a group that vote."""
+BLOCK = 64
+"""Targets whose neighbors are searched at once."""
+RIDGE = 1e-3
+"""Penalty of the linear imputer, in units of the mean variance of the known values."""
+Codes = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What one imputer completes on examples that it was not fitted on.
+
+    Attributes:
+        imputer: its name.
+        matched, total: how many of the counted examples it completes within the criterion.
+        at_least: lower confidence limit on its success; those of all imputers hold jointly.
+    """
+
+    imputer: str
+    matched: int
+    total: int
+    at_least: float
+
+    @property
+    def share(self) -> float:
+        """The measured success."""
+        return self.matched / self.total
+
+
+def prior_of_intruder(
+    public: Tensor,
+    known: Known,
+    within: float,
+    *,
+    confidence: float = 0.95,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Completion, ...]:
+    """Count every imputer on held-out public examples; the best one comes first.
+
+    Shapes: `public` (N, *shape), independent examples, one of each person.
+
+    Args:
+        public: at least 20 examples.
+        known: the parts that the attacker knows.
+        within: the distance of the unknown part up to which it counts as reconstructed.
+        confidence: of the limits, over the draw of the counted examples.
+        say: is called with a line of progress for each imputer.
+
+    Raises:
+        ValueError: there are fewer than 20 public examples.
+
+    Example:
+        >>> from leakbound.domains import of_shape
+        >>> from leakbound.domains.known import known_parts
+        >>> domain = of_shape((6,))
+        >>> first = torch.rand(200, 3, generator=torch.Generator().manual_seed(0))
+        >>> known = known_parts(domain, "places:0-2")
+        >>> best = prior_of_intruder(torch.cat([first, first.flip(1)], 1), known, 0.01)[0]
+        >>> best.imputer, best.matched, best.total
+        ('linear', 100, 100)
+    """
+    if len(public) < 20:
+        raise ValueError(f"public holds {len(public)} examples; give at least 20")
+    order = np.random.default_rng(0).permutation(len(public))
+    half = len(public) // 2
+    fitted = public[order[:half][:FITTED]]
+    counted = public[order[half:][:COUNTED]]
+    truth = known.unknown(counted)
+    found = []
+    for name, completed in completions(fitted, known, counted):
+        matched = int((known.rest.distance(truth, completed) <= within).sum())
+        found.append((name, matched))
+        say(f"{name}: completes {matched} of {len(counted)} without the update")
+    tail = (1 - confidence) / len(found)
+    return tuple(
+        Completion(name, matched, len(counted), clopper_pearson(matched, len(counted), tail)[0])
+        for name, matched in sorted(found, key=lambda pair: -pair[1])
+    )
+
+
+def completions(fitted: Tensor, known: Known, targets: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Each imputer's name and its completions (M, *rest.shape) of the targets' known parts.
+
+    Shapes: `fitted` (N, *shape) and `targets` (M, *shape), of which the known parts alone are read.
+    """
+    if known.rest.parts is None:
+        yield from _of_numbers(fitted, known, targets)
+        return
+    known_codes, target_codes = (_known_codes(known, own) for own in (fitted, targets))
+    rest = known.unknown(fitted)
+    codes = known.rest.coded(rest).numpy()
+    ways: dict[str, Callable[[], NDArray[np.int64]]] = {
+        "most frequent of the group": lambda: _of_group(known_codes, target_codes, codes),
+        "nearest neighbors": lambda: _of_neighbors(known_codes, target_codes, codes),
+        "gradient boosting": lambda: _boosted(known_codes, target_codes, codes),
+    }
+    for name, donors in ways.items():
+        yield name, assembled(known.rest.spans, rest, donors())
+
+
+def assembled(
+    spans: Sequence[tuple[int, int]], examples: Tensor, donors: NDArray[np.int64]
+) -> Tensor:
+    """(M, n) examples whose part k is that of the example donors[:, k] of `examples` (N, n)."""
+    places = torch.from_numpy(donors)
+    parts = [examples[places[:, k], start:stop] for k, (start, stop) in enumerate(spans)]
+    return torch.cat(parts, 1)
+
+
+def _known_codes(known: Known, examples: Tensor) -> Codes:
+    """(N, k) one number for each known part; equal parts have equal numbers."""
+    return np.asarray(known.part.coded(known.values(examples)).numpy())
+
+
+def _of_group(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
+    """The example of the target's group that matches the most of the group, part by part."""
+    _, group = np.unique(np.vstack([known, targets]), axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    of_fitted, of_target = group[: len(known)], group[len(known) :]
+    everyone = _voted(codes, np.arange(len(codes)))
+    chosen = {int(g): _voted(codes, np.flatnonzero(of_fitted == g)) for g in set(of_target)}
+    return np.array([everyone if chosen[g] is None else chosen[g] for g in of_target])
+
+
+def _of_neighbors(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
+    """The votes of the fitted examples whose known parts are nearest."""
+    scaled, own = _scaled(known, targets)
+    donors = []
+    for start in range(0, len(own), BLOCK):
+        apart = np.abs(own[start : start + BLOCK, None] - scaled).clip(max=1.0).sum(-1)
+        near = np.argpartition(apart, min(NEAREST, len(scaled)) - 1)[:, :NEAREST]
+        donors += [_voted(codes, places) for places in near]
+    return np.array(donors)
+
+
+def _scaled(known: Codes, targets: Codes) -> tuple[Codes, Codes]:
+    """Both in units in which 1 is far: a category's step, or a spread of a number."""
+    spread = np.quantile(known, 0.75, axis=0) - np.quantile(known, 0.25, axis=0)
+    unit = np.where(spread > 0, spread, known.std(0))
+    unit = np.where(unit > 0, unit, 1.0)
+    return known / unit, targets / unit
+
+
+def _voted(codes: Codes, places: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """For each part, which of the examples at these places matches the most of them."""
+    if not len(places):
+        return None
+    # A group may be large, and votes are quadratic: a part of it tells the most frequent value.
+    some = places[:: -(-len(places) // NAMED)]
+    held = codes[some]
+    votes = (np.abs(held[:, None] - held) <= 1).sum(1)
+    return np.asarray(some[votes.argmax(0)])
+
+
+def _boosted(known: Codes, targets: Codes, codes: Codes) -> NDArray[np.int64]:
+    """Gradient boosting of every unknown part on the known ones; the nearest value is the donor."""
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+    donors = np.zeros((len(targets), codes.shape[1]), np.int64)
+    for part, values in enumerate(codes.T):
+        levels, label = np.unique(values, return_inverse=True)
+        if len(levels) == 1:
+            continue
+        classified = len(levels) <= FEW_VALUES
+        kind = HistGradientBoostingClassifier if classified else HistGradientBoostingRegressor
+        # The median is within a tolerance more often than the mean.
+        more = {} if classified else {"loss": "absolute_error"}
+        model = kind(max_iter=ROUNDS, early_stopping=False, random_state=0, **more)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(known, label.reshape(-1) if classified else values)
+        answer = model.predict(targets)
+        wanted = levels[answer] if classified else answer
+        order = np.argsort(values, kind="stable")
+        after = np.searchsorted(values[order], wanted).clip(1, len(order) - 1)
+        left, right = values[order[after - 1]], values[order[after]]
+        nearest = np.where(wanted - left <= right - wanted, after - 1, after)
+        donors[:, part] = order[nearest]
+    return donors
+
+
+def _of_numbers(fitted: Tensor, known: Known, targets: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Completions of images, series and other numbers, for which no parts count."""
+    x, own = (known.values(of).flatten(1).double() for of in (fitted, targets))
+    y = known.unknown(fitted).flatten(1).double()
+    shape = (-1, *known.rest.shape)
+    apart = torch.cdist(own, x)
+    near = apart.topk(min(NEAREST, len(x)), largest=False).indices
+    yield "nearest neighbor", y[near[:, 0]].reshape(shape)
+    yield "mean of the nearest neighbors", y[near].mean(1).reshape(shape)
+    mean = x.mean(0)
+    centered = x - mean
+    penalty = RIDGE * centered.square().sum(0).mean() * torch.eye(x.shape[1], dtype=x.dtype)
+    weights = torch.linalg.lstsq(centered.T @ centered + penalty, centered.T @ (y - y.mean(0)))
+    linear = (own - mean) @ weights.solution + y.mean(0)
+    yield "linear", known.rest.project(linear.reshape(shape))

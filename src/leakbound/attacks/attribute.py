@@ -1,0 +1,223 @@
+"""Read one attribute of a person whose other values are known, from an update of many people.
+
+The attacker completes the person's example with every possible value of the attribute, and trains
+as the client did, on each completion beside other people drawn from public examples. What the
+completions change, in units of what the other people change, is a matched filter for the value.
+
+It covers the person who alone carries some level, such as a rare diagnosis: nobody else moves that
+column, so its change is that person's own, and its sign tells the outcome even after many steps, or
+from the mean over hospitals. `alone` says so: the other people are then drawn without the level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from leakbound import check
+from leakbound.attacks.base import expected_rows, seen_task
+from leakbound.core import Batch, NotApplicable, Observation, Task
+
+__all__ = ["AttributeReading", "read_attribute"]
+
+RELATIVE = 1e-9
+"""Smallest variance of a coordinate, as a share of the largest: no other person moves it."""
+NORMAL = 1.4826
+"""From the median absolute deviation to a standard deviation, for normal values."""
+FAR = 4.0
+"""Values this many standard deviations apart, over left-out trainings, are told apart well."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttributeReading:
+    """What an update tells of the attribute.
+
+    Attributes:
+        value: place of the most likely completion.
+        scores: (L,) log-likelihood ratios against the mean of all completions; the largest wins.
+        expected: the share of the attacker's own trainings, each left out in turn, that the filter
+            reads right. It is no confidence: it holds if the other people are like the public ones.
+    """
+
+    value: int
+    scores: Tensor
+    expected: float
+
+
+def read_attribute(
+    observation: Observation,
+    completions: Batch,
+    generator: torch.Generator,
+    *,
+    alone: Callable[[Batch], Tensor] | None = None,
+    replays: int = 8,
+) -> AttributeReading:
+    """Choose the completion of one person's example that explains the update best.
+
+    Shapes: `completions` holds L examples (L, *S) that differ in the attribute only, which may be
+    an input, such as a column, or the label.
+
+    Args:
+        observation: its auxiliary examples stand for the other people; its labels are not read.
+        completions: one for each possible value.
+        generator: of the draws of other people.
+        alone: from public examples to a mask (N,) of those that may be in the update beside the
+            person, if the attacker knows that the person is the only one of some kind.
+        replays: number of draws of other people; each trains once for every completion.
+
+    Assumptions: the person is in the update, and the local training and the defense are known.
+
+    Raises:
+        NotApplicable: there are too few public examples, or one completion only.
+
+    Source: this project; docs/risk.md, "What the attacker already knows".
+
+    Example:
+        >>> import leakbound as lb
+        >>> draw = lb.stream(0, "people")
+        >>> people = torch.rand(60, 9, generator=draw)
+        >>> labels = (people[:, 0] > 0.5).long()
+        >>> model = torch.nn.Linear(9, 2)
+        >>> person = Batch(people[:1].expand(2, 9), torch.tensor([0, 1]))  # the outcome is unknown
+        >>> seen = lb.simulate(model, (people[:4], labels[:4])).round.observation
+        >>> public = Batch(people[4:], labels[4:])
+        >>> from dataclasses import replace
+        >>> reading = read_attribute(replace(seen, auxiliary=public), person, draw)
+        >>> reading.value == int(labels[0])
+        True
+    """
+    check.count(replays=replays)
+    if completions.size < 2:
+        raise NotApplicable("there is one completion only: the attribute is known")
+    others = _others(observation, alone)
+    task = seen_task(observation)
+    trained = []
+    for _ in range(max(2, replays)):
+        company = torch.randperm(others.size, generator=generator)[: observation.examples - 1]
+        order = torch.randperm(observation.examples, generator=generator)
+        # One draw of people and of their order for all completions: only the attribute differs.
+        trained.append(
+            torch.stack(
+                [
+                    _update_with(observation, task, others, company, order, completions, value)
+                    for value in range(completions.size)
+                ]
+            )
+        )
+    rows = torch.stack(trained)
+    noise = observation.noise_variance
+    known_noise = 0.0 if noise is None else noise.flatten()
+    sent = observation.update.rows.double().flatten()
+    if observation.update.mask is not None:
+        seen = observation.update.mask.flatten().bool()
+        rows, sent = rows[..., seen], sent[seen]
+        known_noise = known_noise if noise is None else known_noise[seen]
+    filters = {size: _separation(rows, known_noise, size) for size in _sizes(rows.shape[-1])}
+    enough = [size for size, found in filters.items() if found.apart >= FAR]
+    # Few coordinates that tell the values apart by far are those that nobody else moves.
+    size = min(enough, default=max(filters, key=lambda size: filters[size].apart))
+    scores = _scores(rows, sent, known_noise, size)
+    expected = filters[size].right
+    return AttributeReading(int(scores.argmax()), scores, expected)
+
+
+def _others(observation: Observation, alone: Callable[[Batch], Tensor] | None) -> Batch:
+    public = observation.auxiliary
+    if public is None:
+        raise NotApplicable("it needs public examples, which stand for the other people")
+    if alone is not None:
+        may = alone(public)
+        public = Batch(public.inputs[may], public.labels[may])
+    needed = observation.examples - 1
+    if public.size < needed:
+        raise NotApplicable(
+            f"there are {public.size} public examples for the {needed} other people of the update"
+        )
+    like = observation.task.parameters
+    inputs = public.inputs.to(like) if public.inputs.is_floating_point() else public.inputs
+    return Batch(inputs.to(like.device), public.labels.to(like.device))
+
+
+def _update_with(
+    observation: Observation,
+    task: Task,
+    others: Batch,
+    company: Tensor,
+    order: Tensor,
+    completions: Batch,
+    value: int,
+) -> Tensor:
+    """(P,) the update of the person with one completion and of the company, without noise."""
+    inputs = torch.cat(
+        [completions.inputs[value : value + 1].to(others.inputs), others.inputs[company]]
+    )
+    labels = torch.cat(
+        [completions.labels[value : value + 1].to(others.labels), others.labels[company]]
+    )
+    rows = expected_rows(observation, task, inputs[order], labels[order])
+    return rows.detach().double().flatten()
+
+
+class _Separation(NamedTuple):
+    """How far left-out trainings stand apart, in standard deviations, and the share read right."""
+
+    apart: float
+    right: float
+
+
+def _sizes(coordinates: int) -> list[int]:
+    """Numbers of coordinates that a filter may use: powers of 4, and all."""
+    return [*(4**power for power in range(12) if 4**power < coordinates), coordinates]
+
+
+def _separation(rows: Tensor, noise: Tensor | float, size: int) -> _Separation:
+    margins = []
+    spreads = []
+    for left_out in range(len(rows)):
+        rest = torch.cat([rows[:left_out], rows[left_out + 1 :]])
+        for value, row in enumerate(rows[left_out]):
+            scores, weights, telling = _filter(rest, row, noise, size)
+            others = [at for at in range(len(scores)) if at != value]
+            nearest = others[int(scores[others].argmax())]
+            margins.append(scores[value] - scores[nearest])
+            # The trainings have no noise, and the update does.
+            on_it = noise[telling] if isinstance(noise, Tensor) else torch.zeros(size)
+            spreads.append(((weights[value] - weights[nearest]).square() * on_it).sum())
+    apart = torch.stack(margins)
+    # Medians: a training in which the person is in a short last batch counts many times as much.
+    center = float(apart.median())
+    spread = NORMAL * float((apart - center).abs().median())
+    unit = math.hypot(spread, float(torch.stack(spreads).mean().sqrt()))
+    unit += 1e-9 * abs(center) + 1e-300
+    return _Separation(center / unit, float((apart > 0).double().mean()))
+
+
+def _scores(rows: Tensor, sent: Tensor, noise: Tensor | float, size: int) -> Tensor:
+    """(L,) log-likelihood ratios of the completions against their center."""
+    return _filter(rows, sent, noise, size)[0]
+
+
+def _filter(
+    rows: Tensor, sent: Tensor, noise: Tensor | float, size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores (L,), weights (L, size) and places (size,) of the coordinates that tell the most.
+
+    Coordinates count as independent.
+
+    Shapes: `rows` (replays, L, P), `sent` (P,).
+    """
+    means = rows.mean(0)
+    variance = (rows - means).square().mean((0, 1)) + noise
+    variance = variance.clamp_min(RELATIVE * float(variance.max()) + 1e-300)
+    center = means.mean(0)
+    shifts = means - center
+    telling = (shifts.square() / variance).amax(0).topk(size).indices
+    weights = shifts[:, telling] / variance[telling]
+    away = (sent - center)[telling]
+    scores = weights @ away - 0.5 * (weights * shifts[:, telling]).sum(1)
+    return scores, weights, telling

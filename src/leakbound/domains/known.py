@@ -1,0 +1,204 @@
+"""Parts of an example that an attacker knows already, and the domain of what is left.
+
+Only the unknown part counts as reconstructed: a criterion, a baseline or a bound for an attacker
+who knows some parts is that of `Known.rest`, on `Known.unknown(examples)`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from leakbound.domains.base import Domain, ImageDomain, NumberDomain, SeriesDomain
+from leakbound.domains.table import TableDomain
+from leakbound.domains.tokens import TokenDomain
+
+__all__ = ["Known", "known_parts"]
+
+HALVES = {"top": (0, 0), "bottom": (0, 1), "left": (1, 0), "right": (1, 1)}
+"""Regions of an image by name: the axis that is halved, and which half is known."""
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """The parts of an example that an attacker knows, without their values.
+
+    Attributes:
+        text: the parts as they were given, such as "sex,zip" or "region:top".
+        domain: of whole examples.
+        places: (n,) True where a number of the flat example belongs to a known part.
+        part, rest: the domains of the known and of the unknown part.
+    """
+
+    text: str
+    domain: Domain
+    places: Tensor
+    part: Domain
+    rest: Domain
+
+    def unknown(self, examples: Tensor) -> Tensor:
+        """(N, *rest.shape) the unknown part of examples (N, *shape)."""
+        return examples.flatten(1)[:, ~self.places].reshape(-1, *self.rest.shape)
+
+    def values(self, examples: Tensor) -> Tensor:
+        """(N, *part.shape) the known part of examples (N, *shape)."""
+        return examples.flatten(1)[:, self.places].reshape(-1, *self.part.shape)
+
+    def joined(self, values: Tensor, unknown: Tensor) -> Tensor:
+        """(N, *shape) whole examples from known and unknown parts."""
+        whole = unknown.new_empty(len(unknown), len(self.places))
+        whole[:, self.places] = values.to(unknown).flatten(1)
+        whole[:, ~self.places] = unknown.flatten(1)
+        return whole.reshape(-1, *self.domain.shape)
+
+
+def known_parts(domain: Domain, text: str) -> Known:
+    """The known parts that a text names, for examples of a domain.
+
+    Args:
+        domain: of the examples.
+        text: for a table, names of columns, such as "birth_date,sex,zip"; for images "region:top"
+            (bottom, left, right) or "region:Y0-Y1,X0-X1", rows and columns of pixels from 0, the
+            last included; for series "channels:0,2" or "past:24", the first times of every channel;
+            for text "prefix:N", the first tokens, or "places:0-9,15"; for other inputs
+            "places:...".
+
+    Raises:
+        ValueError: the text names no part, an unknown one, or all of them.
+
+    Example:
+        >>> from leakbound.domains import of_shape
+        >>> known = known_parts(of_shape((1, 28, 28)), "region:top")
+        >>> int(known.places.sum()), known.rest.shape
+        (392, (392,))
+    """
+    places = _places_of(domain, text)
+    if bool(places.all()):
+        raise ValueError(f"known is {text!r}, the whole example: nothing is left to reconstruct")
+    return Known(text, domain, places, _restricted(domain, places), _restricted(domain, ~places))
+
+
+@singledispatch
+def _places_of(domain: Domain, text: str) -> Tensor:
+    """(n,) which numbers of the flat example the text names."""
+    raise ValueError(f"known is {text!r}, but examples of {domain.name} have no named parts")
+
+
+@_places_of.register
+def _(domain: NumberDomain, text: str) -> Tensor:
+    return _listed(_after("places", text), math.prod(domain.shape), text)
+
+
+@_places_of.register
+def _(domain: ImageDomain, text: str) -> Tensor:
+    region = _after("region", text)
+    height, width = domain.shape[1:]
+    known = torch.zeros(height, width, dtype=torch.bool)
+    if region in HALVES:
+        axis, half = HALVES[region]
+        known.chunk(2, axis)[half].fill_(True)
+    else:
+        rows, _, columns = region.partition(",")
+        known[_span(rows, height, text), _span(columns, width, text)] = True
+    return known.expand(domain.shape).flatten()
+
+
+@_places_of.register
+def _(domain: SeriesDomain, text: str) -> Tensor:
+    channels, times = domain.shape
+    known = torch.zeros(domain.shape, dtype=torch.bool)
+    if text.startswith("past:"):
+        known[:, : _count(_after("past", text), times, text)] = True
+    else:
+        known[_listed(_after("channels", text), channels, text)] = True
+    return known.flatten()
+
+
+@_places_of.register
+def _(domain: TokenDomain, text: str) -> Tensor:
+    if text.startswith("prefix:"):
+        return torch.arange(domain.length) < _count(_after("prefix", text), domain.length, text)
+    return _listed(_after("places", text), domain.length, text)
+
+
+@_places_of.register
+def _(domain: TableDomain, text: str) -> Tensor:
+    names = [name.strip() for name in text.split(",")]
+    columns = [column.name for column in domain.columns]
+    for name in names:
+        if name not in columns:
+            raise ValueError(f"known names {name!r}; the columns are {', '.join(columns[:30])}")
+    places = torch.zeros(domain.shape, dtype=torch.bool)
+    for column, start, stop in domain.placed:
+        places[start:stop] = column.name in names
+    return places
+
+
+@singledispatch
+def _restricted(domain: Domain, places: Tensor) -> Domain:
+    """The domain of a part of an example."""
+    raise NotImplementedError(domain.name)
+
+
+@_restricted.register
+def _(domain: NumberDomain, places: Tensor) -> Domain:
+    # Neighbors of a region are not those of its numbers in a line.
+    return NumberDomain((int(places.sum()),), domain.input_range, domain.dtype)
+
+
+@_restricted.register
+def _(domain: SeriesDomain, places: Tensor) -> Domain:
+    inside = places.reshape(domain.shape)
+    kept = inside.any(1).nonzero().flatten().tolist()
+    # Without scales every channel counts in units of the input range.
+    scales = tuple(domain.scales[channel] for channel in kept) if domain.scales else ()
+    return replace(domain, shape=(len(kept), int(inside.sum()) // len(kept)), scales=scales)
+
+
+@_restricted.register
+def _(domain: TokenDomain, places: Tensor) -> Domain:
+    return replace(domain, length=int(places.sum()))
+
+
+@_restricted.register
+def _(domain: TableDomain, places: Tensor) -> Domain:
+    columns = tuple(column for column, start, _ in domain.placed if bool(places[start]))
+    return replace(domain, columns=columns)
+
+
+def _after(word: str, text: str) -> str:
+    head, _, parts = text.partition(":")
+    if head.strip() != word or not parts.strip():
+        raise ValueError(f"known is {text!r}; give {word}:..., see `leakbound.domains.known_parts`")
+    return parts.strip()
+
+
+def _count(part: str, most: int, text: str) -> int:
+    if not part.isdecimal() or not 0 < int(part) < most:
+        raise ValueError(f"known is {text!r}; give a number from 1 to {most - 1}")
+    return int(part)
+
+
+def _listed(parts: str, size: int, text: str) -> Tensor:
+    """(size,) True at numbers and ranges such as 0-9,15."""
+    known = torch.zeros(size, dtype=torch.bool)
+    for part in parts.split(","):
+        known[_span(part, size, text)] = True
+    return known
+
+
+def _span(part: str, size: int, text: str) -> slice:
+    """A number, or numbers from A to B written A-B, both included."""
+    ends = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+    if ends is None:
+        raise ValueError(f"known is {text!r}; {part!r} is no number or range such as 0-9")
+    first = int(ends[1])
+    last = int(ends[2] or first)
+    if not first <= last < size:
+        raise ValueError(f"known is {text!r}; give numbers from 0 to {size - 1}")
+    return slice(first, last + 1)
