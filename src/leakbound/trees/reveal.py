@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -241,43 +242,39 @@ def _counts(
         return (), (f"rows of leaves: not known for the objective {model.objective or '(none)'!r}",)
     # The second derivative of a squared loss is 1 for every row in any tree; of others it is known
     # only where all rows have the starting margin.
-    many = 0
+    many = model.first if start else 0
     if squared:
         many = len(trees)
-    elif start:
-        many = model.first
     if not many:
         return (), ("rows of leaves: known for trees that start from no other tree alone",)
-    found: list[LeafCount] = []
+    by_tree = []
     for number, tree in enumerate(trees[:many]):
         rate = eta if start and number < model.first else None
-        if not (own := _leaf_counts(model, number, tree, rate, strength)):
+        by_tree.append(_leaf_counts(model, number, tree, rate, strength))
+        if not by_tree[-1]:
             why = "sums are no whole numbers (or a starting margin, or noise)"
             return (), (f"{WEIGHTED}: {why}",)
-        found += own
-    why, tested = _contradiction(model, trees, found, start)
+    why, tested = _contradiction(model, trees, by_tree, start)
     if why:
         return (), (f"{WEIGHTED}: {why}",)
     notes = [DRAWN if tested else ASSUMED]
-    if all(leaf.targets is None for leaf in found):
+    counts = tuple(chain.from_iterable(by_tree))
+    if all(leaf.targets is None for leaf in counts):
         notes.append(
             "targets of leaves: not known: the trees determine no eta and lambda (a penalty alpha?)"
         )
-    return tuple(found), tuple(notes)
+    return counts, tuple(notes)
 
 
 def _contradiction(
-    model: TreeModel, trees: Sequence[Tree], found: Sequence[LeafCount], start: bool
+    model: TreeModel, trees: Sequence[Tree], by_tree: Sequence[Sequence[LeafCount]], start: bool
 ) -> tuple[str, bool]:
     """Why counts are not those of rows ("" if nothing shows it); whether a subsample would show.
 
     One client's rows have one sum in every tree, balance at their mean, and give the second
     iteration the second derivatives that the first one's leaves predict.
     """
-    by_tree: dict[int, list[LeafCount]] = {}
-    for leaf in found:
-        by_tree.setdefault(leaf.tree, []).append(leaf)
-    totals = [sum(leaf.rows for leaf in own) for own in by_tree.values()]
+    totals = [sum(leaf.rows for leaf in leaves) for leaves in by_tree]
     if max(totals) - min(totals) > WHOLE + AGREE * max(totals):
         return f"one tree has {min(totals):,} and another {max(totals):,}", True
     tested = len(totals) > 1
@@ -295,20 +292,17 @@ def _contradiction(
                 return "the second tree has other rows than the first", True
     if model.objective in SQUARED:  # targets are no counts
         return "", tested
-    known = [leaf for leaf in found if leaf.targets is not None]
-    for what, sums in (
-        ("positive", [leaf.targets or 0 for leaf in known]),
-        ("negative", [leaf.rows - (leaf.targets or 0) for leaf in known]),
-    ):
-        if (divisor := _divisor(sums)) > 1:
+    known = [
+        (leaf.targets, leaf.rows - leaf.targets)
+        for leaf in chain.from_iterable(by_tree)
+        if leaf.targets is not None
+    ]
+    for what, sums in zip(("positive", "negative"), zip(*known, strict=True), strict=False):
+        above = [int(one) for one in sums if one > 0]
+        divisor = math.gcd(*above)
+        if len(above) >= LEAVES and divisor > 1:
             return f"all sums of {what} rows are multiples of {divisor}", tested
     return "", tested
-
-
-def _divisor(sums: Sequence[float]) -> int:
-    """What divides all sums; 1 if too few are above 0."""
-    above = [int(one) for one in sums if one > 0]
-    return math.gcd(*above) if len(above) >= LEAVES else 1
 
 
 def _next_hessian(model: TreeModel, tree: Tree, counts: Sequence[LeafCount]) -> float | None:
