@@ -146,18 +146,18 @@ def measured(
 
 
 def _hits(thresholds: dict[int, Floats], values: list[Floats]) -> int:
-    return sum(int(np.isin(own, values[j]).sum()) for j, own in thresholds.items())
+    return sum(int(np.isin(limits, values[j]).sum()) for j, limits in thresholds.items())
 
 
 def _share(hits: NDArray[np.bool_]) -> Share:
     return Share(int(hits.sum()), hits.size)
 
 
-def _tolerances(columns: list[Values], whole: list[bool], given: ArrayLike | None) -> Values:
-    if given is None:
+def _tolerances(columns: list[Values], whole: list[bool], tolerance: ArrayLike | None) -> Values:
+    if tolerance is None:
         spread = [np.subtract(*np.percentile(c, (75, 25))) / 1.349 or c.std() for c in columns]
         return np.where(whole, INTEGER, NEAR * np.array(spread))
-    tau = np.asarray(given, dtype=np.float64)
+    tau = np.asarray(tolerance, dtype=np.float64)
     if tau.shape != (len(columns),) or not (np.isfinite(tau) & (tau >= 0)).all():
         raise ValueError(
             f"tolerance has shape {tau.shape}; give {len(columns)} finite numbers of at least 0, "
@@ -176,7 +176,7 @@ def _guesses(
         distinct, counts = np.unique(public, return_counts=True)
         brackets = np.stack([low[:, j], high[:, j]], 1).astype(np.float64)
         edges, place = np.unique(brackets, axis=0, return_inverse=True)
-        found = []
+        guesses = []
         for lo, hi in edges.tolist():
             first, last = np.searchsorted(distinct, (lo, hi))
             inside = public[slice(*np.searchsorted(public, (lo, hi)))]
@@ -188,8 +188,8 @@ def _guesses(
                 mode = distinct[first:last][counts[first:last].argmax()]
                 best = mode if whole[j] else np.median(inside)
             width = min(hi, public[-1]) - max(lo, public[0])
-            found.append((best, last - first <= 1 if whole[j] else width <= 2 * tau[j]))
-        best, tight = zip(*found, strict=True)
+            guesses.append((best, last - first <= 1 if whole[j] else width <= 2 * tau[j]))
+        best, tight = zip(*guesses, strict=True)
         guess[:, j] = np.array(best)[place.ravel()]
         pinned[:, j] = np.array(tight)[place.ravel()]
     return guess, pinned
@@ -212,10 +212,10 @@ def load_rows(path: Path | str, model: TreeModel) -> Values:
     files.check_regular(path, "rows")
     if path.suffix in (".npz", ".safetensors"):
         named, _ = tensors.read(path)
-        found = [named[key] for key in ("rows", "inputs") if key in named] or [*named.values()]
-        if len(found) != 1 or found[0].dim() != 2:
+        matrices = [named[key] for key in ("rows", "inputs") if key in named] or [*named.values()]
+        if len(matrices) != 1 or matrices[0].dim() != 2:
             raise ValueError(f"{str(path)!r} holds {sorted(named)[:9]}; give one matrix `rows`")
-        return np.asarray(found[0].double().numpy())
+        return np.asarray(matrices[0].double().numpy())
     parts = []
     try:
         with rows.opened(path) as table:

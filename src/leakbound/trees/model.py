@@ -89,24 +89,24 @@ class Tree:
             known = ~np.isnan(held)
             goes_left = np.where(known, held < limit, self.default_left[at])
             if low is not None and high is not None:
-                for own, edge, narrow in ((goes_left, high, np.fmin), (~goes_left, low, np.fmax)):
-                    place = active[own & known], column[own & known]
-                    edge[place] = narrow(edge[place], limit[own & known])
+                for side, edge, narrow in ((goes_left, high, np.fmin), (~goes_left, low, np.fmax)):
+                    place = active[side & known], column[side & known]
+                    edge[place] = narrow(edge[place], limit[side & known])
             node[active] = np.where(goes_left, self.left[at], self.right[at])
         return node
 
     def region(self, leaf: int) -> dict[int, tuple[float, float]]:
         """Of a leaf: low <= value < high for each feature on its path."""
-        found: dict[int, tuple[float, float]] = {}
+        limits: dict[int, tuple[float, float]] = {}
         while leaf:
             above = int(self._parent[leaf])
             column = int(self.feature[above])
             limit = float(self.threshold[above])
-            low, high = found.get(column, (-np.inf, np.inf))
+            low, high = limits.get(column, (-np.inf, np.inf))
             is_left = self.left[above] == leaf
-            found[column] = (low, min(high, limit)) if is_left else (max(low, limit), high)
+            limits[column] = (low, min(high, limit)) if is_left else (max(low, limit), high)
             leaf = above
-        return dict(sorted(found.items()))
+        return dict(sorted(limits.items()))
 
     def same(self, other: Tree) -> bool:
         """Whether both have the same splits and leaf values."""

@@ -163,11 +163,11 @@ def revealed(
         >>> revealed(read(json.dumps([tree]).encode())).thresholds[3].tolist()
         [41.0]
     """
-    own, start = _own_trees(after, before)
-    rate, strength = _rates(own, eta, reg_lambda)
-    counts, notes = _counts(after, own, start, rate, strength)
+    trees, start = _own_trees(after, before)
+    rate, strength = _rates(trees, eta, reg_lambda)
+    counts, notes = _counts(after, trees, start, rate, strength)
     notes = (THRESHOLDS, *notes)
-    return Revealed(after, own, before.trees if before else (), counts, rate, strength, notes)
+    return Revealed(after, trees, before.trees if before else (), counts, rate, strength, notes)
 
 
 def _own_trees(after: TreeModel, before: TreeModel | None) -> tuple[tuple[Tree, ...], bool]:
@@ -198,27 +198,27 @@ def _rates(
 
     This is linear in lambda, 1/eta and their product. Lambda is 1 where that fits as well.
     """
-    for name, given, low in (("eta", eta, 1e-9), ("reg_lambda", strength, 0.0)):
-        if given is not None and not low <= given < np.inf:
-            raise ValueError(f"{name} is {given}; give the finite number of the client's training")
+    for name, value, low in (("eta", eta, 1e-9), ("reg_lambda", strength, 0.0)):
+        if value is not None and not low <= value < np.inf:
+            raise ValueError(f"{name} is {value}; give the finite number of the client's training")
     constant, *known = np.concatenate([_equations(tree) for tree in trees]).T
 
     def inverse(strength: float) -> tuple[float, ...]:
         """1/eta at a lambda, the error of the fit, and the size of what is fitted."""
         weight = known[1] + strength * known[2]
         right = constant - strength * known[0]
-        found = float(weight @ right / max(weight @ weight, 1e-300))
-        size = [float(np.abs(x).max(initial=0)) for x in (right - found * weight, right)]
-        return found, *size
+        fitted = float(weight @ right / max(weight @ weight, 1e-300))
+        size = [float(np.abs(x).max(initial=0)) for x in (right - fitted * weight, right)]
+        return fitted, *size
 
     if strength is None:
         strength = LAMBDA
         if inverse(LAMBDA)[1] > FIT:
             strength = max(float(np.linalg.lstsq(np.stack(known, 1), constant)[0][0]), 0.0)
     if eta is None:
-        found, error, size = inverse(strength)
+        inverse_eta, error, size = inverse(strength)
         # The terms must be far above the rounding of the file: otherwise any eta would fit.
-        eta = 1 / found if error < 10 * FIT < size / 100 and found > 1e-9 else None
+        eta = 1 / inverse_eta if error < 10 * FIT < size / 100 and inverse_eta > 1e-9 else None
     return eta, strength
 
 
@@ -352,4 +352,4 @@ def _leaf_counts(
         targets = sums if possible.all() else None
     sums_ = [None] * len(counts) if targets is None else targets.tolist()
     triples = zip(tree.leaves.tolist(), counts.astype(int).tolist(), sums_, strict=True)
-    return [LeafCount(number, leaf, output, n, own) for leaf, n, own in triples]
+    return [LeafCount(number, leaf, output, n, target) for leaf, n, target in triples]
