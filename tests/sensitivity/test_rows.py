@@ -238,7 +238,6 @@ def test_directions_drawn_in_several_groups_give_the_gradient_once(small, monkey
 )
 def test_counted_operations_are_the_floor(monkeypatch, estimator, directions):
     monkeypatch.setattr(examples, "_GROUPED", 0)  # the counter takes groups for more than they are
-    monkeypatch.setattr(directions_of, "TOGETHER", 2)  # one direction at a time
     model = models.simple_convnet(input_shape=(1, 28, 28), classes=10, generator=stream(0, "model"))
     task, source = Task.of(model), stream(1)
     x, y = torch.rand(2, 1, 28, 28, generator=source), torch.tensor([1, 2])

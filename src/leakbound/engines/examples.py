@@ -96,14 +96,14 @@ def _follows(task: Task, passes: Passes, inputs: Tensor) -> bool:
 def _plan(task: Task, shape: Shape) -> Layers | None:
     try:
         weights = arbitrary_weights(task)
-        own = replace(task, public=None, parameters=weights, kept=None)
-        # a mean over examples that gives no output a special place
-        own = replace(own, loss=lambda outputs, _: torch.sin(outputs).flatten(1).mean(1).mean())
-        double = own.to(task.parameters.device, torch.float64)
-        found = pools_first(read(own, shape), exactly=False)  # constants have the task's type
+        # A mean over examples that gives no output a special place.
+        loss = lambda outputs, _: torch.sin(outputs).flatten(1).mean(1).mean()  # noqa: E731
+        plain = replace(task, public=None, parameters=weights, kept=None, loss=loss)
+        double = plain.to(task.parameters.device, torch.float64)
+        layers = pools_first(read(plain, shape), exactly=False)  # constants have the task's type
         # A trained weight that is a value itself has no input and delta of its own per example.
-        alone = all(layer.kind is not Kind.TENSOR for layer in found if layer.owns)
-        return found if alone and _agrees(double, found, shape) else None
+        alone = all(layer.kind is not Kind.TENSOR for layer in layers if layer.owns)
+        return layers if alone and _agrees(double, layers, shape) else None
     except (torch.OutOfMemoryError, MemoryError):  # does not depend on the model
         raise
     except Exception:  # a user's model may raise anything while it is traced

@@ -200,7 +200,7 @@ def _batch(
         count = min(step, directions - start)
         drawn = torch.stack([normal(inputs.shape, source, like=inputs) for _ in range(count)])
         with torch.no_grad():
-            gradient, changes = _moved(task, inputs, labels, drawn, chunk)
+            gradient, changes = moved(task, inputs, labels, drawn, chunk)
         total += changes.square().sum(0)
     return total / directions, gradient
 
@@ -232,11 +232,13 @@ def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Ten
     return vmap(lambda way: client.input_jvp(task, inputs, labels, way))(directions)
 
 
-def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+def moved(
+    task: Task, inputs: Tensor, labels: Tensor, directions: Tensor, chunk: int | None = None
+) -> tuple[Tensor, Tensor]:
     """The gradient (P,) and its changes (k, P) as `along` gives them, up to rounding.
 
     Differentiable as `along` is. If no derivatives are needed, most models use the engine of
-    `examples`.
+    `examples`, `chunk` rows at a time.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
@@ -244,12 +246,6 @@ def moved(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> tup
         >>> [part.shape for part in moved(Task.of(model), x, torch.tensor([0]), directions)]
         [torch.Size([10]), torch.Size([3, 10])]
     """
-    return _moved(task, inputs, labels, directions, None)
-
-
-def _moved(
-    task: Task, inputs: Tensor, labels: Tensor, directions: Tensor, chunk: int | None
-) -> tuple[Tensor, Tensor]:
     traced = _traced(inputs, labels, directions, task.parameters)
     passes = None if traced else _passes(task, inputs, labels)
     if passes is None:
