@@ -362,9 +362,7 @@ def plain_attention() -> Iterator[None]:
                     switch(value)
 
 
-def layer_inputs(
-    task: Task, inputs: Tensor, names: Sequence[str], parameters: Tensor | None = None
-) -> dict[str, Tensor]:
+def layer_inputs(task: Task, inputs: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
     """The inputs of the named layers for inputs (B, *S), as tensors (B, ...), differentiable.
 
     Raises:
@@ -383,7 +381,7 @@ def layer_inputs(
         for name in names:
             note = partial(lambda name, _, args: calls[name].append(args), name)
             hooks.enter_context(modules[name].register_forward_pre_hook(note))
-        forward(task, inputs, parameters)
+        forward(task, inputs)
     inside = {}
     for name, seen in calls.items():
         if len(seen) != 1 or len(seen[0]) != 1 or not isinstance(seen[0][0], Tensor):

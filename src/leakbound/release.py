@@ -48,8 +48,8 @@ class Gaussian:
     @property
     def variance(self) -> float | Tensor:
         """The variance of every coordinate: a scalar, (P,) or (R, P)."""
-        own = self.covariance
-        return own.diagonal if isinstance(own, Structured) else own
+        covariance = self.covariance
+        return covariance.diagonal if isinstance(covariance, Structured) else covariance
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,19 +357,19 @@ def _check_representable(noise: Gaussian | Laplace, rows: Tensor) -> None:
     spread = _spread(noise)
     name = "variance" if isinstance(noise, Gaussian) else "scale"
     if isinstance(spread, Structured):
-        given = spread.scale
-        lost = given.to(rows).square()
+        level = spread.scale
+        lost = level.to(rows).square()
         wrong = (lost == 0) | ~lost.isfinite()  # a structured covariance has no zeros itself
-        given = given.double().square()
+        level = level.double().square()
     else:
-        given = torch.as_tensor(spread, dtype=None if isinstance(spread, Tensor) else torch.float64)
+        level = torch.as_tensor(spread, dtype=None if isinstance(spread, Tensor) else torch.float64)
         alone = isinstance(noise, Gaussian) and not isinstance(spread, Tensor)
-        lost = (given.sqrt() if alone else given).to(rows.dtype)  # a number's root is cast
-        wrong = ((lost == 0) & (given > 0)) | lost.isinf()
+        lost = (level.sqrt() if alone else level).to(rows.dtype)  # a number's root is cast
+        wrong = ((lost == 0) & (level > 0)) | lost.isinf()
         if not isinstance(spread, Tensor):
-            wrong = wrong | (given == 0)
+            wrong = wrong | (level == 0)
     if bool(wrong.any()):
-        value = float(given[wrong].reshape(-1)[0])
+        value = float(level[wrong].reshape(-1)[0])
         raise ValueError(
             f"the noise has a {name} of {value:.4g}, which is 0 or infinite in {rows.dtype}; give "
             "a level that this type can hold, or a task of another type"

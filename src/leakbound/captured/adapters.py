@@ -86,34 +86,34 @@ def read_config(path: Path) -> AdapterConfig:
         ValueError: it is missing, too large, no JSON, or of an adapter that is not a plain LoRA.
     """
     what = repr(str(path))
-    given = files.read_json(path, f"adapter config {what}", most=MOST_JSON)
-    kind = given.get("peft_type")
+    settings = files.read_json(path, f"adapter config {what}", most=MOST_JSON)
+    kind = settings.get("peft_type")
     if kind != "LORA":
         raise ValueError(f"{what}: peft_type is {kind!r}; give a LoRA adapter (LORA)")
     for name, why in _CHANGED.items():
-        if given.get(name):
+        if settings.get(name):
             raise ValueError(f"{what}: {name} is set ({why}); give an adapter without it")
-    start = given.get("init_lora_weights", True)
+    start = settings.get("init_lora_weights", True)
     if not any(start is one or start == one for one in _INITIAL):
         raise ValueError(
             f"{what}: init_lora_weights is {start!r}, which changes the base or is unknown; give "
             "an adapter that starts from the base's own weights"
         )
-    if given.get("bias", "none") != "none":
-        raise ValueError(f"{what}: bias is {given['bias']!r}; give an adapter with bias 'none'")
-    root = given.get("use_rslora") or False
+    if settings.get("bias", "none") != "none":
+        raise ValueError(f"{what}: bias is {settings['bias']!r}; give an adapter with bias 'none'")
+    root = settings.get("use_rslora") or False
     if not isinstance(root, bool):
         raise ValueError(f"{what}: use_rslora is {root!r}; give true or false")
     # A text is a pattern, which is never run: the file's tensors then show the targets.
-    targets = given.get("target_modules")
+    targets = settings.get("target_modules")
     return AdapterConfig(
-        _rank(given.get("r"), "r", what),
-        _number(given.get("lora_alpha"), "lora_alpha", what),
+        _rank(settings.get("r"), "r", what),
+        _number(settings.get("lora_alpha"), "lora_alpha", what),
         root,
         () if isinstance(targets, str) else _names(targets, "target_modules", what),
-        _names(given.get("modules_to_save"), "modules_to_save", what),
-        {k: _rank(v, k, what) for k, v in _pattern(given, "rank_pattern", what).items()},
-        {k: _number(v, k, what) for k, v in _pattern(given, "alpha_pattern", what).items()},
+        _names(settings.get("modules_to_save"), "modules_to_save", what),
+        {k: _rank(v, k, what) for k, v in _pattern(settings, "rank_pattern", what).items()},
+        {k: _number(v, k, what) for k, v in _pattern(settings, "alpha_pattern", what).items()},
     )
 
 
@@ -195,9 +195,9 @@ def sent_tensors(update: Path | str, base: nn.Module) -> dict[str, Tensor]:
     return _read(path, config, base)
 
 
-def _located(given: Path | str, what: str) -> tuple[Path, AdapterConfig]:
-    place = Path(given)
-    path = place / WEIGHTS if place.is_dir() else place
+def _located(place: Path | str, what: str) -> tuple[Path, AdapterConfig]:
+    path = Path(place)
+    path = path / WEIGHTS if path.is_dir() else path
     pickled = path if path.exists() else path.with_suffix(".bin")
     if pickled.suffix == ".bin" and pickled.exists():
         raise ValueError(
@@ -206,7 +206,7 @@ def _located(given: Path | str, what: str) -> tuple[Path, AdapterConfig]:
         )
     files.check_regular(path, what)
     if path.suffix != ".safetensors":
-        raise ValueError(f"{what} is {str(given)!r}; give a folder or a .safetensors file")
+        raise ValueError(f"{what} is {str(path)!r}; give a folder or a .safetensors file")
     return path, read_config(path.with_name(CONFIG))
 
 
@@ -328,9 +328,9 @@ def _names(value: Any, name: str, what: str) -> tuple[str, ...]:
     raise ValueError(f"{what}: {name} is {str(value)[:60]!r}; give a list of module names")
 
 
-def _pattern(given: Mapping[str, Any], name: str, what: str) -> dict[str, Any]:
+def _pattern(settings: Mapping[str, Any], name: str, what: str) -> dict[str, Any]:
     """Exceptions by the end of a module's name; regular expressions are refused."""
-    value = given.get(name) or {}
+    value = settings.get(name) or {}
     plain = isinstance(value, dict) and all(
         k.replace("_", "").replace(".", "").isalnum() for k in value
     )

@@ -197,20 +197,20 @@ def _place(number: int | str, client: int | str) -> str:
     return f"round-{int(number):04d}/client-{int(client)}.safetensors"
 
 
-def _tensors(given: Given, what: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
-    if isinstance(given, Path | str):
-        path = Path(given)
+def _tensors(source: Given, what: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
+    if isinstance(source, Path | str):
+        path = Path(source)
         if path.is_dir() and tensors.weights_in(path) is None:
             raise ValueError(f"{what} is {str(path)!r}, a folder; give one file of it")
         named, about = tensors.read(path)
         return named, about, path.name
-    single = isinstance(given, Tensor | nn.Module | bytes) or hasattr(given, "__array__")
-    if single or not isinstance(given, Mapping | Iterable):
+    single = isinstance(source, Tensor | nn.Module | bytes) or hasattr(source, "__array__")
+    if single or not isinstance(source, Mapping | Iterable):
         raise ValueError(
-            f"{what} is a {type(given).__name__}; give a file, tensors by name (such as "
+            f"{what} is a {type(source).__name__}; give a file, tensors by name (such as "
             "model.state_dict()), or a list of tensors in the model's order"
         )
-    rows = given.items() if isinstance(given, Mapping) else enumerate(given)
+    rows = source.items() if isinstance(source, Mapping) else enumerate(source)
     named = {str(key): _tensor(value, f"{what}[{key!r}]") for key, value in rows}
     if not named:
         raise ValueError(f"{what} holds no tensor; give the model's tensors by name")
@@ -226,8 +226,8 @@ def _tensor(value: Any, what: str) -> Tensor:
             raise ValueError(
                 f"{what} holds values of type {value.dtype}; give floats or whole numbers"
             )
-        value = value.detach()
-        return value.to_dense() if value.layout != torch.strided else value
+        tensor: Tensor = value.detach()
+        return tensor if tensor.layout == torch.strided else tensor.to_dense()
     import numpy as np
 
     flower = getattr(value, "stype", None) == "numpy.ndarray"  # of an `ArrayRecord`

@@ -109,8 +109,8 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
     shares = dict[str, DecayShare]()
     for name, part in parts.items():
         if part.ndim > 1:
-            matrices = (tensor.flatten(1) for tensor in (part, held[name], rounding[name]))
-            share = _of_matrix(*matrices, source)
+            weight = held[name].flatten(1)
+            share = _of_matrix(part.flatten(1), weight, rounding[name].flatten(1), source)
             if share is not None:
                 shares[name] = share
     if not any(share.sure for share in shares.values()):

@@ -386,9 +386,9 @@ def _rate(capture: Capture, info: TrainingInfo, findings: list[Finding]) -> floa
     return 1.0 if capture.kind == "gradient" else rate  # the rate is not in a gradient
 
 
-def _known(name: str, given: int | None, about: int | None, findings: list[Finding]) -> int | None:
-    how = "the file's metadata" if given is None else "given"
-    value = about if given is None else given
+def _known(name: str, stated: int | None, about: int | None, findings: list[Finding]) -> int | None:
+    how = "the file's metadata" if stated is None else "given"
+    value = about if stated is None else stated
     if value is not None:
         findings.append(Finding(name, str(value), how, True))
     return value

@@ -456,32 +456,25 @@ def attack_all(
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module")
     kept = None if output.folder is None else _Kept(Path(output.folder))
-    batch = read_truth(truth, settings.schema)
-    title = output.model or type(model).__name__
+    reader = _Reader(
+        model,
+        settings,
+        training or TrainingInfo(),
+        read_truth(truth, settings.schema),
+        output.model or type(model).__name__,
+    )
     with one_thread(), Pace(settings.seconds) as pace:
         cases: list[Case] = []
-        read: list[Callable[..., Case]] = []  # to read one again, once its steps are found
         lost = list(skipped)
         for capture in captures:
             watch(0, 0, f"reading {capture.name}", None)
-            case = partial(
-                _case,
-                capture,
-                len(cases),
-                model,
-                settings,
-                training or TrainingInfo(),
-                batch,
-                title,
-            )
             try:
-                cases.append(case())
+                cases.append(reader.read(capture, len(cases)))
             except (ValueError, NotApplicable) as error:
                 if len(captures) + len(skipped) == 1:
                     raise
                 lost.append(Skipped.of(capture.place, error))
                 continue
-            read.append(case)
             listener.inferred(cases[-1])
         if not cases:
             raise none_left(lost)
@@ -489,7 +482,7 @@ def attack_all(
         try:
             with ended_by_interrupt(pace):
                 while work.jobs and not pace.over:
-                    if _found_steps(work, read, watch):
+                    if _found_steps(work, reader, watch):
                         continue
                     record, pictures, _ = work.run(watch)
                     if kept is not None:
@@ -504,7 +497,7 @@ def attack_all(
     return work.outcome() if kept is None else kept.end(work)
 
 
-def _found_steps(work: Work, read: Sequence[Callable[[Finding], Case]], watch: Watch) -> bool:
+def _found_steps(work: Work, reader: _Reader, watch: Watch) -> bool:
     """Search for the number of local steps if the next attack needs it; return whether it did."""
     job = work.jobs[0]
     case = work.cases[job.at]
@@ -514,47 +507,50 @@ def _found_steps(work: Work, read: Sequence[Callable[[Finding], Case]], watch: W
     work.tell(watch, f"finding the number of local steps · {case.capture.name}")
     inferred = case.inferred
     steps = searched_steps(inferred.observation, inferred.untried, seconds)
-    work.cases[job.at] = read[job.at](steps)
+    work.cases[job.at] = reader.read(case.capture, job.at, steps)
     work.again(job.at)
     return True
 
 
-def _case(
-    capture: Capture,
-    at: int,
-    model: nn.Module,
-    settings: Settings,
-    training: TrainingInfo,
-    truth: Batch | None,
-    title: str,
-    steps: Finding | None = None,
-) -> Case:
-    form = settings.form
-    context = None
-    public = None
-    if settings.public is not None:
-        context = public_examples(settings.public, form, settings.schema)
-        public, _ = context.halves
-        if settings.domain is not None:
-            form = context.domain  # its scales are those of the public rows
-    task, notes = task_of(model, capture, form, classes=settings.classes, loss=settings.loss)
-    inferred = infer_context(
-        capture, task, training, input_shape=settings.input_shape, public=public, steps=steps
-    )
-    if truth is not None:
-        truth = check_truth(truth, inferred.observation)
-        notes += contradicted(truth, inferred)
-    return Case(
-        capture,
-        inferred,
-        notes,
-        at,
-        title,
-        Criterion.of(form, psnr=settings.psnr, share=settings.share),
-        context,
-        truth,
-        settings.people,
-    )
+@dataclass(frozen=True)
+class _Reader:
+    """Reads captures of one model; again, once the number of local steps is found."""
+
+    model: nn.Module
+    settings: Settings
+    training: TrainingInfo
+    truth: Batch | None
+    title: str
+
+    def read(self, capture: Capture, at: int, steps: Finding | None = None) -> Case:
+        settings = self.settings
+        form = settings.form
+        context = None
+        public = None
+        if settings.public is not None:
+            context = public_examples(settings.public, form, settings.schema)
+            public, _ = context.halves
+            if settings.domain is not None:
+                form = context.domain  # its scales are those of the public rows
+        task, notes = task_of(
+            self.model, capture, form, classes=settings.classes, loss=settings.loss
+        )
+        inferred = infer_context(
+            capture,
+            task,
+            self.training,
+            input_shape=settings.input_shape,
+            public=public,
+            steps=steps,
+        )
+        truth = self.truth
+        if truth is not None:
+            truth = check_truth(truth, inferred.observation)
+            notes += contradicted(truth, inferred)
+        criterion = Criterion.of(form, psnr=settings.psnr, share=settings.share)
+        return Case(
+            capture, inferred, notes, at, self.title, criterion, context, truth, settings.people
+        )
 
 
 def _attacks(settings: Settings, inferred: InferredContext) -> tuple[Spec, ...]:

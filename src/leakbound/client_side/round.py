@@ -64,7 +64,8 @@ class ClientRound:
         self.source = source
         self.anew = computes_anew(defense)
         self.rate = task.plan.learning_rate
-        self._state, links = (None, None) if stored is None else stored
+        self._state: Any
+        self._state, links = stored or (None, None)
         self._previous = None
         if links is not None:  # as resolved in an earlier round
             pairs = zip(links, defense.links, strict=True)

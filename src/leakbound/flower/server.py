@@ -46,7 +46,32 @@ def _passed_on(name: str) -> Any:
     return method
 
 
-class Watched(Strategy):
+class _Watching:
+    """Around a strategy: what is kept of some rounds."""
+
+    def __init__(
+        self,
+        strategy: Any,
+        *,
+        rounds: Sequence[int] = (1,),
+        out: Path | str | None = None,
+        on_round: Callable[[int, list[Capture]], None] | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        self.strategy = strategy
+        self.rounds = checked_rounds(rounds)
+        self.captures: list[Capture] = []
+        self._out = out
+        self._on_round = on_round or (lambda number, captures: None)
+        self._rate = learning_rate
+
+    def _add(self, capture: Capture) -> None:
+        self.captures.append(capture)
+        if self._out is not None:
+            keep(self._out, capture)
+
+
+class Watched(_Watching, Strategy):
     """A strategy that wraps another and keeps what the server sees in some rounds.
 
     It keeps the weights that it sent, and those that each client answered, in `captures`.
@@ -66,22 +91,7 @@ class Watched(Strategy):
         ([], 2)
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        *,
-        rounds: Sequence[int] = (1,),
-        out: Path | str | None = None,
-        on_round: Callable[[int, list[Capture]], None] | None = None,
-        learning_rate: float | None = None,
-    ) -> None:
-        self.strategy = strategy
-        self.rounds = checked_rounds(rounds)
-        self.captures: list[Capture] = []
-        self._out = out
-        self._on_round = on_round
-        self._rate = learning_rate
-        self._sent: dict[int, Message] = {}
+    _sent: Mapping[int, Message] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name == "strategy":  # not set yet: copied or unpickled
@@ -116,25 +126,21 @@ class Watched(Strategy):
         return type(self.strategy).start(self, *args, **named)
 
     def _keep(self, number: int, replies: Sequence[Message]) -> None:
-        captures: list[Capture] = []
+        known = len(self.captures)
         for reply in replies:
             asked = self._sent.get(reply.metadata.src_node_id)
             if asked is None or reply.has_error():
                 continue
             try:
-                captures.append(capture_of(number, asked, reply, learning_rate=self._rate))
-                if self._out is not None:
-                    keep(self._out, captures[-1])
+                self._add(capture_of(number, asked, reply, learning_rate=self._rate))
             except Exception as error:  # the training continues: this code only observes
                 log(WARNING, "leakbound does not keep the reply: %s", error)
         # weights of past rounds would only fill the memory
         self._sent = {}
-        self.captures += captures
-        if self._on_round is not None:
-            self._on_round(number, captures)
+        self._on_round(number, self.captures[known:])
 
 
-class WatchedSum(SumStrategy):
+class WatchedSum(_Watching, SumStrategy):
     """A strategy of `flwr.server` that keeps the sums that SecAgg+ shows the server, in `captures`.
 
     SecAgg+ gives the server the average of the clients' weights, weighted by their numbers of
@@ -144,24 +150,12 @@ class WatchedSum(SumStrategy):
     Args:
         strategy: the strategy for the `LegacyContext`.
         rounds: which rounds to keep, from 1.
-        learning_rate: of the clients' SGD.
         out: a folder to write them to; None: only in memory.
+        on_round: called with the round's number and its sum.
+        learning_rate: of the clients' SGD.
     """
 
-    def __init__(
-        self,
-        strategy: SumStrategy,
-        *,
-        rounds: Sequence[int] = (1,),
-        learning_rate: float | None = None,
-        out: Path | str | None = None,
-    ) -> None:
-        self.strategy = strategy
-        self.rounds = checked_rounds(rounds)
-        self.captures: list[Capture] = []
-        self._rate = learning_rate
-        self._out = out
-        self._before: dict[str, Tensor] = {}
+    _before: Mapping[str, Tensor] = {}
 
     initialize_parameters = _passed_on("initialize_parameters")
     configure_evaluate = _passed_on("configure_evaluate")
@@ -203,9 +197,8 @@ class WatchedSum(SumStrategy):
             learning_rate=self._rate,
         )
         capture = replace(capture, name=f"round {number}, the sum of {len(results)} clients")
-        self.captures.append(capture)
-        if self._out is not None:
-            keep(self._out, capture)
+        self._add(capture)
+        self._on_round(number, [capture])
 
 
 def capture_of(

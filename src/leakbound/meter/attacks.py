@@ -90,7 +90,7 @@ def _way_back(task: Task, prefix: str, order: Tensor) -> Tensor:
     after = linear[linear.index(prefix.removesuffix(".")) + 1 :]
     if after and parts[f"{after[0]}.weight"].shape[1] == len(parts[f"{prefix}weight"]):
         even, most = inspection.evened(parts[f"{after[0]}.weight"].T)
-        size = (most * even.norm(dim=1))[order]
+        size: Tensor = (most * even.norm(dim=1))[order]
         if bool((size > 0).all()):
             return size.median() / size
     return torch.ones(len(order), device=order.device, dtype=torch.float64)

@@ -136,10 +136,15 @@ def counted(loader: DataLoader[Any], taken: Callable[..., None]) -> DataLoader[A
     kind: Any = type(loader)
 
     def passing(self: Any) -> Iterator[Any]:
-        taken(passes=1)
-        for batch in kind.__iter__(self):
-            taken(batches=1)
-            yield batch
+        taken(passes=1)  # a pass that is started may hold an example
+        batches = kind.__iter__(self)
+
+        def counting() -> Iterator[Any]:
+            for batch in batches:
+                taken(batches=1)
+                yield batch
+
+        return counting()
 
     loader.__class__ = type(kind.__name__, (kind,), {"__iter__": passing})
     return loader

@@ -111,9 +111,9 @@ def weight_spans(task: Task) -> tuple[tuple[str, int, int], ...]:
     """
     rows = []
     for name, shape, start, stop in task.layout:
-        owner, _, own = name.rpartition(".")
+        owner, _, leaf = name.rpartition(".")
         scales = isinstance(task.model.get_submodule(owner), nn.LayerNorm | nn.RMSNorm)
-        if len(shape) >= 2 and own != "bias" and not scales:
+        if len(shape) >= 2 and leaf != "bias" and not scales:
             rows.append((name, start, stop))
     return tuple(rows)
 
@@ -213,10 +213,10 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(weight), name) for name, weight in weights}
 
 
-def _by_position(task: Task, own: dict[str, Tensor], what: str) -> dict[str, Tensor]:
+def _by_position(task: Task, held: dict[str, Tensor], what: str) -> dict[str, Tensor]:
     """Tensors of a list without names, by the first order of the model's own that they fit."""
     # As numbers, so that 10 comes after 9.
-    values = [own[key] for key in sorted(own, key=lambda key: int(key.removeprefix("arr_")))]
+    values = [held[key] for key in sorted(held, key=lambda key: int(key.removeprefix("arr_")))]
     first = _first_names(task.model)
     whole, now = (list(_state_names(task.model, statistics=kept)) for kept in (True, False))
     plain: _Names = [(name, tuple(shape)) for name, shape, _, _ in task.layout]
@@ -242,11 +242,11 @@ def _state_names(
     """
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
-        own = weight_names(module)
-        for name in own:
+        weights = weight_names(module)
+        for name in weights:
             if (weight := getattr(module, name)) is not None:
                 yield dot + name, tuple(weight.shape)
-        held = [k for k, v in module._buffers.items() if v is not None and k not in own]
+        held = [k for k, v in module._buffers.items() if v is not None and k not in weights]
         if statistics and isinstance(module, nn.modules.batchnorm._NormBase):
             held = list(_STATISTICS)
         yield from ((dot + k, None) for k in held if k not in module._non_persistent_buffers_set)
