@@ -456,7 +456,7 @@ def attack_all(
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {str(model)[:60]!r}; give a torch.nn.Module")
     kept = None if output.folder is None else _Kept(Path(output.folder))
-    reader = _Reader(
+    reader = CaseReader(
         model,
         settings,
         training or TrainingInfo(),
@@ -497,7 +497,7 @@ def attack_all(
     return work.outcome() if kept is None else kept.end(work)
 
 
-def _found_steps(work: Work, reader: _Reader, watch: Watch) -> bool:
+def _found_steps(work: Work, reader: CaseReader, watch: Watch) -> bool:
     """Search for the number of local steps if the next attack needs it; return whether it did."""
     job = work.jobs[0]
     case = work.cases[job.at]
@@ -513,7 +513,7 @@ def _found_steps(work: Work, reader: _Reader, watch: Watch) -> bool:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class CaseReader:
     """Reads captures of one model; again, once the number of local steps is found."""
 
     model: nn.Module

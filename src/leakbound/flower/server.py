@@ -91,6 +91,7 @@ class Watched(_Watching, Strategy):
         ([], 2)
     """
 
+    strategy: Strategy
     _sent: Mapping[int, Message] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -155,6 +156,7 @@ class WatchedSum(_Watching, SumStrategy):
         learning_rate: of the clients' SGD.
     """
 
+    strategy: SumStrategy
     _before: Mapping[str, Tensor] = {}
 
     initialize_parameters = _passed_on("initialize_parameters")
