@@ -233,7 +233,7 @@ class ExampleRows:
         for at in self.moved(directions):
             # The examples of one copy are summed, too.
             x, y = (
-                own.unflatten(1, (copies, -1)).transpose(1, 2).flatten(0, 1)
+                own.view(2, copies, -1, *own.shape[2:]).transpose(1, 2).flatten(0, 1)
                 for own in self._pairs(at)
             )
             changes.append((at.layer, self._sums(at.layer, x, y, y[: len(y) // 2])))
@@ -263,7 +263,7 @@ class ExampleRows:
         """Inputs and deltas (2, N, ...) whose products are summed: of (a, dd), and of (da, d)."""
         x = torch.cat([*[at.a] * self.copies, at.da])
         y = torch.cat([at.dd, *[at.d] * self.copies])
-        return x.unflatten(0, (2, -1)), y.unflatten(0, (2, -1))
+        return x.view(2, -1, *x.shape[1:]), y.view(2, -1, *y.shape[1:])
 
     def _squares(self, at: Moved) -> list[Tensor]:
         if at.layer.kind is Kind.LINEAR and at.a.ndim == 2:
@@ -272,7 +272,7 @@ class ExampleRows:
             return [_outer_squares(a, at.da, d, at.dd)[None], at.dd.square().sum(0)[None]]
         weight = self.tensors[str(at.layer.weights[0])]
         step = max(1, _TOGETHER // weight.numel())
-        parts = zip(*(own.split(step, 1) for own in self._pairs(at)), strict=True)
+        parts = zip(*(torch.split(own, step, 1) for own in self._pairs(at)), strict=True)
         each = [
             [own.square().sum(0) for own in self._sums(at.layer, x, y, y[:1])] for x, y in parts
         ]

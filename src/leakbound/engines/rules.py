@@ -335,10 +335,10 @@ class MaxPoolRule(Rule):
         return self._put(delta, self.back) if self.moving else None
 
     def moved(self, delta: Tensor) -> Tensor:
+        size, *inner = self.back.shape
         if len(delta) != len(self.back_change):
-            self.back_change = delta.new_empty(len(delta), *self.x.shape[1:])
-        size = len(self.x)
-        parts = zip(delta.split(size), self.back_change.split(size), strict=True)
+            self.back_change = delta.new_empty(len(delta), *inner)
+        parts = zip(torch.split(delta, size), torch.split(self.back_change, size), strict=True)
         for part, place in parts:
             self._put(part, place)
         return self.back_change
