@@ -74,7 +74,7 @@ class LinearInversion(Attack):
             # Trust is 1 / standard deviation, and the path spreads variances.
             kept = path.spread(kept**-2, bias_kept**-2).rsqrt()
         bias = bias * (bias_kept > 0)
-        if not (bias != 0).any():
+        if not bias.any():
             middle = torch.full(observation.batch_shape, float("nan"), device=weight.device)
             reason = "gradient vanished: the layer's bias gradient is zero everywhere"
             return Reconstruction(boxed(middle, task), observation.labels, problem=reason)

@@ -113,5 +113,5 @@ class MeanImage(Attack):
 
 def _blind(observation: Observation, image: Tensor) -> Reconstruction:
     inputs = image.to(observation.update.rows).expand(observation.batch_shape).clone()
-    problem = None if bool(observation.update.rows.any()) else VANISHED
+    problem = None if observation.update.rows.any() else VANISHED
     return Reconstruction(boxed(inputs, observation.task), observation.labels, problem=problem)

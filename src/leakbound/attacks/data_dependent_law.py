@@ -152,12 +152,12 @@ class CandidateLikelihood(Attack):
         if observation.labels is not None:
             # An example may have many labels, one for each token.
             same = (known.labels == observation.labels).reshape(known.size, -1).all(1)
-            if bool(same.any()):
+            if same.any():
                 known = Batch(known.inputs[same], known.labels[same])
         return Batch(known.inputs[: self.limit], known.labels[: self.limit])
 
     def _problem(self, observation: Observation, scores: Tensor) -> str | None:
-        if not bool((observation.update.rows != 0).any()):
+        if not observation.update.rows.any():
             return VANISHED
         if len(scores) < 2:
             return "there is only one candidate: nothing to distinguish"
@@ -413,7 +413,7 @@ class VarianceReadout(Attack):
         seen = _log_power(task, observation.update.rows, name)
         inputs = curve(seen).reshape(observation.batch_shape).to(task.parameters)
         problem = None
-        if not bool(observation.update.rows.any()):
+        if not observation.update.rows.any():
             problem = VANISHED
         elif not float(left) < 1 - MIXED:
             problem = "the noise of public images reveals almost nothing of their pixels"
@@ -491,7 +491,7 @@ class LawMatching(Attack):
             raise NotApplicable(PUBLIC_NOISE)
         if self.total_variation and not has_neighbors(observation.input_shape):
             raise NotApplicable("total variation needs images (C, H, W)")
-        if not bool(observation.update.rows.any()):
+        if not observation.update.rows.any():
             return Reconstruction(boxed(x, task), labels, problem=VANISHED)
         refuse_codes(task, observation.input_shape)
         likelihood = partial(
@@ -517,7 +517,7 @@ class LawMatching(Attack):
                 lowest = value
             if step % max(1, self.steps // TRACE_POINTS) == 0:
                 trace.append(value)
-            if tick() or not bool(torch.isfinite(slope).all()):
+            if tick() or not torch.isfinite(slope).all():
                 break
             x.grad = slope.sign() if self.signed else slope
             rate = 0.1 ** sum(done >= mark for mark in (3 / 8, 5 / 8, 7 / 8))
@@ -529,7 +529,7 @@ class LawMatching(Attack):
             best = x.detach()
         final, fit = likelihood(best, floor=self.floor)
         problem = None
-        if not bool(torch.isfinite(final)):
+        if not torch.isfinite(final):
             problem = "not finite: the objective was never a number"
         elif not FITS[0] < float(fit) < FITS[1]:
             problem = f"the noise power is {float(fit):.2g} times what the answer predicts"
@@ -623,7 +623,7 @@ class LawEvolution(Attack):
         middle, spread = _by_label(known, public.labels, labels)
         with torch.no_grad():
             first = cost(middle)
-            if not bool(observation.update.rows.any()):
+            if not observation.update.rows.any():
                 return Reconstruction(image(middle), labels, problem=VANISHED)
             best = middle
             lowest = first

@@ -96,7 +96,7 @@ class FedAvgMatching(MatchingSettings):
         check.non_negative(together_weight=self.together_weight)
 
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
-        if not bool((observation.update.rows != 0).any()):
+        if not observation.update.rows.any():
             return gray(observation)
         plan = self.find_plan(observation, generator)
         guess = self._deal(observation, generator, plan)

@@ -190,7 +190,7 @@ class Fishing(Attack):
             slope = -1 / size
         count = min(round(abs(slope) * size), observation.examples)
         problem = f"at most {count} of {observation.examples} examples are answered"
-        if bool(observation.update.rows.any()):
+        if observation.update.rows.any():
             inner = INNER[self.attack] if isinstance(self.attack, str) else self.attack
             found = inner(_remaining(observation, task, head, label, slope, count), generator)
             answer[:count] = found.inputs

@@ -182,7 +182,7 @@ class Gias(Attack):
     def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
         first = self._stage(self.latent_steps, self.latent_rate)
         second = self._stage(self.weight_steps, self.weight_rate)
-        if not bool((observation.update.rows != 0).any()):
+        if not observation.update.rows.any():
             return first(observation, generator)
         task = observation.task
         shape = observation.input_shape

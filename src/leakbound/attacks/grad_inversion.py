@@ -89,7 +89,7 @@ class GradInversion(Attack):
         if not has_neighbors(observation.input_shape):
             raise NotApplicable("registration needs images (C, H, W)")
         settings = self.search()
-        if not bool((observation.update.rows != 0).any()):
+        if not observation.update.rows.any():
             return settings(observation, generator)
         searches = [settings.search(observation, generator) for _ in range(self.seeds)]
         steppers = [Loop(settings, [s]).step for s in searches]

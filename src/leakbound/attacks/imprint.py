@@ -387,7 +387,7 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
         total[: j + 1] = after
         least, at = (best[: j + 1] + cost[: j + 1] + price).min(0)
         best[j + 1] = zero[j + 1]
-        if bool(least < zero[j + 1]):
+        if least < zero[j + 1]:
             best[j + 1] = least
             came[j + 1] = int(at)
     starts = []
@@ -408,18 +408,18 @@ def _size(step: Tensor, variance: Tensor, edges: Edges, at: int, prior: PixelPri
     q = torch.where(seen, edges.direction, 0)
     whole = (edges.direction * prior.mean).sum()
     # The outermost bins are too wide to confine q.x: the prior does.
-    if at == 0 or not bool(width.isfinite()) or not bool(whole.abs() > 0):
+    if at == 0 or not width.isfinite() or not whole.abs() > 0:
         middle = whole
         width = torch.zeros_like(whole)
         inside = (edges.direction.square() * prior.variance).sum() * len(q)
     else:
         # The variance of a uniform distribution over the bin.
         inside = width.square() / 12
-    kept = (q * prior.mean).sum() / whole if bool(whole.abs() > 0) else whole
+    kept = (q * prior.mean).sum() / whole if whole.abs() > 0 else whole
     expected = middle * kept
-    if not bool(seen.all()):
+    if not seen.all():
         inside = inside + (q.square() * prior.variance).sum()
-    if not bool(expected.abs() > 0):
+    if not expected.abs() > 0:
         return rise
     other = (q * step[:-1]).sum() / expected
     noise = (q.square() * torch.where(seen, variance[:-1], 0)).sum()

@@ -12,7 +12,7 @@ from torch.func import grad, jvp, vmap
 
 from leakbound import check
 from leakbound.attacks.base import Attack, boxed, modules_of, seen_by, summed_task
-from leakbound.attacks.labels import infer_labels
+from leakbound.attacks.labels import known_or_inferred
 from leakbound.attacks.pace import tick
 from leakbound.client import call
 from leakbound.core import Exact, NotApplicable, Observation, Reconstruction, Task
@@ -229,8 +229,7 @@ class PatchSpan(Attack):
         unknown = count * len(space.base) * space.basis.shape[1]
         if unknown > self.most:
             raise NotApplicable(f"{unknown} numbers are unknown, and `most` is {self.most}")
-        labels = observation.labels
-        labels = infer_labels(observation, generator) if labels is None else labels
+        labels = known_or_inferred(observation, generator)
         fit = _Fit.of(exact, update, labels, space, unknown, generator)
         low, high = task.input_range
         middle = (space.basis.T @ ((low + high) / 2 - space.base).T).T.repeat(count, 1).reshape(-1)

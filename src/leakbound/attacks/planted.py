@@ -107,7 +107,7 @@ def sent_by_attacker(
         raise NotApplicable("a malicious layer takes numbers, and this model takes tokens")
     if not holds(task):
         raise NotApplicable(f"the model that was sent holds no {lacks}")
-    if not bool(observation.update.rows.isfinite().all()):
+    if not observation.update.rows.isfinite().all():
         raise NotApplicable("the update is not finite")
     return task
 
@@ -127,7 +127,7 @@ def answered(
 ) -> Reconstruction:
     """Inputs in the range of the task, in any order: the labels are not those of the batch."""
     inputs = inputs.to(observation.update.rows).reshape(observation.batch_shape)
-    if not bool(observation.update.rows.any()):
+    if not observation.update.rows.any():
         problem = VANISHED
     return Reconstruction(boxed(inputs, task), None, problem=problem)
 

@@ -179,7 +179,7 @@ class LinearTrap(Attack):
             guess.to(observation.update.rows).reshape(observation.batch_shape), _task(observation)
         )
         problem = None
-        if not bool(_caught(observation).any()):
+        if not _caught(observation).any():
             problem = VANISHED
         elif max(observation.update.examples) > 1:
             problem = f"the answer is the mean of {max(observation.update.examples)} inputs"
@@ -248,7 +248,7 @@ class _Reader:
         spread = (noise * (2 * self.width * noise + 4 * self.energy.clamp_min(0))).sqrt()
         length, sure_norms = self._inverted(spread)
         sure = sure_norms & (spread < 0.1 * self.energy)
-        norms = length if bool(sure.all()) else torch.where(sure, length, self._agreeing(spread))
+        norms = length if sure.all() else torch.where(sure, length, self._agreeing(spread))
         least = 1e-12 * self.largest
         return norms, self._scale(torch.where(sure_norms, length, norms).clamp_min(least))
 
@@ -264,7 +264,7 @@ class _Reader:
             before = length
             length = signal / self._scale(length)
             length = length.clamp(least, self.largest)
-            if not bool((visible & ((length - before).abs() > 1e-6 * before)).any()):
+            if not (visible & ((length - before).abs() > 1e-6 * before)).any():
                 break
         return length, visible
 

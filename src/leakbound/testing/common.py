@@ -24,7 +24,7 @@ class ContractError(AssertionError):
     """A defense or an attack violates its contract; the message says how."""
 
 
-def require(holds: bool, message: str) -> None:
+def require(holds: object, message: str) -> None:
     if not holds:
         raise ContractError(message)
 

@@ -106,6 +106,6 @@ def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tenso
 def _unit(vectors: Tensor, name: str) -> Tensor:
     wide = vectors.double()
     norms: Tensor = wide.norm(dim=1, keepdim=True)
-    if bool((norms == 0).any()):
+    if (norms == 0).any():
         raise ValueError(f"{name} holds a zero vector, which has no direction")
     return wide / norms

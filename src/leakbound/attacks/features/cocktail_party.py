@@ -127,9 +127,9 @@ def listen(
     trust = task.unflatten(_trust(observation))
     weight = parts[f"{prefix}weight"]
     bias = parts.get(f"{prefix}bias")
-    if not bool(weight.isfinite().all()):
+    if not weight.isfinite().all():
         raise NotApplicable("the layer's gradient is not finite")
-    if not bool((weight != 0).any()):
+    if not weight.any():
         raise NotApplicable("the layer's gradient is zero")
     separated = separate(
         weight,
@@ -142,7 +142,7 @@ def listen(
     )
     gains = torch.zeros(observation.examples).to(separated.sources)
     sure = torch.zeros_like(gains, dtype=torch.bool)
-    if bias is not None and bool(bias.isfinite().all()):
+    if bias is not None and bias.isfinite().all():
         known = trust[f"{prefix}bias"]
         gains, spread = fit_column(separated.mixing, bias, known)
         error = (separated.level * spread.diagonal().clamp_min(0)).sqrt()

@@ -99,7 +99,7 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
             f"there are {matrix.shape[0]} mixtures of {matrix.shape[1]} values"
         )
     by_row = weights.amax(1, keepdim=True)
-    if bool((weights == by_row).all()):
+    if (weights == by_row).all():
         # Weights of whole rows scale them, so a truncated SVD is the best fit.
         left, inner = _truncated(matrix * by_row, rank)
         left = left / by_row
@@ -108,7 +108,7 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
         left, inner = _weighted(matrix, rank, weights)
         columns = weights
     size = inner.norm(dim=1)
-    if not bool(size.min() > 30 * exact * size.max()):
+    if not size.min() > 30 * exact * size.max():
         raise NotSeparable(f"the mixtures have a rank below {rank}")
     level = _level(weights * (matrix - left @ inner), weights, rank)
     noise = level * torch.linalg.inv(_grams(left, columns.square()).mean(0))
@@ -224,7 +224,7 @@ def gaussian_level(slope: float) -> float:
 def whitener(rows: Tensor) -> Tensor:
     """(B, B) the matrix that makes rows (B, n) uncorrelated, of mean square 1."""
     values, vectors = torch.linalg.eigh(rows @ rows.T / rows.shape[1])
-    if not bool(values.min() > 1e-13 * values.max()):
+    if not values.min() > 1e-13 * values.max():
         raise NotSeparable("the sources' differences from their means are linearly dependent")
     return cast(Tensor, (vectors / values.sqrt()).T)
 
@@ -294,7 +294,7 @@ def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
         search.step(closure)  # type: ignore[no-untyped-call]
     end = value.detach()
-    return end if bool(end.isfinite().all()) else start
+    return end if end.isfinite().all() else start
 
 
 def _fixed_point(turn: Tensor, white: Tensor, slope: float, turns: int = TURNS) -> Tensor:

@@ -136,7 +136,7 @@ def choose_engine(search: Search, many: bool = False) -> ExactEngine | None:
     if objective.client is not None or search.companion is not None:
         return None
     whole = not search.labels.is_floating_point()
-    if whole and bool((search.labels < 0).any()):
+    if whole and (search.labels < 0).any():
         return None
     return engine_for(objective.observation, objective.task, many)
 

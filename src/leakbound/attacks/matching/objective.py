@@ -130,7 +130,7 @@ class Objective:
     @property
     def blank(self) -> bool:
         """Whether the update is zero everywhere."""
-        return not bool((self.observation.update.rows != 0).any())
+        return not self.observation.update.rows.any()
 
     @property
     def spans(self) -> list[tuple[int, int]]:

@@ -204,7 +204,7 @@ def _running(task: Task, name: str) -> Statistics | None:
     """The running statistics of a norm; None if there are none, or only the initial ones."""
     mean = task.buffers.get(f"{name}.running_mean")
     variance = task.buffers.get(f"{name}.running_var")
-    if mean is None or variance is None or not bool((mean != 0).any() | (variance != 1).any()):
+    if mean is None or variance is None or not bool(mean.any() | (variance != 1).any()):
         return None
     return mean, variance
 

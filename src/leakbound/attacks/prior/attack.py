@@ -129,7 +129,7 @@ class LearnedPrior(Attack):
         objective = Objective.of(self._settings(), observation)
         if objective.blank:
             return gray(observation)
-        if not bool(observation.update.rows.isfinite().all()):
+        if not observation.update.rows.isfinite().all():
             raise NotApplicable("the update is not finite")
         prior = prior_for(self.prior, observation, generator, steps=self.training)
         chains = [_Chain(self, objective, prior, generator) for _ in range(self.restarts)]
@@ -185,7 +185,7 @@ class _Chain:
         known = self.objective.observation.noise_variance
         if self.objective.whitener is not None:
             return 1.0
-        if known is None or not bool((known > 0).any()):
+        if known is None or not (known > 0).any():
             return None
         scaled = known if weights is None else known * weights.double().square()
         return float(scaled[scaled > 0].median())

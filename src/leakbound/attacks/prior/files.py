@@ -124,7 +124,7 @@ def prior_for(
         model = copy.deepcopy(model).to(like)
 
     def denoise(x: Tensor, sigma: float, labels: Tensor | None) -> Tensor:
-        known = labels if labels is not None and bool((labels < model.classes).all()) else None
+        known = labels if labels is not None and (labels < model.classes).all() else None
         with torch.no_grad():
             denoised: Tensor = model(x, x.new_full((len(x),), sigma), known)
         return denoised
