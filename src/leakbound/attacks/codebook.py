@@ -12,7 +12,8 @@ from leakbound import check
 from leakbound._util.codewords import codewords
 from leakbound._util.decibels import EXTREME, mse_of_psnr
 from leakbound.attacks.base import Attack, expected_rows, seen_task
-from leakbound.attacks.planted import answered, sent_by_attacker, takes_numbers
+from leakbound.attacks.blind import answered
+from leakbound.attacks.planted import sent_by_attacker, takes_numbers
 from leakbound.attacks.trap import TrapLoss
 from leakbound.core import Exact, Observation, Reconstruction, Task
 

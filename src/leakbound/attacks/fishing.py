@@ -12,9 +12,10 @@ from leakbound import check, client
 from leakbound._util import copies
 from leakbound.attacks.analytic import LinearInversion
 from leakbound.attacks.base import Attack, summed_task
+from leakbound.attacks.blind import answered
 from leakbound.attacks.matching.attack import inverting_gradients, strong_matching
 from leakbound.attacks.matching.newton import GaussNewton
-from leakbound.attacks.planted import PixelPrior, answered, chosen, sent_by_attacker
+from leakbound.attacks.planted import PixelPrior, chosen, sent_by_attacker
 from leakbound.attacks.sparse import SparseRecovery
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task, Unit
 from leakbound.losses import named
@@ -182,8 +183,8 @@ class Fishing(Attack):
         label = _label(task)
         assert head is not None  # as _label found
         assert label is not None
-        answer = PixelPrior.of(observation).mean.to(observation.update.rows)
-        answer = answer.expand(observation.examples, -1).reshape(observation.batch_shape).clone()
+        mean = PixelPrior.of(observation).mean.to(observation.update.rows)
+        answer = mean.expand(observation.examples, -1).reshape(observation.batch_shape).clone()
         slope, size = self._slope(observation, task, f"{head}.bias", label)
         if abs(slope) * size < 0.5:  # it was clipped, or examples of c and others canceled
             # one example of class c gives the mean -1 / size
@@ -192,9 +193,9 @@ class Fishing(Attack):
         problem = f"at most {count} of {observation.examples} examples are answered"
         if observation.update.rows.any():
             inner = INNER[self.attack] if isinstance(self.attack, str) else self.attack
-            found = inner(_remaining(observation, task, head, label, slope, count), generator)
-            answer[:count] = found.inputs
-            problem = f"{problem}; {found.problem}" if found.problem else problem
+            left = inner(_remaining(observation, task, head, label, slope, count), generator)
+            answer[:count] = left.inputs
+            problem = f"{problem}; {left.problem}" if left.problem else problem
         return answered(observation, task, answer, problem)
 
     def _slope(

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import Attack
+from leakbound.attacks.blind import answered
 from leakbound.attacks.planted import (
     Caught,
     PixelPrior,
-    answered,
     caught,
     in_front,
     planted_task,

@@ -63,10 +63,10 @@ def conv1d(
 
     def build() -> nn.Module:
         parts: list[nn.Module] = []
-        for k, (own, after) in enumerate(pairwise((before, *channels))):
+        for k, (inputs, outputs) in enumerate(pairwise((before, *channels))):
             wide = dilation**k
             padding = wide * (kernel - 1) // 2
-            parts.append(nn.Conv1d(own, after, kernel, stride, padding, wide))
+            parts.append(nn.Conv1d(inputs, outputs, kernel, stride, padding, wide))
             parts.append(new_activation(activation))
         mean = pooling == "mean"
         parts += [nn.AdaptiveAvgPool1d(1)] if mean else []
@@ -155,9 +155,7 @@ def _recurrent(
     channels, _ = checked_shape(input_shape, classes, form=SERIES)
     check.count(hidden=hidden, layers=layers)
     check.one_of(("last", "mean"), pooling=pooling)
-
-    def build() -> nn.Module:
-        layer = kind(channels, hidden, layers, batch_first=True)
-        return _Recurrent(layer, classes, pooling)
-
-    return initialized(build, generator)
+    settings = channels, hidden, layers
+    return initialized(
+        lambda: _Recurrent(kind(*settings, batch_first=True), classes, pooling), generator
+    )

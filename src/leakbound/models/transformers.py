@@ -97,8 +97,8 @@ class TransformerBlock(nn.Module):
             scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
         mixed = scores.softmax(-1) @ value
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        found: Tensor = x + self.narrow(nn.functional.gelu(self.wide(self.after(x))))
-        return found
+        output: Tensor = x + self.narrow(nn.functional.gelu(self.wide(self.after(x))))
+        return output
 
 
 class _Transformer(nn.Module):
@@ -106,27 +106,34 @@ class _Transformer(nn.Module):
 
     def __init__(
         self,
+        shape: Sequence[int],
         vocabulary: int,
-        places: int,
-        outputs: int,
-        *,
+        classes: int,
         width: int,
         layers: int,
         heads: int,
-        causal: bool,
+        *,
+        causal: bool = False,
         rotary: bool = False,
         tied: bool = False,
         pooled: bool = False,
     ) -> None:
         super().__init__()
+        check.count(classes=classes, vocabulary=vocabulary, width=width, heads=heads, layers=layers)
+        if len(shape) != 1:
+            raise ValueError(f"input_shape is {tuple(shape)}; give (n,), the length of a sequence")
+        if width % (2 * heads):
+            raise ValueError(
+                f"width is {width} and heads {heads}; give a width that 2 * heads divides"
+            )
         self.tokens = nn.Embedding(vocabulary, width)
-        self.places = None if rotary else nn.Embedding(places, width)
+        self.places = None if rotary else nn.Embedding(int(shape[0]), width)
         self.blocks = nn.ModuleList(
             TransformerBlock(width, heads, causal, rotary) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
         # GPT-2's output layer, which is tied, has no bias.
-        self.head = nn.Linear(width, outputs, bias=not tied)
+        self.head = nn.Linear(width, classes, bias=not tied)
         self.pooled = pooled
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -198,18 +205,13 @@ def decoder(
     check.one_of(("trained", "frozen"), embeddings=embeddings)
     if adapters:
         check.count(adapters=adapters)
-    model = _built(
-        input_shape,
-        classes,
-        generator,
-        vocabulary or classes,
-        width=width,
-        layers=layers,
-        heads=heads,
-        causal=True,
-        rotary=positions == "rotary",
-        tied=tied,
+    size = vocabulary or classes, classes, width, layers, heads
+    rotary = positions == "rotary"
+    model = initialized(
+        lambda: _Transformer(input_shape, *size, causal=True, rotary=rotary, tied=tied), generator
     )
+    if tied:  # drawing weights separates what is shared
+        model.get_submodule("head").weight = model.get_submodule("tokens").weight
     if embeddings == "frozen":
         for name in ("tokens", "places"):
             part = getattr(model, name)
@@ -253,63 +255,19 @@ def encoder(
         >>> encoder(classes=2, **given)(torch.zeros(3, 8, dtype=torch.long)).shape
         torch.Size([3, 2])
     """
-    return _built(
-        input_shape,
-        classes,
-        generator,
-        vocabulary or classes,
-        width=width,
-        layers=layers,
-        heads=heads,
-        causal=False,
-        pooled=vocabulary is not None,
-    )
-
-
-def _built(
-    shape: Sequence[int],
-    classes: int,
-    generator: torch.Generator,
-    vocabulary: int,
-    *,
-    width: int,
-    layers: int,
-    heads: int,
-    **more: bool,
-) -> nn.Module:
-    """The model with these settings, after a check of them."""
-    check.count(classes=classes, vocabulary=vocabulary, width=width, heads=heads, layers=layers)
-    if len(shape) != 1:
-        raise ValueError(f"input_shape is {tuple(shape)}; give (n,), the length of a sequence")
-    if width % (2 * heads):
-        raise ValueError(f"width is {width} and heads {heads}; give a width that 2 * heads divides")
-
-    def build() -> nn.Module:
-        places = int(shape[0])
-        return _Transformer(
-            vocabulary, places, classes, width=width, layers=layers, heads=heads, **more
-        )
-
-    model = initialized(build, generator)
-    if more.get("tied"):  # drawing weights separates what is shared
-        model.get_submodule("head").weight = model.get_submodule("tokens").weight
-    return model
+    size = vocabulary or classes, classes, width, layers, heads
+    pooled = vocabulary is not None
+    return initialized(lambda: _Transformer(input_shape, *size, pooled=pooled), generator)
 
 
 class _VisionTransformer(nn.Module):
     """Patches, a class token and positions, then blocks; the class token's output is scored."""
 
     def __init__(
-        self,
-        channels: int,
-        side: int,
-        classes: int,
-        patch: int,
-        width: int,
-        layers: int,
-        heads: int,
+        self, shape: tuple[int, ...], classes: int, patch: int, width: int, layers: int, heads: int
     ) -> None:
         super().__init__()
+        channels, _, side = shape
         self.patches = nn.Conv2d(channels, width, patch, patch)
         # An embedding, as `initialized` draws no bare parameter.
         self.first = nn.Embedding(1, width)
@@ -358,15 +316,13 @@ def vit(
         >>> model(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
-    channels, height, side = checked_shape(input_shape, classes, form=IMAGE)
+    shape = checked_shape(input_shape, classes, form=IMAGE)
+    _, height, side = shape
     check.count(patch=patch, width=width, layers=layers, heads=heads)
     if height != side or side % patch or width % heads:
         raise ValueError(
             f"input_shape is {tuple(input_shape)}, patch {patch}, width {width} and heads {heads}; "
             "give square images whose side is a multiple of patch, and a width that heads divides"
         )
-
-    def build() -> nn.Module:
-        return _VisionTransformer(channels, side, classes, patch, width, layers, heads)
-
-    return initialized(build, generator)
+    size = classes, patch, width, layers, heads
+    return initialized(lambda: _VisionTransformer(shape, *size), generator)
