@@ -174,4 +174,4 @@ def _same(a: Tensor | int, b: Tensor | int) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         same = a.dtype == b.dtype and a.device == b.device
         return a is b or (same and torch.equal(a, b))
-    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
+    return bool(a == b)

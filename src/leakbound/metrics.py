@@ -107,13 +107,13 @@ def ms_ssim(paired: Paired, *, data_range: float) -> Values:
     guess, truth = _images(paired)
     if _shortest_side(guess) < _MS_SSIM_SMALLEST:
         return [None] * len(guess)
-    found = torch.ones(len(guess), dtype=torch.float64)
+    values = torch.ones(len(guess), dtype=torch.float64)
     for scale, weight in enumerate(_SCALES):
         whole, contrast = _similarity(guess, truth, data_range, _WINDOW)
         # A power of a negative contrast would be NaN.
-        found *= (whole if scale == len(_SCALES) - 1 else contrast).relu() ** weight
+        values *= (whole if scale == len(_SCALES) - 1 else contrast).relu() ** weight
         guess, truth = (torch.nn.functional.avg_pool2d(x, 2) for x in (guess, truth))
-    return _listed(found)
+    return _listed(values)
 
 
 def _similarity(
@@ -175,9 +175,9 @@ def identification(
     check.finite("distractors", distractors)
     to_truth = squared_distances(paired.inputs, paired.truth.inputs)
     to_others = squared_distances(paired.inputs, distractors).amin(1)
-    own = to_truth.diagonal().clone()
+    to_own = to_truth.diagonal().clone()
     others = to_truth.fill_diagonal_(math.inf).amin(1)
-    return _listed((own < torch.minimum(others, to_others)).double())
+    return _listed((to_own < torch.minimum(others, to_others)).double())
 
 
 METRICS = (

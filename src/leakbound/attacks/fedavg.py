@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -20,6 +19,7 @@ from leakbound.attacks.matching.distances import euclidean
 from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
 from leakbound.attacks.matching.settings import MatchingSettings, unlisted
+from leakbound.attacks.matching.terms import Penalty
 from leakbound.core import LocalPlan, NotApplicable, Observation, Reconstruction, Unit
 from leakbound.randomness import permutation
 
@@ -182,7 +182,7 @@ class LocalSearch:
             moments = settings.together == "moments"
             apart = self.moments_apart if moments else self.matched_apart
             objective = self.search.objective
-            terms = (*objective.terms, _Together(settings.together_weight, apart))
+            terms = (*objective.terms, Penalty(settings.together_weight, apart))
             self.search.objective = replace(objective, terms=terms)
 
     def answer(self) -> Reconstruction:
@@ -199,11 +199,11 @@ class LocalSearch:
         rows = objective.seen_of(objective.rows(images, labels)).detach()
         nothing = torch.zeros_like(rows)
         seen = objective.seen
-        off, own, length = (
+        off, sent, length = (
             float(euclidean(*pair, objective.weights, []))
             for pair in ((rows, seen), (rows, nothing), (nothing, seen))
         )
-        share = off / math.sqrt(own * length) if own * length else math.inf
+        share = off / math.sqrt(sent * length) if sent * length else math.inf
         return share if math.isfinite(share) else math.inf
 
     def blocks(self, values: Tensor) -> list[Tensor]:
@@ -230,8 +230,8 @@ class LocalSearch:
         """Mean squared distance of matched images from their mean over the epochs."""
         parts = []
         for block, order in zip(self.blocks(images), self.orders(images), strict=True):
-            alike = torch.stack([epoch[row] for epoch, row in zip(block, order, strict=True)])
-            parts.append((alike - alike.mean(0)).square().mean())
+            matched = torch.stack([epoch[row] for epoch, row in zip(block, order, strict=True)])
+            parts.append((matched - matched.mean(0)).square().mean())
         return torch.stack(parts).mean()
 
     def moments_apart(self, images: Tensor) -> Tensor:
@@ -262,18 +262,6 @@ class LocalSearch:
             labels.append(names[0])
         inputs = boxed(torch.cat(images).detach(), task)
         return replace(answer, inputs=inputs, labels=torch.cat(labels))
-
-
-@dataclass(frozen=True, eq=False)
-class _Together:
-    """The term that keeps the epochs' images equal, independent of the order in each epoch."""
-
-    weight: float
-    apart: Callable[[Tensor], Tensor]
-    layers: tuple[str, ...] = ()
-
-    def __call__(self, images: Tensor, inside: Mapping[str, Tensor]) -> Tensor:
-        return self.apart(images)
 
 
 def _planned(observation: Observation, plan: LocalPlan) -> Observation:
@@ -313,8 +301,8 @@ def _deal(
         labels = infer_labels(observation, generator)
         labels = labels[permutation(len(labels), generator).to(labels.device)]
     dealt = []
-    for own in torch.split(labels, list(observation.cohort)):
-        multiset = own.sort().values
+    for of_client in torch.split(labels, list(observation.cohort)):
+        multiset = of_client.sort().values
         for _ in range(copies):
-            dealt.append(multiset[permutation(len(own), generator).to(own.device)])
+            dealt.append(multiset[permutation(len(multiset), generator).to(labels.device)])
     return torch.cat(dealt)

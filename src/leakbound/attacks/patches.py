@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
 from leakbound import check
-from leakbound.attacks.base import Attack, boxed, modules_of, seen_by, summed_task
+from leakbound.attacks.base import Attack, modules_of, seen_by, summed_task
+from leakbound.attacks.blind import answered
 from leakbound.attacks.labels import known_or_inferred
 from leakbound.attacks.pace import tick
 from leakbound.client import call
@@ -67,9 +68,7 @@ class PatchInversion(Attack):
         name, layer = patch_layer(task, observation.input_shape)
         sent = task.unflatten(observation.update.rows.sum(0).double())
         weight = sent[f"{name}.weight"].flatten(1)
-        count = math.prod(
-            s // k for s, k in zip(observation.input_shape[1:], layer.kernel_size, strict=True)
-        )
+        count = _places(layer, observation.input_shape)
         slopes, off = _positions(sent, f"{name}.bias", count, len(weight))
         values = torch.linalg.svdvals(slopes)
         rank = int((values > STEEP * values[0]).sum())
@@ -101,8 +100,9 @@ class PatchInversion(Attack):
             shares = f"{share:.1g} of the first layer's gradient, positions {off:.1g} of its bias'"
             problem = f"patches leave {shares}: noise"
         problem = problem or unlike(task, observation.input_shape, name)
-        inputs = boxed(image.to(observation.update.rows), task)
-        return Reconstruction(inputs, observation.labels, share, (), problem)
+        return answered(
+            observation, task, image, problem, labels=observation.labels, objective=share
+        )
 
 
 def patch_layer(task: Task, shape: tuple[int, ...]) -> tuple[str, Any]:
@@ -124,6 +124,11 @@ def patch_layer(task: Task, shape: tuple[int, ...]) -> tuple[str, Any]:
     if not kept:
         raise NotApplicable("no trained convolution with a bias cuts the image into patches")
     return kept[0], layers[kept[0]]
+
+
+def _places(layer: Any, shape: tuple[int, ...]) -> int:
+    """How many patches an image of this shape has."""
+    return math.prod(s // k for s, k in zip(shape[1:], layer.kernel_size, strict=True))
 
 
 def _positions(sent: dict[str, Tensor], bias: str, count: int, width: int) -> tuple[Tensor, float]:
@@ -243,8 +248,8 @@ class PatchSpan(Attack):
         problem = f"the answer leaves {left:.1g} of the update" if left > UNEXPLAINED else None
         name, _ = patch_layer(task, observation.input_shape)
         problem = problem or unlike(task, observation.input_shape, name)
-        inputs = boxed(space.images(best).to(observation.update.rows), task)
-        return Reconstruction(inputs, labels, left, (), problem)
+        images = space.images(best)
+        return answered(observation, task, images, problem, labels=labels, objective=left)
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +273,7 @@ class _Space:
 def _space(task: Task, update: Tensor, shape: tuple[int, ...], count: int) -> _Space:
     """Where the patches lie: their vectors behind the norm are in the span of the readers' rows."""
     name, layer = patch_layer(task, shape)
-    places = math.prod(s // k for s, k in zip(shape[1:], layer.kernel_size, strict=True))
+    places = _places(layer, shape)
     vectors, norm, readers, early = _first_norm(task, shape)
     sent = task.unflatten(update)
     now = task.tensors()

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from leakbound._util import copies
-from leakbound.attacks.base import Attack, boxed, summed_task
+from leakbound.attacks.base import (
+    Attack,
+    boxed,
+    modules_of,
+    parameter,
+    seen_by,
+    summed_task,
+    uniform_inputs,
+)
 from leakbound.attacks.blind import gray, public_examples
 from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.features.separation import (
@@ -19,10 +27,8 @@ from leakbound.attacks.features.separation import (
     fit_column,
     separate,
 )
-from leakbound.client import forward
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.domains import has_neighbors
-from leakbound.randomness import uniform
 
 # Public images that show what kind of inputs the layer takes.
 PROBES = 64
@@ -122,11 +128,10 @@ def listen(
         kind = "nonnegative image" if positive else "image"
     else:
         kind = "nonnegative" if positive and often else "general"
-    prefix = f"{name}." if name else ""
     parts = task.unflatten(observation.update.rows.sum(0) / task.plan.total_weight)
     trust = task.unflatten(_trust(observation))
-    weight = parts[f"{prefix}weight"]
-    bias = parts.get(f"{prefix}bias")
+    weight = parts[parameter(name, "weight")]
+    bias = parts.get(parameter(name, "bias"))
     if not weight.isfinite().all():
         raise NotApplicable("the layer's gradient is not finite")
     if not weight.any():
@@ -138,12 +143,12 @@ def listen(
         settings,
         kind=kind,
         shape=observation.input_shape if image else None,
-        weights=trust[f"{prefix}weight"],
+        weights=trust[parameter(name, "weight")],
     )
     gains = torch.zeros(observation.examples).to(separated.sources)
     sure = torch.zeros_like(gains, dtype=torch.bool)
     if bias is not None and bias.isfinite().all():
-        known = trust[f"{prefix}bias"]
+        known = trust[parameter(name, "bias")]
         gains, spread = fit_column(separated.mixing, bias, known)
         error = (separated.level * spread.diagonal().clamp_min(0)).sqrt()
         enough = int((known > 0).sum()) >= observation.examples
@@ -155,38 +160,27 @@ def probed(
     task: Task, observation: Observation, generator: torch.Generator, layer: str | None
 ) -> tuple[str, Tensor, Tensor]:
     """The layer's name, images that the attacker has, and the layer's inputs for them."""
-    shape = observation.input_shape
     public = public_examples(observation)
     if public is not None:
         probe = public.inputs[:PROBES].to(task.parameters)
     else:
-        low, high = task.input_range
-        probe = low + (high - low) * uniform((PROBES, *shape), generator, like=task.parameters)
-    # A copy: hooks must not stay on the client's model.
-    model = copies.duplicate(task.model)
-    seen = []
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and (layer == name or _weight(name) in task.names):
-            module.register_forward_pre_hook(
-                lambda _, args, name=name: seen.append((name, args[0].detach()))
-            )
+        probe = uniform_inputs(task, (PROBES, *observation.input_shape), generator)
+    # A copy: a client may train the model at the same time.
+    apart = replace(task, model=copies.duplicate(task.model))
+    linear = modules_of(apart, nn.Linear)
+    trained = {name for name in linear if parameter(name, "weight") in task.names}
+    wanted = trained if layer is None else linear.keys() & {layer}
     with torch.no_grad():
-        forward(replace(task, model=model), probe)
-    fitting = [(name, inputs) for name, inputs in seen if layer in (None, name)]
-    if not fitting:
-        wanted = "trained linear layer" if layer is None else f"linear layer {layer!r}"
-        raise NotApplicable(f"the model runs no {wanted}")
-    name, inputs = fitting[0]
-    if _weight(name) not in task.names:
+        seen = seen_by(apart, sorted(wanted), probe)
+    if not seen:
+        kind = "trained linear layer" if layer is None else f"linear layer {layer!r}"
+        raise NotApplicable(f"the model runs no {kind}")
+    name, inputs = next(iter(seen.items()))
+    if name not in trained:
         raise NotApplicable(f"the linear layer {name!r} is frozen: its gradient is not sent")
-    once = sum(other == name for other, _ in fitting) == 1
-    if not once or inputs.ndim != 2 or len(inputs) != len(probe):
+    if inputs is None or inputs.ndim != 2 or len(inputs) != len(probe):
         raise NotApplicable(f"the linear layer {name!r} sees more than one vector per example")
     return name, probe, inputs
-
-
-def _weight(name: str) -> str:
-    return f"{name}.weight" if name else "weight"
 
 
 def _trust(observation: Observation) -> Tensor:

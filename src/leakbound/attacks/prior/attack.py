@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -333,14 +334,14 @@ def softened(task: Task, probe: Tensor, hardness: float) -> Task:
     rectifiers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ReLU | nn.LeakyReLU)]
     spread: dict[str, float] = {}
 
-    def measure(name: str, module: nn.Module) -> None:
+    def measure(name: str) -> Any:
         def look(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             spread[name] = float(args[0].detach().double().std())
 
-        module.register_forward_pre_hook(look)
+        return look
 
     for name, module in rectifiers:
-        measure(name, module)
+        module.register_forward_pre_hook(measure(name))
     with torch.no_grad():
         forward(replace(task, model=model), probe)
     model = copies.duplicate(task.model)  # without hooks

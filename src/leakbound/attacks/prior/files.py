@@ -44,8 +44,8 @@ class DenoisingPrior:
 def digest(public: Batch) -> str:
     """SHA-256 of public examples and labels, in hex."""
     state = hashlib.sha256(repr(tuple(public.inputs.shape)).encode())
-    for value, kind in ((public.inputs, torch.float64), (public.labels, torch.float64)):
-        state.update(value.detach().cpu().to(kind).contiguous().numpy().data)
+    for value in (public.inputs, public.labels):
+        state.update(value.detach().cpu().double().contiguous().numpy().data)
     return state.hexdigest()
 
 
