@@ -195,7 +195,7 @@ class Factor:
     @cached_property
     def gram(self) -> Array:
         """(T, T) C^T C, on which all leakage depends."""
-        return np.asarray(self.matrix.T @ self.matrix)
+        return self.matrix.T @ self.matrix
 
     @cached_property
     def triangular(self) -> Array:
@@ -203,13 +203,13 @@ class Factor:
         if _is_lower(self.matrix):
             return self.matrix
         # Reversed, because Cholesky gives L L^T, and L^T L is needed.
-        return np.asarray(linalg.cholesky(self.gram[::-1, ::-1], lower=True).T[::-1, ::-1])
+        return linalg.cholesky(self.gram[::-1, ::-1], lower=True).T[::-1, ::-1]
 
     @cached_property
     def inverse(self) -> Array:
         """(T, T) the inverse of `triangular`: the noise of round t is sigma times row t of it."""
         one = np.eye(self.rounds)
-        return np.asarray(linalg.solve_triangular(self.triangular, one, lower=True))
+        return linalg.solve_triangular(self.triangular, one, lower=True)
 
     @cached_property
     def width(self) -> int:
@@ -268,7 +268,7 @@ class Factor:
     def weights(self, pattern: Pattern) -> Array:
         """(T,) weights on the releases whose sum is the best estimate of the same vector."""
         part = self.gram[:, list(pattern)].sum(1)
-        return np.asarray(part / self.attained(pattern) ** 2)
+        return part / self.attained(pattern) ** 2
 
     def _part(self, pattern: Pattern) -> Array:
         places = [int(at) for at in pattern]
@@ -312,7 +312,7 @@ class Factor:
             before.append(np.maximum(before[-1], earlier + weights[:, at, None]))
             if at >= apart:
                 before[at - apart] = before[0][:0]  # no longer needed
-        return np.asarray(before[-1].max(1))
+        return before[-1].max(1)
 
 
 def squared_sensitivity(gram: ArrayLike) -> float:
@@ -386,7 +386,7 @@ def _tree(rounds: int) -> Array:
     full = 1 << (rounds - 1).bit_length()  # other numbers of rounds are a part of the next power
     levels = [np.kron(np.eye(full >> s), np.ones(1 << s)) for s in range(full.bit_length())]
     nodes = np.concatenate(levels)[:, :rounds]
-    return np.asarray(nodes[nodes.any(1)])
+    return nodes[nodes.any(1)]
 
 
 def _tree_prefixes(rounds: int) -> Array:
@@ -413,11 +413,11 @@ def _power(rounds: int, power: float, width: str = "") -> Array:
     check.count(width=most)
     steps = np.arange(1, rounds)
     row = np.concatenate([[1.0], np.cumprod((steps - 1 - power) / steps)])
-    return np.asarray(row * (np.arange(rounds) < most))
+    return row * (np.arange(rounds) < most)
 
 
 def _lower(row: Array) -> Array:
-    return np.asarray(linalg.toeplitz(row, np.zeros(len(row))))
+    return linalg.toeplitz(row, np.zeros(len(row)))
 
 
 def _is_lower(matrix: Array) -> bool:

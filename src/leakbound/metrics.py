@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -212,7 +211,7 @@ def evaluate(
 def _errors(paired: Paired, data_range: float) -> list[float]:
     check.positive(data_range=data_range)
     guess, truth = _images(paired)
-    return cast(list[float], (guess - truth).square().flatten(1).mean(1).tolist())
+    return (guess - truth).square().flatten(1).mean(1).tolist()
 
 
 def _images(paired: Paired) -> tuple[Tensor, Tensor]:
@@ -226,4 +225,4 @@ def _shortest_side(images: Tensor) -> int:
 
 
 def _listed(values: Tensor) -> Values:
-    return cast(Values, values.tolist())
+    return values.tolist()

@@ -223,7 +223,7 @@ def replay(
 
 
 def _singles(batch: Batch) -> list[Batch]:
-    parts = zip(batch.inputs.split(1), batch.labels.split(1), strict=True)
+    parts = zip(torch.split(batch.inputs, 1), torch.split(batch.labels, 1), strict=True)
     return [Batch(*part) for part in parts]
 
 

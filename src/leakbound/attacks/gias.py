@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class Untrained(nn.Module):
         x = _doubled(x, (2 * self.side[0], 2 * self.side[1]))
         x = nn.functional.leaky_relu(self.norm(self.middle(x)), 0.2)
         x = nn.functional.leaky_relu(self.late_norm(self.late(_doubled(x, self.shape[1:]))), 0.2)
-        return cast(Tensor, self.last(x).sigmoid())
+        return self.last(x).sigmoid()
 
 
 class Generated(Images):
@@ -59,22 +59,19 @@ class Generated(Images):
         self.model = model
         self.box = box
         self.latents = latents
-        start = {name: p.detach() for name, p in model.named_parameters()}
-        self.names = list(start)
-        self.variables = []
+        self.copies = weights
+        self.names = [name for name, _ in model.named_parameters()]
         if weights:
-            self.variables = [
-                p.expand(len(latents), *p.shape).clone().requires_grad_() for p in start.values()
-            ]
+            start = [p.detach().expand(len(latents), *p.shape) for p in model.parameters()]
+            self.variables = [p.clone().requires_grad_() for p in start]
         else:
             self.latents = latents.clone().requires_grad_()
             self.variables = [self.latents]
-        self.copies = weights
 
     def __call__(self) -> Tensor:
         low, high = self.box
         if not self.copies:
-            drawn: Tensor = self.model(self.latents)
+            drawn = self.model(self.latents)
         else:
             weights = dict(zip(self.names, self.variables, strict=True))
             drawn = vmap(self._one)(weights, self.latents)
@@ -82,7 +79,7 @@ class Generated(Images):
         return (low + (high - low) * drawn).clamp(low, high)
 
     def _one(self, weights: dict[str, Tensor], latent: Tensor) -> Tensor:
-        return cast(Tensor, functional_call(self.model, weights, (latent[None],))[0])
+        return functional_call(self.model, weights, (latent[None],))[0]
 
 
 def build(
@@ -169,7 +166,8 @@ class Gias(Attack):
     def __post_init__(self) -> None:
         check.count(latent=self.latent, restarts=self.restarts)
         check.count(latent_steps=self.latent_steps, weight_steps=self.weight_steps)
-        self._stage(1, self.latent_rate), self._stage(1, self.weight_rate)  # checks the rest
+        self._stage(1, self.latent_rate)  # checks the rest
+        self._stage(1, self.weight_rate)
 
     def _stage(self, steps: int, rate: float) -> GradientMatching:
         names = ("distance", "total_variation", "batch_norm", "statistics")
@@ -185,19 +183,19 @@ class Gias(Attack):
         if not observation.update.rows.any():
             return first(observation, generator)
         task = observation.task
-        shape = observation.input_shape
         starts = []
         for _ in range(self.restarts):
-            model = build(self.generator, shape, task, generator, self.latent)
+            model = build(self.generator, observation.input_shape, task, generator, self.latent)
             size = (observation.examples, int(model.latent))  # type: ignore[arg-type]
             latents = normal(size, generator, like=task.parameters)
             images = Generated(model, latents, task.input_range, weights=False)
             search = begin(first, Objective.of(first, observation), generator, images=images)
             run(first, [search])
             search.recall()
-            starts.append((float(search.best), model, images.latents.detach(), search))
-        _, model, latents, first_search = min(starts, key=lambda start: start[0])
-        images = Generated(model, latents, task.input_range, weights=True)
+            starts.append((float(search.best), images, search))
+        _, images, first_search = min(starts, key=lambda start: start[0])
+        latents = images.latents.detach()
+        images = Generated(images.model, latents, task.input_range, weights=True)
         search = begin(second, Objective.of(second, observation), generator, images=images)
         search.labels = first_search.labels
         run(second, [search])

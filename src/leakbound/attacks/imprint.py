@@ -172,8 +172,7 @@ class RobbingTheFed(Attack):
         else:
             at = torch.arange(features, dtype=torch.float64) + 0.5
             draw = torch.cos(math.pi / features * at * self.frequency)
-        unit: Tensor = draw / draw.norm()
-        return unit
+        return draw / draw.norm()
 
     def _thresholds(self, seen: Tensor | None) -> Tensor:
         """The upper bins - 1 thresholds, increasing."""

@@ -78,8 +78,7 @@ class PatchInversion(Attack):
         patches = torch.linalg.pinv(slopes.T / size, rtol=STEEP) @ (weight / size)
 
         def left(patches: Tensor) -> Tensor:
-            lost: Tensor = ((slopes.T @ patches - weight) / size).norm() / (weight / size).norm()
-            return lost
+            return ((slopes.T @ patches - weight) / size).norm() / (weight / size).norm()
 
         low, high = task.input_range
         # Images mostly have 8 bits; exact pixels remove what rounding left.
@@ -292,8 +291,7 @@ def _space(task: Task, update: Tensor, shape: tuple[int, ...], count: int) -> _S
     def outside(rows: Tensor) -> Tensor:
         # A layer norm removes the mean of every vector.
         rows = rows - rows.mean(1, keepdim=True)
-        rest: Tensor = rows - rows @ span.T @ span
-        return rest
+        return rows - rows @ span.T @ span
 
     kernel = now[f"{name}.weight"].flatten(1)
     kernel_rows = nn.functional.normalize(sent[f"{name}.weight"].flatten(1))

@@ -45,8 +45,7 @@ class Front(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         caught = self.layer(self.seen(inputs)).relu().sum(1) * self.gain
-        output: Tensor = self.inner(inputs + caught.view(-1, *[1] * (inputs.ndim - 1)))
-        return output
+        return self.inner(inputs + caught.view(-1, *[1] * (inputs.ndim - 1)))
 
     def seen(self, inputs: Tensor) -> Tensor:
         """What the layer takes of inputs (B, *S), as vectors."""

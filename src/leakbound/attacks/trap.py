@@ -53,7 +53,7 @@ class Trap(nn.Module):
         self.training = False
 
     def forward(self, inputs: Tensor) -> Tensor:
-        caught: Tensor = self.scale * self.layer(inputs.flatten(1))
+        caught = self.scale * self.layer(inputs.flatten(1))
         if self.inner is None:
             return caught
         output = self.inner(inputs)
@@ -273,7 +273,7 @@ class _Reader:
         public = public_images(self.observation)
         if public is None or public[0].numel() != self.width:
             return self.noise.new_tensor([self.usual])
-        norms: Tensor = public.flatten(1).to(self.noise).norm(dim=1)
+        norms = public.flatten(1).to(self.noise).norm(dim=1)
         return norms.clamp_min(1e-12).sort().values
 
     def _scale(self, norms: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ class _Reader:
         with torch.no_grad():
             sent = expected_rows(observation, self.task, inputs, labels).detach()
         caught, _ = _matched(observation, self.task, _trap_rows(self.task, sent))
-        scale: Tensor = (caught * directions).sum(1) / norms
+        scale = (caught * directions).sum(1) / norms
         return scale.clamp_min(1e-300)
 
 
@@ -309,7 +309,7 @@ def _trap_rows(task: Task, rows: Tensor, name: str = "layer.weight") -> Tensor:
     """What rows (R, P) hold of the trap, (R, M, N), float64."""
     at = {n: (shape, start, stop) for n, shape, start, stop in task.layout}
     shape, start, stop = at[name]
-    part: Tensor = rows[:, start:stop].reshape(len(rows), *shape)
+    part = rows[:, start:stop].reshape(len(rows), *shape)
     return part.double()
 
 
@@ -456,8 +456,7 @@ class TrapReading:
             return self.mean * 0
         # By the largest value first: the squares of raw values may overflow or vanish.
         inside = self.mean / largest
-        unit: Tensor = inside / inside.norm()
-        return unit
+        return inside / inside.norm()
 
 
 def unbiased(reading: TrapReading) -> Tensor:

@@ -199,8 +199,7 @@ class _ResidualBlock(nn.Module):
         identity = self.shortcut(x)
         out = self.activation(self.norm1(self.conv1(x)))
         out = self.norm2(self.conv2(out))
-        result: Tensor = self.activation(out + identity)
-        return result
+        return self.activation(out + identity)
 
 
 def resnet18(
@@ -569,8 +568,7 @@ class _Segmenter(nn.Module):
         wide = self.middle(avg_pool2d(half, 2, ceil_mode=True))
         wide = self.third(torch.cat([interpolate(wide, size=half.shape[2:]), half], 1))
         wide = self.last(torch.cat([interpolate(wide, size=whole.shape[2:]), whole], 1))
-        scores: Tensor = self.head(wide)
-        return scores
+        return self.head(wide)
 
 
 def unet(

@@ -87,8 +87,7 @@ class _Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = self.layer(x.transpose(1, 2))[0]
-        scores: Tensor = self.head(outputs.mean(1) if self.pooling == "mean" else outputs[:, -1])
-        return scores
+        return self.head(outputs.mean(1) if self.pooling == "mean" else outputs[:, -1])
 
 
 def lstm(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,10 +43,10 @@ class AdapterLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The adapted layer's output."""
-        result: Tensor = self.base_layer(x)
+        result = self.base_layer(x)
         # As in PEFT: adapters may have 32 bits next to a base of 16.
         change = self.lora_B(self.lora_A(x.to(self.lora_A.weight.dtype))) * self.scale
-        return cast(Tensor, (result + change).to(result.dtype))
+        return (result + change).to(result.dtype)
 
 
 def _linear(weight: Tensor) -> nn.Linear:
@@ -97,8 +97,7 @@ class TransformerBlock(nn.Module):
             scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
         mixed = scores.softmax(-1) @ value
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        output: Tensor = x + self.narrow(nn.functional.gelu(self.wide(self.after(x))))
-        return output
+        return x + self.narrow(nn.functional.gelu(self.wide(self.after(x))))
 
 
 class _Transformer(nn.Module):
@@ -147,8 +146,7 @@ class _Transformer(nn.Module):
         if self.pooled:
             share = mask[..., None].to(x) / mask.sum(1).clamp_min(1)[:, None, None]
             x = (share * x).sum(1)
-        scores: Tensor = self.head(x)
-        return scores
+        return self.head(x)
 
 
 def _turned(x: Tensor) -> Tensor:
@@ -284,8 +282,7 @@ class _VisionTransformer(nn.Module):
         x = torch.cat([first, x], 1) + self.places.weight
         for block in self.blocks:
             x = block(x)
-        scores: Tensor = self.head(self.norm(x)[:, 0])
-        return scores
+        return self.head(self.norm(x)[:, 0])
 
 
 def vit(

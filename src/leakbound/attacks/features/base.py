@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class FoundFeatures:
     @property
     def basis(self) -> Tensor:
         """(n, N) an orthonormal basis of their span."""
-        return cast(Tensor, torch.linalg.qr(self.vectors.double().T)[0].to(self.vectors))
+        return torch.linalg.qr(self.vectors.double().T)[0].to(self.vectors)
 
 
 class FeatureMethod(Protocol):
@@ -105,7 +105,7 @@ def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tenso
 
 def _unit(vectors: Tensor, name: str) -> Tensor:
     wide = vectors.double()
-    norms: Tensor = wide.norm(dim=1, keepdim=True)
+    norms = wide.norm(dim=1, keepdim=True)
     if (norms == 0).any():
         raise ValueError(f"{name} holds a zero vector, which has no direction")
     return wide / norms

@@ -191,7 +191,7 @@ def _trust(observation: Observation) -> Tensor:
     if len(weights) == 1:
         return weights[0]
     # Variances add up; that of a withheld row (weight 0) is infinite, which gives 0.
-    together: Tensor = weights.double().square().reciprocal().sum(0).rsqrt()
+    together = weights.double().square().reciprocal().sum(0).rsqrt()
     return together * math.sqrt(len(weights))
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -167,7 +166,7 @@ def _weighted(matrix: Tensor, rank: int, weights: Tensor) -> tuple[Tensor, Tenso
 def _solve(left: Tensor, matrix: Tensor, weight: Tensor, ridge: float) -> Tensor:
     """For every column its weighted, penalized least squares in `left`, (B, n)."""
     right = (weight * matrix).T @ left
-    solved: Tensor = torch.linalg.solve(_grams(left, weight, ridge), right[:, :, None])[:, :, 0]
+    solved = torch.linalg.solve(_grams(left, weight, ridge), right[:, :, None])[:, :, 0]
     return solved.T
 
 
@@ -226,7 +225,7 @@ def whitener(rows: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(rows @ rows.T / rows.shape[1])
     if not values.min() > 1e-13 * values.max():
         raise NotSeparable("the sources' differences from their means are linearly dependent")
-    return cast(Tensor, (vectors / values.sqrt()).T)
+    return (vectors / values.sqrt()).T
 
 
 def rotation(
@@ -329,13 +328,13 @@ def heavy_tailed(unmixing: Tensor, rows: Tensor, fit: RowSpace | None = None) ->
 
         def loss(w: Tensor, width: float = width, bend: float = bend) -> Tensor:
             size = ((w @ white).square() + width**2).sqrt().mean(1).sum()
-            value: Tensor = size - torch.linalg.slogdet(w)[1]
+            value = size - torch.linalg.slogdet(w)[1]
             if fit is not None:
                 value = value + COST * _below(w @ inner, w, quiet, bend * scale).mean(1).sum()
             return value
 
         turn = minimized(loss, turn)
-    return cast(Tensor, turn @ base)
+    return turn @ base
 
 
 def nonnegative(unmixing: Tensor, fit: RowSpace) -> Tensor:
@@ -357,13 +356,13 @@ def nonnegative(unmixing: Tensor, fit: RowSpace) -> Tensor:
         def loss(w: Tensor, slope: float = slope, width: float = width) -> Tensor:
             rows = w @ white
             below = (slope + 1) * _below(rows, w, quiet, width)
-            return cast(Tensor, (rows + below).mean(1).sum() - torch.linalg.slogdet(w)[1])
+            return (rows + below).mean(1).sum() - torch.linalg.slogdet(w)[1]
 
         turn = minimized(loss, turn)
     noise = ((turn @ quiet) * turn).sum(1).clamp_min(0).sqrt()
     if float(noise.max()) < EXACT:
         turn = _onto_zeros(turn, white)
-    return cast(Tensor, turn / size.T)
+    return turn / size.T
 
 
 def _below(rows: Tensor, w: Tensor, quiet: Tensor, width: float) -> Tensor:
@@ -509,7 +508,7 @@ def _shrunk(fit: RowSpace) -> Tensor:
     values, turn = torch.linalg.eigh(whiten @ fit.noise @ whiten.T)
     kept = (1 - values).clamp(0, 1)
     back = torch.linalg.inv(whiten) @ turn
-    return cast(Tensor, mean + (back * kept) @ (turn.T @ whiten @ away))
+    return mean + (back * kept) @ (turn.T @ whiten @ away)
 
 
 def _looks_gaussian(

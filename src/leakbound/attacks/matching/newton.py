@@ -250,12 +250,12 @@ class _LeastSquares:
     def of(objective: Objective, labels: Tensor, prior: PublicGaussian) -> _LeastSquares:
         scale = objective.seen.new_ones(()) if objective.weights is None else objective.weights
         seen = objective.seen * scale
-        length: Tensor = seen.norm()
+        length = seen.norm()
         known = objective.observation.threat.defense_known
         share = max(objective.noise_share, ROUNDING)
 
         def rows(x: Tensor) -> Tensor:
-            sent: Tensor = torch.mul(objective.seen_of(objective.rows(x, labels)), scale)
+            sent = torch.mul(objective.seen_of(objective.rows(x, labels)), scale)
             if known:
                 return sent / length
             fit = ((sent * seen).sum() / sent.square().sum().clamp_min(1e-30)).detach()

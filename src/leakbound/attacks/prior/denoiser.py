@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +39,7 @@ class DenoisingBlock(nn.Module):
     def forward(self, x: Tensor, known: Tensor) -> Tensor:
         scale, shift = self.film(known).view(len(x), -1, *[1] * (x.ndim - 2)).chunk(2, 1)
         inner = functional.silu(self.norm(x) * (1 + scale) + shift)
-        return cast(Tensor, x + self.two(functional.silu(self.one(inner))))
+        return x + self.two(functional.silu(self.one(inner)))
 
 
 class UNet(nn.Module):
@@ -90,7 +89,7 @@ class Perceptron(nn.Module):
         inner = self.first(x.flatten(1))
         for block in self.blocks:
             inner = block(inner, known)
-        return cast(Tensor, self.last(inner).view(x.shape))
+        return self.last(inner).view(x.shape)
 
 
 class Denoiser(nn.Module):
@@ -126,7 +125,7 @@ class Denoiser(nn.Module):
         wide = sigma.view(-1, *[1] * (x.ndim - 1))
         total = 1 + wide.square()
         out = self.net(x / total.sqrt(), torch.cat([torch.stack(known, 1), labeled], 1))
-        return cast(Tensor, x / total + out * wide / total.sqrt())
+        return x / total + out * wide / total.sqrt()
 
 
 def pictured(shape: tuple[int, ...]) -> bool:
@@ -248,8 +247,7 @@ class _Training:
         labels = self.labels[at] if labeled and self.labels is not None else None
         denoised = self.model(clean + wide * normal(clean.shape, source), sigma, labels)
         # EDM's weight, for data of variance 1.
-        loss: Tensor = ((denoised - clean).square() * (1 + 1 / wide.square())).mean()
-        return loss
+        return ((denoised - clean).square() * (1 + 1 / wide.square())).mean()
 
 
 def _begin(model: Denoiser, inputs: Tensor, source: torch.Generator) -> None:

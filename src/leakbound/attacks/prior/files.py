@@ -126,8 +126,7 @@ def prior_for(
     def denoise(x: Tensor, sigma: float, labels: Tensor | None) -> Tensor:
         known = labels if labels is not None and (labels < model.classes).all() else None
         with torch.no_grad():
-            denoised: Tensor = model(x, x.new_full((len(x),), sigma), known)
-        return denoised
+            return model(x, x.new_full((len(x),), sigma), known)
 
     return DenoisingPrior(denoise, model.center, model.scale)
 
