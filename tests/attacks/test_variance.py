@@ -210,7 +210,7 @@ def test_matching_whitens_correlated_noise(correlation):
     observation = play(task, [batch], defense, sources).observation
     attack = GradientMatching(distance="euclidean", steps=3)
     search = attack.search(observation, stream(1))
-    objective, (images, labels) = search.objective, search.guess()
+    objective, (images, labels) = search.objective, search.candidate()
     rows = simulate(task, images, batch.labels, cohort=(2,), defense=observation.defense).detach()
     left = (rows - observation.update.rows)[0]
     dense = observation.update.law.covariance.dense().double()

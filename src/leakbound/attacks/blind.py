@@ -113,8 +113,8 @@ class MeanImage(Attack):
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
-        >>> found = lb.simulate(model, batch, attack=MeanImage(), public=batch)
-        >>> torch.equal(found.reconstruction, batch.inputs)  # the mean of one public image
+        >>> result = lb.simulate(model, batch, attack=MeanImage(), public=batch)
+        >>> torch.equal(result.reconstruction, batch.inputs)  # the mean of one public image
         True
     """
 

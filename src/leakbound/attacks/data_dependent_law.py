@@ -119,8 +119,8 @@ class CandidateLikelihood(Attack):
         >>> known, batch = lb.Batch(inputs, torch.arange(20) % 3), (inputs[5:6], torch.tensor([2]))
         >>> noise = lb.defenses.LocalOptimalNoise(noise_std=1000.0)  # a thousand times the gradient
         >>> attack = CandidateLikelihood()
-        >>> found = lb.simulate(model, batch, defense=noise, attack=attack, public=known)
-        >>> torch.equal(found.reconstruction, batch[0])
+        >>> result = lb.simulate(model, batch, defense=noise, attack=attack, public=known)
+        >>> torch.equal(result.reconstruction, batch[0])
         True
     """
 

@@ -84,8 +84,8 @@ class Fishing(Attack):
         >>> public = lb.Batch(images[4:], torch.arange(200) % 3)
         >>> attack = Fishing("linear_inversion", "class", label=1)
         >>> threat, batch = lb.ThreatModel(server=Server.MALICIOUS), (images[:3], torch.arange(3))
-        >>> found = lb.simulate(model, batch, attack=attack, public=public, threat=threat)
-        >>> [score > 80 for score in found.scores]
+        >>> result = lb.simulate(model, batch, attack=attack, public=public, threat=threat)
+        >>> [score > 80 for score in result.scores]
         [False, True, False]
     """
 

@@ -101,7 +101,7 @@ def build(
                 f"generator {name!r} returned {type(model).__name__}; return a torch.nn.Module "
                 "with a whole number `latent`, the size of what it maps to images"
             )
-    return model.to(task.parameters).eval().requires_grad_(False)  # type: ignore[no-any-return]
+    return model.to(task.parameters).eval().requires_grad_(False)
 
 
 def _untrained(shape: tuple[int, int, int], latent: int, generator: torch.Generator) -> nn.Module:

@@ -256,8 +256,8 @@ class Loki(RobbingTheFed):
         >>> streams = [lb.stream(0, "noise", i) for i in range(4)]
         >>> threat, summed = lb.ThreatModel(server=Server.MALICIOUS), lb.defenses.SecureAggregation
         >>> seen = lb.play(task, clients, summed(3), streams, threat=threat, attack=Loki())
-        >>> found = Loki()(seen.observation, lb.stream(0, "attack")).inputs
-        >>> bool((torch.cdist(images[:6].flatten(1), found.flatten(1)).amin(1) < 1e-3).all())
+        >>> result = Loki()(seen.observation, lb.stream(0, "attack")).inputs
+        >>> bool((torch.cdist(images[:6].flatten(1), result.flatten(1)).amin(1) < 1e-3).all())
         True
     """
 

@@ -472,7 +472,8 @@ LABEL_RULES: dict[str, Rule] = {
 
 def _checked(observation: Observation) -> LastLayer:
     layer = last_layer(observation)
-    if (loss := named(observation.task.loss).name) != "cross_entropy":
+    loss = named(observation.task.loss).name
+    if loss != "cross_entropy":
         raise NotApplicable(f"the rule is for cross-entropy, and the loss is {loss}")
     if not torch.isfinite(layer.rows).all():
         raise NotApplicable("the last layer's gradient is not finite")

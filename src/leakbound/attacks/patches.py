@@ -54,8 +54,8 @@ class PatchInversion(Attack):
 
     Example:
         >>> import leakbound as lb
-        >>> given = dict(input_shape=(1, 8, 8), classes=3, generator=lb.stream(0, "model"))
-        >>> model = lb.models.vit(width=16, **given)
+        >>> settings = dict(input_shape=(1, 8, 8), classes=3, generator=lb.stream(0, "model"))
+        >>> model = lb.models.vit(width=16, **settings)
         >>> batch = torch.linspace(0, 1, 64).reshape(1, 1, 8, 8), torch.tensor([1])
         >>> lb.simulate(model, batch, attack=PatchInversion()).scores[0] > 60
         True
@@ -204,8 +204,8 @@ class PatchSpan(Attack):
 
     Example:
         >>> import leakbound as lb
-        >>> given = dict(input_shape=(1, 8, 8), classes=3, generator=lb.stream(0, "model"))
-        >>> model = lb.models.vit(width=24, layers=2, **given)
+        >>> settings = dict(input_shape=(1, 8, 8), classes=3, generator=lb.stream(0, "model"))
+        >>> model = lb.models.vit(width=24, layers=2, **settings)
         >>> batch = torch.rand(2, 1, 8, 8, generator=lb.stream(0, "batch")), torch.arange(2)
         >>> min(lb.simulate(model, batch, attack=PatchSpan()).scores) > 60
         True

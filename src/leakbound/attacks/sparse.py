@@ -114,8 +114,8 @@ class SparseRecovery(Attack):
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 6, 6), classes=3, generator=lb.stream(0, "model"))
         >>> batch = torch.rand(3, 1, 6, 6, generator=lb.stream(0, "batch")), torch.arange(3)
-        >>> found = lb.simulate(model, batch, attack=SparseRecovery(), classes=3)
-        >>> found.answer.problem, min(found.scores) > 60
+        >>> result = lb.simulate(model, batch, attack=SparseRecovery(), classes=3)
+        >>> result.answer.problem, min(result.scores) > 60
         (None, True)
     """
 

@@ -217,8 +217,7 @@ class _Reader:
         self.usual = math.sqrt(width * (low * low + low * high + high * high) / 3)
 
     def all(self) -> list[TrapReading]:
-        examples = torch.tensor(self.observation.update.examples, device=self.noise.device)
-        if int(examples.max()) > 1:
+        if max(self.observation.update.examples) > 1:
             scale = self._scale(self._full(self.norm or float(self._public().mean())))
             norms = self.energy.clamp_min(0).sqrt() / scale
         elif self.norm is not None:
@@ -237,11 +236,11 @@ class _Reader:
         noise = self.noise.square()
         # The standard deviation of |z|^2 (noncentral chi-square).
         spread = (noise * (2 * self.width * noise + 4 * self.energy.clamp_min(0))).sqrt()
-        length, sure_norms = self._inverted(spread)
-        sure = sure_norms & (spread < 0.1 * self.energy)
+        length, visible = self._inverted(spread)
+        sure = visible & (spread < 0.1 * self.energy)
         norms = length if sure.all() else torch.where(sure, length, self._agreeing(spread))
         least = 1e-12 * self.largest
-        return norms, self._scale(torch.where(sure_norms, length, norms).clamp_min(least))
+        return norms, self._scale(torch.where(visible, length, norms).clamp_min(least))
 
     def _inverted(self, spread: Tensor) -> tuple[Tensor, Tensor]:
         """|X| as inferred from the update, and where this holds: a larger norm would be visible."""

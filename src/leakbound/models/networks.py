@@ -388,8 +388,8 @@ def conv(
     Source: paper D, Section 4 and appendix C.1.
 
     Example:
-        >>> given = dict(input_shape=(1, 28, 28), generator=torch.Generator())
-        >>> sum(p.numel() for p in conv(classes=62, **given).parameters())
+        >>> settings = dict(input_shape=(1, 28, 28), generator=torch.Generator())
+        >>> sum(p.numel() for p in conv(classes=62, **settings).parameters())
         6603710
     """
     layers = _chosen(_CONV, depth)

@@ -42,8 +42,8 @@ def conv1d(
     Source: Bai, Kolter and Koltun 2018 (arXiv 1803.01271), for the dilations.
 
     Example:
-        >>> given = dict(input_shape=(1, 128), classes=5, generator=torch.Generator())
-        >>> flat, mean = (conv1d(pooling=name, **given) for name in ("flat", "mean"))
+        >>> settings = dict(input_shape=(1, 128), classes=5, generator=torch.Generator())
+        >>> flat, mean = (conv1d(pooling=name, **settings) for name in ("flat", "mean"))
         >>> [sum(p.numel() for p in model.parameters()) for model in (flat, mean)]
         [7813, 2853]
     """

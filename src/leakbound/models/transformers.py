@@ -249,8 +249,8 @@ def encoder(
     Source: Devlin et al. 2019 (BERT), with norms before the layers and without token types.
 
     Example:
-        >>> given = dict(input_shape=(8,), generator=torch.Generator(), vocabulary=50)
-        >>> encoder(classes=2, **given)(torch.zeros(3, 8, dtype=torch.long)).shape
+        >>> settings = dict(input_shape=(8,), generator=torch.Generator(), vocabulary=50)
+        >>> encoder(classes=2, **settings)(torch.zeros(3, 8, dtype=torch.long)).shape
         torch.Size([3, 2])
     """
     size = vocabulary or classes, classes, width, layers, heads

@@ -80,8 +80,8 @@ def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tenso
         ValueError: the shapes do not match, or a feature is zero.
 
     Example:
-        >>> found = torch.tensor([[0.0, 2.0], [-1.0, 0.0]])
-        >>> feature_errors(found, torch.eye(2)).tolist()
+        >>> result = torch.tensor([[0.0, 2.0], [-1.0, 0.0]])
+        >>> feature_errors(result, torch.eye(2)).tolist()
         [2.0, 0.0]
     """
     from scipy.optimize import linear_sum_assignment
@@ -91,11 +91,11 @@ def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tenso
             f"found has shape {tuple(found.shape)} and true {tuple(true.shape)}; give (N, n) and "
             "(B, n)"
         )
-    guess = _unit(found, "found")
+    directions = _unit(found, "found")
     truth = _unit(true, "true")
-    cosine = truth @ guess.T
+    cosine = truth @ directions.T
     rows, columns = linear_sum_assignment(-cosine.abs().cpu().numpy())
-    partners = guess[columns]
+    partners = directions[columns]
     if not signed:
         partners = partners * cosine[rows, columns].sign()[:, None]
     errors = torch.ones(len(truth), dtype=truth.dtype, device=truth.device)

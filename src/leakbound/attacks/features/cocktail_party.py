@@ -217,8 +217,8 @@ class CocktailPartyImages(CocktailParty, Attack):
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 12, 12), classes=3, generator=lb.stream(0, "mlp"))
         >>> inputs = torch.rand(2, 1, 12, 12, generator=lb.stream(0, "batch")) ** 6
-        >>> found = lb.simulate(model, (inputs, torch.arange(2)), attack=CocktailPartyImages())
-        >>> min(found.scores) > 15
+        >>> result = lb.simulate(model, (inputs, torch.arange(2)), attack=CocktailPartyImages())
+        >>> min(result.scores) > 15
         True
     """
 

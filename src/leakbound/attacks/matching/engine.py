@@ -88,7 +88,7 @@ class Search:
         more = [] if self.companion is None else self.companion.variables
         return [*self.images.variables, *([self.labels] if self.joint else []), *more]
 
-    def guess(self) -> tuple[Tensor, Tensor]:
+    def candidate(self) -> tuple[Tensor, Tensor]:
         """The current images (N, *S), and labels, or probabilities (N, K) of classes."""
         loss = named(self.objective.task.loss)
         return self.images(), loss.searched(self.labels) if self.joint else self.labels
@@ -187,7 +187,7 @@ class Evaluator:
         for search in self.searches:
             if search.companion is not None:
                 search.objective = search.companion.place(search.objective)
-            images, labels = search.guess()
+            images, labels = search.candidate()
             total, match, rows = search.objective.value(images, labels)
             driven = total if search.pull is None else total + search.pull(images)
             gradients = torch.autograd.grad(driven, search.variables)
@@ -223,7 +223,7 @@ class _Evaluation:
 
     def __init__(self, search: Search) -> None:
         self.search = search
-        self.images, self.labels = search.guess()
+        self.images, self.labels = search.candidate()
         self.total = self.match = search.best
         self.factor: Tensor | None = None
 

@@ -219,8 +219,8 @@ class GaussNewton(Attack):
             for metric in problem.metrics:
                 x, falls = problem.solve(x, metric, self)
                 trace += falls
-            said = unexplained_problem(objective, x, labels)
-            answers.append(Reconstruction(boxed(x, task), labels, trace[-1], tuple(trace), said))
+            failure = unexplained_problem(objective, x, labels)
+            answers.append(Reconstruction(boxed(x, task), labels, trace[-1], tuple(trace), failure))
             if trace[-1] < SOLVED:
                 break
         return min(answers, key=rank)
