@@ -361,14 +361,6 @@ def squared_sensitivity(gram: ArrayLike) -> float:
     return min(loose, float(dual.sum()) + count * (max(0.0, -least) + rounding))
 
 
-def _root(rounds: int) -> Array:
-    return _lower(_power(rounds, -0.5))
-
-
-def _band(rounds: int, width: str) -> Array:
-    return _lower(_power(rounds, -0.5, width))
-
-
 def _bisr(rounds: int, width: str) -> Array:
     first = np.eye(rounds)[0]
     return _lower(linalg.solve_triangular(_lower(_power(rounds, 0.5, width)), first, lower=True))
@@ -398,8 +390,8 @@ def _tree_prefixes(rounds: int) -> Array:
 
 _KINDS: dict[str, Any] = {
     "none": np.eye,
-    "root": _root,
-    "band": _band,
+    "root": lambda rounds: _lower(_power(rounds, -0.5)),
+    "band": lambda rounds, width: _lower(_power(rounds, -0.5, width)),
     "bisr": _bisr,
     "blt": _blt,
     "tree": _tree,

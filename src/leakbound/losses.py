@@ -145,14 +145,14 @@ class NamedLoss:
 
     def misfit(self, output: Tensor, count: int) -> str | None:
         """Why a model's output for this many examples does not fit the loss; None if it does."""
-        shapes = {"classes": (2, 2), "any": (2, 5), "class map": (3, 5), "tokens": (3, 3)}
-        least, most = shapes.get(self.targets, (1, 5))
-        form = {
-            "class map": "scores of classes for each pixel, (B, K, H, W)",
-            "mask": "one number for each pixel, (B, 1, H, W)",
-            "classes": "one row of class scores (B, K)",
-            "tokens": "scores of tokens for each place, (B, n, V)",
-        }.get(self.targets, "one row of outputs (B, K)")
+        forms = {
+            "classes": (2, 2, "one row of class scores (B, K)"),
+            "any": (2, 5, "one row of outputs (B, K)"),
+            "class map": (3, 5, "scores of classes for each pixel, (B, K, H, W)"),
+            "mask": (1, 5, "one number for each pixel, (B, 1, H, W)"),
+            "tokens": (3, 3, "scores of tokens for each place, (B, n, V)"),
+        }
+        least, most, form = forms.get(self.targets, (1, 5, "one row of outputs (B, K)"))
         if least <= output.ndim <= most and len(output) == count:
             return None
         return (

@@ -94,7 +94,7 @@ def ssim(paired: Paired, *, data_range: float) -> Values:
     if side < 3:
         return [None] * len(answer)
     window = min(_WINDOW, side - 1 + side % 2)
-    return _listed(_similarity(answer, truth, data_range, window)[0])
+    return _similarity(answer, truth, data_range, window)[0].tolist()
 
 
 def ms_ssim(paired: Paired, *, data_range: float) -> Values:
@@ -112,7 +112,7 @@ def ms_ssim(paired: Paired, *, data_range: float) -> Values:
         # A power of a negative contrast would be NaN.
         values *= (whole if scale == len(_SCALES) - 1 else contrast).relu() ** weight
         answer, truth = (torch.nn.functional.avg_pool2d(x, 2) for x in (answer, truth))
-    return _listed(values)
+    return values.tolist()
 
 
 def _similarity(
@@ -153,7 +153,8 @@ def label_accuracy(paired: Paired, *, data_range: float) -> Values:
     if paired.labels is None:
         return [None] * len(paired.inputs)
     inferred, true = (x.cpu().reshape(len(x), -1) for x in (paired.labels, paired.truth.labels))
-    return _listed(torch.isclose(inferred.double(), true.double(), atol=_SAME).double().mean(1))
+    right = torch.isclose(inferred.double(), true.double(), atol=_SAME)
+    return right.double().mean(1).tolist()
 
 
 def identification(
@@ -176,7 +177,7 @@ def identification(
     to_others = squared_distances(paired.inputs, distractors).amin(1)
     to_own = to_truth.diagonal().clone()
     others = to_truth.fill_diagonal_(math.inf).amin(1)
-    return _listed((to_own < torch.minimum(others, to_others)).double())
+    return (to_own < torch.minimum(others, to_others)).double().tolist()
 
 
 METRICS = (
@@ -222,7 +223,3 @@ def _images(paired: Paired) -> tuple[Tensor, Tensor]:
 
 def _shortest_side(images: Tensor) -> int:
     return min(images.shape[2:]) if has_neighbors(images.shape[1:]) else 0
-
-
-def _listed(values: Tensor) -> Values:
-    return values.tolist()

@@ -14,7 +14,7 @@ from leakbound._util import user_code
 from leakbound._util.modules import unfilled
 from leakbound.attacks.base import Attack
 from leakbound.attacks.matching.attack import GradientMatching
-from leakbound.attacks.matching.images import Images
+from leakbound.attacks.matching.images import Images, drawn
 from leakbound.attacks.matching.loop import answer, begin, run
 from leakbound.attacks.matching.objective import Objective
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
@@ -71,12 +71,12 @@ class Generated(Images):
     def __call__(self) -> Tensor:
         low, high = self.box
         if not self.copies:
-            drawn = self.model(self.latents)
+            output = self.model(self.latents)
         else:
             weights = dict(zip(self.names, self.variables, strict=True))
-            drawn = vmap(self._one)(weights, self.latents)
+            output = vmap(self._one)(weights, self.latents)
         # A user's generator may leave [0, 1].
-        return (low + (high - low) * drawn).clamp(low, high)
+        return (low + (high - low) * output).clamp(low, high)
 
     def _one(self, weights: dict[str, Tensor], latent: Tensor) -> Tensor:
         return functional_call(self.model, weights, (latent[None],))[0]
@@ -108,10 +108,7 @@ def _untrained(shape: tuple[int, int, int], latent: int, generator: torch.Genera
     model = unfilled(lambda: Untrained(shape, latent, 32))
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if p.ndim > 1:
-                p.copy_(normal(p.shape, generator) * (2 / p.shape[1:].numel()) ** 0.5)
-            else:
-                p.fill_(float("norm.weight" in name))
+            p.copy_(drawn(name, p.shape, generator, p))
     return model
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leakbound import check
-from leakbound.attacks.analytic import LinearInversion
+from leakbound.attacks.analytic import LinearInversion, layer_part
 from leakbound.attacks.base import outputs_of, parameter, probed, summed_task, uniform_inputs
 from leakbound.client import forward, layer_inputs, local_update
 from leakbound.core import Exact, NotApplicable, Observation, Task
@@ -173,18 +173,16 @@ def _exact(
     assert loss.mean is not None  # of elementwise losses
     task = layer.task
     bias = layer.bias.double()
-    held = task.tensors()
-    bias_name = parameter(layer.name, "bias")
+    weight, shift = layer_part(task, task.parameters, layer.name)
     inside = bias @ layer.weight.double() / bias.square().sum()
-    weight = held[parameter(layer.name, "weight")].double()
-    output = weight @ inside + held[bias_name].double()
+    output = weight.double() @ inside + shift.double()
     label = loss.mean(output) - len(bias) / loss.scale * bias
     if not task.plan.is_gradient:
         image = LinearInversion()(observation, generator).inputs.double()
         # Not coded: the label that is solved for has a number for each output.
         wide = replace(task, loss=replace(loss, coded=False)).to(bias.device, torch.float64)
         row = observation.update.rows.sum(0).double()
-        label = _solved(wide, bias_name, row, image, label)
+        label = _solved(wide, parameter(layer.name, "bias"), row, image, label)
     return label.to(layer.bias)
 
 
@@ -444,11 +442,10 @@ def ma(observation: Observation, generator: torch.Generator) -> Tensor:
         raise NotApplicable("ma needs the gradient of the last layer's bias")
     clients = len(observation.cohort)
     examples = observation.examples
-    held = layer.task.unflatten(layer.task.parameters)
+    weight, shift = layer_part(layer.task, layer.task.parameters, layer.name)
     bias = layer.bias.double() / clients
     means = layer.rows.double() / clients / bias.where(bias != 0, 1.0)[:, None]
-    outputs = means @ held[parameter(layer.name, "weight")].double().T
-    outputs = outputs + held[parameter(layer.name, "bias")].double()
+    outputs = means @ weight.double().T + shift.double()
     system = outputs.softmax(-1).T - torch.eye(len(bias)).to(bias)
     scale = float(bias.abs().max())
     # The heavy last equation makes the counts add up to N.

@@ -234,7 +234,7 @@ class PatchSpan(Attack):
         if unknown > self.most:
             raise NotApplicable(f"{unknown} numbers are unknown, and `most` is {self.most}")
         labels = known_or_inferred(observation, generator)
-        fit = _Fit.of(exact, update, labels, space, unknown, generator)
+        fit = _Fit(exact, update, labels, space, unknown, generator)
         low, high = task.input_range
         middle = (space.basis.T @ ((low + high) / 2 - space.base).T).T.repeat(count, 1).reshape(-1)
         best = middle
@@ -340,28 +340,23 @@ def _first_norm(
     return seen[0][1][0].detach(), seen[0][0], readers, early
 
 
-@dataclass(frozen=True, eq=False)
 class _Fit:
     """What candidates leave of the update: weighted, and summed in groups with random signs."""
 
-    exact: Task
-    rough: Task
-    update: Tensor
-    labels: Tensor
-    space: _Space
-    weights: Tensor
-    rows: int
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         task: Task,
         update: Tensor,
         labels: Tensor,
         space: _Space,
         unknown: int,
         generator: torch.Generator,
-    ) -> _Fit:
+    ) -> None:
+        self.exact = task
+        self.rough = task.to(update.device, torch.float32)
+        self.update = update
+        self.labels = labels
+        self.space = space
         total = update.norm().clamp_min(1e-300)
         weights = []
         for name, part in task.unflatten(update).items():
@@ -371,9 +366,9 @@ class _Fit:
             weights.append(weight.expand(part.numel()))
         # Random signs: entries of one kind would cancel or add up in a group.
         signs = (uniform((len(update),), generator, like=update) - 0.5).sign()
-        rough = task.to(update.device, torch.float32)
-        rows = min(ROWS * unknown, len(update)) | 1  # odd, so that columns do not fall in one row
-        return cls(task, rough, update, labels, space, torch.cat(weights) * signs, rows)
+        self.weights = torch.cat(weights) * signs
+        # Odd, so that columns do not fall in one row.
+        self.rows = min(ROWS * unknown, len(update)) | 1
 
     def grouped(self, vector: Tensor) -> Tensor:
         scaled = self.weights.to(vector) * vector

@@ -76,8 +76,7 @@ class CocktailParty(Separation):
             heard = listen(observation, generator, self, self.layer)
         except NotSeparable as error:
             raise NotApplicable(str(error)) from error
-        sources = heard.signs[:, None] * heard.separated.sources
-        vectors = nn.functional.normalize(sources, eps=1e-300).to(observation.update.rows)
+        vectors = nn.functional.normalize(heard.sources, eps=1e-300).to(observation.update.rows)
         return FoundFeatures(vectors, heard.layer, heard.signed, heard.separated.problem)
 
     def plant(self, task: Task) -> Task:
@@ -101,10 +100,11 @@ class Heard:
     image: bool
 
     @property
-    def signs(self) -> Tensor:
-        """(B,) 1 or -1, the factors for the sources."""
-        direction = self.separated.sources.mean(1) if self.positive else self.gains
-        return torch.where(direction < 0, -1.0, 1.0).to(direction)
+    def sources(self) -> Tensor:
+        """(B, n) the sources, with their signs as far as these are known."""
+        sources = self.separated.sources
+        direction = sources.mean(1) if self.positive else self.gains
+        return torch.where(direction < 0, -1.0, 1.0).to(direction)[:, None] * sources
 
     @property
     def signed(self) -> bool:
@@ -246,7 +246,7 @@ class CocktailPartyImages(CocktailParty, Attack):
 def _scaled(heard: Heard, task: Task) -> tuple[Tensor, str | None]:
     """The sources as images, and why they do not look like images, if so."""
     low, high = task.input_range
-    sources = heard.signs[:, None] * heard.separated.sources
+    sources = heard.sources
     bright = max(abs(low), abs(high)) / sources.abs().quantile(BRIGHT, dim=1).clamp_min(1e-300)
     known = 1 / heard.gains.abs().clamp_min(1e-300)
     scale = torch.where(heard.sure, known, bright)[:, None]

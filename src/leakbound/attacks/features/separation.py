@@ -458,7 +458,14 @@ def separate(
     seen = fit.inner - fit.inner.mean(1, keepdim=True)
     if kind.endswith("image"):
         seen = differences(fit.inner, shape)
-    unmixing, contrast = _unmixing(fit, seen, generator, settings, kind)
+    base = whitener(seen)
+    turn = rotation(base @ seen, generator, slope=settings.slope, restarts=settings.restarts)
+    unmixing = turn @ base
+    contrast = contrasts(unmixing @ seen, settings.slope)
+    if settings.solver == "likelihood" and kind == "nonnegative":
+        unmixing = nonnegative(unmixing, fit)
+    elif settings.solver == "likelihood" and kind != "general":
+        unmixing = heavy_tailed(unmixing, seen, fit if kind == "nonnegative image" else None)
     noise = ((unmixing @ fit.noise) * unmixing).sum(1).clamp_min(0).sqrt()
     if fit.clear < count:
         problem: str | None = f"only {fit.clear} of {count} sources stand out from the noise"
@@ -468,26 +475,6 @@ def separate(
         problem = _looks_gaussian(contrast, seen.shape[1], generator, settings.slope)
     mixing = fit.left @ torch.linalg.inv(unmixing)
     return Separated(unmixing @ _shrunk(fit), mixing, contrast, noise, fit.level, problem)
-
-
-def _unmixing(
-    fit: RowSpace,
-    seen: Tensor,
-    generator: torch.Generator,
-    settings: Separation,
-    kind: str,
-) -> tuple[Tensor, Tensor]:
-    """(B, B) from the fit's rows to the sources, and the contrast reached on what is `seen`."""
-    base = whitener(seen)
-    turn = rotation(base @ seen, generator, slope=settings.slope, restarts=settings.restarts)
-    unmixing = turn @ base
-    contrast = contrasts(unmixing @ seen, settings.slope)
-    if settings.solver == "contrast" or kind == "general":
-        return unmixing, contrast
-    if kind == "nonnegative":
-        return nonnegative(unmixing, fit), contrast
-    limits = fit if kind == "nonnegative image" else None
-    return heavy_tailed(unmixing, seen, limits), contrast
 
 
 def differences(rows: Tensor, shape: tuple[int, ...] | None) -> Tensor:
@@ -518,10 +505,10 @@ def _looks_gaussian(
     if len(contrast) == 1:
         return None
     limit = MARGIN * gaussian_ceiling((len(contrast), columns), generator, slope)
-    alike = int((contrast <= limit).sum())
-    if alike < 2:
+    near = int((contrast <= limit).sum())
+    if near < 2:
         return None
-    return f"{alike} of {len(contrast)} sources look Gaussian: they cannot be distinguished"
+    return f"{near} of {len(contrast)} sources look Gaussian: they cannot be distinguished"
 
 
 def _too_few_zeros(sources: Tensor, noise: Tensor) -> str | None:

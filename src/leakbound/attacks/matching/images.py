@@ -76,13 +76,13 @@ class DeepPrior(Images):
             self.network = _UNet(width, shape[1])
         named = dict(self.network.named_parameters())
         self.names = list(named)
-        self.variables = [_drawn(name, p.shape, generator, like) for name, p in named.items()]
+        self.variables = [drawn(name, p.shape, generator, like) for name, p in named.items()]
 
     def __call__(self) -> Tensor:
         low, high = self.box
         weights = dict(zip(self.names, self.variables, strict=True))
-        drawn = functional_call(self.network, weights, (self.noise,))
-        return low + (high - low) * drawn.sigmoid()
+        output = functional_call(self.network, weights, (self.noise,))
+        return low + (high - low) * output.sigmoid()
 
 
 class MixedRows(Images):
@@ -141,7 +141,7 @@ def _convolution(before: int, after: int) -> nn.Module:
     )
 
 
-def _drawn(name: str, shape: torch.Size, generator: torch.Generator, like: Tensor) -> Tensor:
+def drawn(name: str, shape: torch.Size, generator: torch.Generator, like: Tensor) -> Tensor:
     """Weights of variance 2 / fan-in, scales of 1, shifts of 0."""
     if len(shape) > 1:
         start = normal(shape, generator, like=like) * (2 / shape[1:].numel()) ** 0.5
