@@ -8,6 +8,7 @@ following its gradient.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -279,12 +280,9 @@ def _one(seen: Tensor, shown: Tensor, candidate: Replay, use_mean: bool) -> Tens
         # Only public noise is structured: its determinant is the same for every candidate.
         return -0.5 * covariance.whiten(left).square().sum()
     if isinstance(candidate.law, Laplace):
-        scale = torch.as_tensor(candidate.law.scale, dtype=seen.dtype).to(seen).expand_as(seen)
-        # A residual over almost no noise would be rounding, and would decide alone.
-        scale = scale.clamp_min(FLOOR * float(scale.mean()) + 1e-300)
+        scale = _raised(candidate.law.scale, seen)
         return (shown * (-left.abs() / scale - (2 * scale).log())).sum()
-    variance = torch.as_tensor(covariance, dtype=seen.dtype).to(seen).expand_as(seen)
-    each = _normal(left, variance.clamp_min(FLOOR * float(variance.mean()) + 1e-300))
+    each = _normal(left, _raised(covariance, seen))
     if candidate.kept is None:
         return (shown * each).sum()
     sends = candidate.kept.double().clamp(CHANGED, 1 - CHANGED)
@@ -292,6 +290,13 @@ def _one(seen: Tensor, shown: Tensor, candidate: Replay, use_mean: bool) -> Tens
     broad = _normal(seen, (shown * seen.square()).sum() / shown.sum().clamp_min(1))
     each = torch.where(candidate.kept > 0, each, broad) + sends.log()
     return torch.where(shown > 0, each, (1 - sends).log()).sum()
+
+
+def _raised(sizes: float | Tensor | None, like: Tensor) -> Tensor:
+    """Sizes of the noise in each coordinate, the smallest raised."""
+    wide = torch.as_tensor(sizes, dtype=like.dtype).to(like).expand_as(like)
+    # A residual over almost no noise would be rounding, and would decide alone.
+    return wide.clamp_min(FLOOR * float(wide.mean()) + 1e-300)
 
 
 def _normal(left: Tensor, variance: Tensor) -> Tensor:
@@ -398,7 +403,7 @@ class VarianceReadout(Attack):
         sent = [_sent(observation, one, generator).rows for one in _singles(public)]
         power = torch.stack([_log_power(task, rows, name) for rows in sent])
         pixels = public.inputs.flatten(1).double()
-        curve = Curve.fitted(power.flatten(), pixels.flatten(), self.bins)
+        curve = monotone_fit(power.flatten(), pixels.flatten(), self.bins)
         left = (curve(power) - pixels).square().mean() / pixels.var(correction=0).clamp_min(1e-30)
         inputs = curve(_log_power(task, observation.update.rows, name))
         problem = None
@@ -662,30 +667,26 @@ def _by_label(known: Tensor, every: Tensor, labels: Tensor) -> tuple[Tensor, Ten
     return torch.stack(middles), torch.stack(spreads)
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """A monotone piecewise linear function through (at, value), constant beyond its ends."""
+def monotone_fit(x: Tensor, y: Tensor, bins: int) -> Callable[[Tensor], Tensor]:
+    """Isotonic regression, in the direction of the covariance, of means over equal bins: linear
+    between them, constant beyond the ends.
+    """
+    order = torch.argsort(x, stable=True)
+    size = math.ceil(len(x) / bins)
+    at = torch.stack([part.mean() for part in torch.split(x[order], size)])
+    means = torch.stack([part.mean() for part in torch.split(y[order], size)])
+    count = [len(part) for part in torch.split(x, size)]
+    falls = float(((x - x.mean()) * (y - y.mean())).sum()) < 0
+    fitted = isotonic_regression(means.cpu().numpy(), weights=count, increasing=not falls).x
+    value = torch.as_tensor(fitted.copy()).to(means)
 
-    at: Tensor
-    value: Tensor
-
-    @staticmethod
-    def fitted(x: Tensor, y: Tensor, bins: int) -> Curve:
-        """Isotonic regression, in the direction of the covariance, of means over equal bins."""
-        order = torch.argsort(x, stable=True)
-        size = math.ceil(len(x) / bins)
-        at = torch.stack([part.mean() for part in torch.split(x[order], size)])
-        value = torch.stack([part.mean() for part in torch.split(y[order], size)])
-        count = [len(part) for part in torch.split(x, size)]
-        falls = float(((x - x.mean()) * (y - y.mean())).sum()) < 0
-        fitted = isotonic_regression(value.cpu().numpy(), weights=count, increasing=not falls).x
-        return Curve(at, torch.as_tensor(fitted.copy()).to(value))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if len(self.at) == 1:
-            return self.value.expand(x.shape)
-        right = torch.searchsorted(self.at, x.contiguous()).clamp(1, len(self.at) - 1)
-        low = self.at[right - 1]
-        high = self.at[right]
+    def curve(x: Tensor) -> Tensor:
+        if len(at) == 1:
+            return value.expand(x.shape)
+        right = torch.searchsorted(at, x.contiguous()).clamp(1, len(at) - 1)
+        low = at[right - 1]
+        high = at[right]
         share = ((x - low) / (high - low).clamp_min(1e-300)).clamp(0, 1)
-        return self.value[right - 1] + share * (self.value[right] - self.value[right - 1])
+        return value[right - 1] + share * (value[right] - value[right - 1])
+
+    return curve

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -311,33 +312,26 @@ def _first_norm(
     seen: list[tuple[str, Tensor, Tensor]] = []
     readers: list[str] = []
 
-    def norms(name: str) -> Any:
-        return lambda _, args, out: seen.append((name, args[0], out))
+    def watch(name: str, module: nn.Module) -> Any:
+        def note(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            if isinstance(module, nn.LayerNorm):
+                seen.append((name, args[0], output))
+            elif seen and args and args[0] is seen[0][2] and f"{name}.weight" in task.names:
+                readers.append(name)
 
-    def linear(name: str) -> Any:
-        return lambda _, args: (
-            readers.append(name) if seen and args and args[0] is seen[0][2] else None
-        )
+        return note
 
-    modules = list(task.model.named_modules())
-    hooks = [m.register_forward_hook(norms(n)) for n, m in modules if isinstance(m, nn.LayerNorm)]
-    hooks += [
-        m.register_forward_pre_hook(linear(n))
-        for n, m in modules
-        if isinstance(m, nn.Linear) and f"{n}.weight" in task.names
-    ]
     leaves = {n: v.detach().requires_grad_() for n, v in task.unflatten(task.parameters).items()}
-    try:
-        with torch.enable_grad():
-            call(task, {**task.buffers, **leaves}, torch.zeros(1, *shape).to(task.parameters))
-            if not readers or seen[0][1].ndim != 3 or not seen[0][1].requires_grad:
-                raise NotApplicable("no trained linear layers see a norm of the patches' vectors")
-            slopes = torch.autograd.grad(seen[0][1].sum(), list(leaves.values()), allow_unused=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.enable_grad():
+        for name, module in modules_of(task, (nn.LayerNorm, nn.Linear)).items():
+            hooks.enter_context(module.register_forward_hook(watch(name, module)))
+        call(task, {**task.buffers, **leaves}, torch.zeros(1, *shape).to(task.parameters))
+    if not readers or seen[0][1].ndim != 3 or not seen[0][1].requires_grad:
+        raise NotApplicable("no trained linear layers see a norm of the patches' vectors")
+    norm, vectors, _ = seen[0]
+    slopes = torch.autograd.grad(vectors.sum(), list(leaves.values()), allow_unused=True)
     early = frozenset(n for n, s in zip(leaves, slopes, strict=True) if s is not None)
-    return seen[0][1][0].detach(), seen[0][0], readers, early
+    return vectors[0].detach(), norm, readers, early
 
 
 class _Fit:

@@ -27,36 +27,11 @@ from leakbound.core import (
     ThreatModel,
     Update,
 )
-from leakbound.defenses import (
-    Chain,
-    Clip,
-    Defense,
-    DpSgd,
-    GaussianNoise,
-    GradientDropout,
-    HiddenDropout,
-    LaplaceNoise,
-    LocalAggregation,
-    LocalOptimalNoise,
-    MagnitudePruning,
-    Mixup,
-    NoDefense,
-    NoisyCopy,
-    OptimalNoise,
-    OptimalPruning,
-    PriPrune,
-    Quantization,
-    SecureAggregation,
-    Sign,
-    Soteria,
-    TopK,
-    WhitenedDpSgd,
-    Withhold,
-    chain,
-)
+from leakbound.defenses import Chain, Defense, NoDefense
 from leakbound.pairing import pair
 from leakbound.protocol import play
 from leakbound.randomness import normal, permutation, stream
+from leakbound.registry import parse
 from leakbound.testing.common import (
     ContractError,
     Unchanged,
@@ -72,33 +47,34 @@ REPEATS = 8
 UNLIKELY = 1e-4
 """Number of images that include the truth, number of trials, and the chance level that is no luck.
 """
-DEFENDED: tuple[Defense, ...] = (
-    Clip(0.1),
-    DpSgd(1.0, 0.5),
-    GaussianNoise(0.01),
-    GradientDropout(0.5),
-    HiddenDropout(0.5),
-    LaplaceNoise(0.1),
-    LocalAggregation(3, 0.1),
-    LocalOptimalNoise(0.1),
-    MagnitudePruning(0.7),
-    Mixup(),
-    NoisyCopy(0.1),
-    OptimalNoise(0.1),
-    OptimalPruning(0.5),
-    PriPrune(),
-    Quantization(4),
-    SecureAggregation(2),
-    Sign(),
-    Soteria(0.4),
-    TopK(0.9),
-    WhitenedDpSgd(1.0, 0.5),
-    Withhold(),
+DEFENDED = (
+    "clip,clip_norm=0.1",
+    "dp_sgd,clip_norm=1,noise_multiplier=0.5",
+    "gaussian_noise,noise_std=0.01",
+    "gradient_dropout,rate=0.5",
+    "hidden_dropout,rate=0.5",
+    "laplace_noise,noise_std=0.1",
+    "local_aggregation,steps=3,learning_rate=0.1",
+    "local_optimal_noise,noise_std=0.1",
+    "magnitude_pruning,rate=0.7",
+    "mixup",
+    "noisy_copy,noise_std=0.1",
+    "optimal_noise,noise_std=0.1",
+    "optimal_pruning,rate=0.5",
+    "pri_prune",
+    "quantization,bits=4",
+    "secure_aggregation,clients=2",
+    "sign",
+    "soteria,rate=0.4",
+    "top_k,rate=0.9",
+    "whitened_dp_sgd,clip_norm=1,noise_multiplier=0.5",
+    "withhold",
 )
 """One of every kind of update: clipped, noisy, sparse, coarse, of other weights or steps, a sum."""
 KNOWLEDGE = ((False, True), (True, False), (True, True), (False, False))
 """Whether labels and defense are known."""
 MALICIOUS = ThreatModel(server=Server.MALICIOUS)
+UNDEFENDED = NoDefense()
 
 
 def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | None = None) -> None:
@@ -145,8 +121,9 @@ def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | Non
     contract.check_zero(observation)
     contract.check_blind()
     contract.check_chance(observation)
-    undefended = [NoDefense()] * len(KNOWLEDGE)
-    for defense, (labels, known) in zip([*undefended, *DEFENDED], cycle(KNOWLEDGE), strict=False):
+    undefended = ["none"] * len(KNOWLEDGE)
+    for name, (labels, known) in zip([*undefended, *DEFENDED], cycle(KNOWLEDGE), strict=False):
+        defense = parse("defense", name)
         contract.check_knowledge(defense, ThreatModel(labels, known, Server.MALICIOUS))
         contract.check_seen_task(defense)
 
@@ -166,22 +143,19 @@ class _Contract:
     def seen(
         self,
         batches: Sequence[Batch],
-        defense: Defense | None = None,
+        defense: Defense = UNDEFENDED,
         threat: ThreatModel = MALICIOUS,
     ) -> Observation:
         """What a malicious server sees of clients; the attack may change their model."""
-        at = "observe" if defense is None else "defended"
-        sources = [stream(0, "contract", at, i) for i in range(len(batches) + 1)]
-        whole = defense or NoDefense()
-        played = play(self.task, batches, whole, sources, threat=threat, attack=self.attack)
+        sources = [stream(0, "contract", "clients", i) for i in range(len(batches) + 1)]
+        played = play(self.task, batches, defense, sources, threat=threat, attack=self.attack)
         return played.observation
 
-    def defended(self, defense: Defense, threat: ThreatModel) -> Observation | None:
+    def defended(self, defense: Chain, threat: ThreatModel) -> Observation | None:
         """What the server sees of clients under a defense; None if it refuses the task."""
-        whole = chain(defense)
-        batches = [self.other_batch(i) for i in range(whole.cohort_size)]
+        batches = [self.other_batch(i) for i in range(defense.cohort_size)]
         try:
-            return self.seen(batches, whole, threat)
+            return self.seen(batches, defense, threat)
         except (NotApplicable, ValueError):
             return None
 
@@ -247,7 +221,7 @@ class _Contract:
             f"plant of {self.name} gives other weights the second time",
         )
 
-    def check_knowledge(self, defense: Defense, threat: ThreatModel) -> None:
+    def check_knowledge(self, defense: Chain, threat: ThreatModel) -> None:
         """An answer or `NotApplicable`, whatever the defense sends and the attacker knows."""
         observation = self.defended(defense, threat)
         if observation is None:
@@ -264,7 +238,7 @@ class _Contract:
             "too",
         )
 
-    def check_seen_task(self, defense: Defense) -> None:
+    def check_seen_task(self, defense: Chain) -> None:
         """What a known defense reveals of the client's model or steps is asked for, if it matters.
 
         It matters if the answer changes where the task already is what the defense reveals.
@@ -272,8 +246,7 @@ class _Contract:
         observation = self.defended(defense, MALICIOUS)
         if observation is None:
             return
-        whole = chain(defense)
-        shown = whole.infer(observation.task, observation.update)
+        shown = defense.infer(observation.task, observation.update)
         if shown is observation.task:
             return
         asked: list[bool] = []
@@ -287,11 +260,11 @@ class _Contract:
             def infer(self, task: Task, update: Update) -> Task:
                 return task
 
-        watched = replace(observation, defense=Watched(whole.links))
+        watched = replace(observation, defense=Watched(defense.links))
         answer = self.answer(watched, stream(0, "contract", "seen"))
         if asked:  # it may compare both tasks: whether they differ says what is known
             return
-        revealed = replace(observation, task=shown, defense=Known(whole.links))
+        revealed = replace(observation, task=shown, defense=Known(defense.links))
         require(
             _same_answers(answer, self.answer(revealed, stream(0, "contract", "seen"))),
             f"{self.name} simulates observation.task under {defense!r}, which is not what the "
