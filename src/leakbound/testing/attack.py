@@ -106,29 +106,10 @@ def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | Non
         f"{attack!r} is no attack; give an instance of a class derived from "
         "leakbound.attacks.Attack",
     )
-    contract = _Contract(attack, *given_or_small(task, batch))
-    contract.check_signature()
-    check_settings(attack, contract.name)
-    contract.check_plant()
-    observation = contract.seen([contract.batch])
-    unchanged = contract.unchanged(observation)
-    applies = contract.attempt(observation, "attack") is not None
-    unchanged.check(contract.name)
-    if not applies:
-        return
-    contract.check_pure(observation)
-    contract.check_many()
-    contract.check_zero(observation)
-    contract.check_blind()
-    contract.check_chance(observation)
-    undefended = ["none"] * len(KNOWLEDGE)
-    for name, (labels, known) in zip([*undefended, *DEFENDED], cycle(KNOWLEDGE), strict=False):
-        defense = parse("defense", name)
-        contract.check_knowledge(defense, ThreatModel(labels, known, Server.MALICIOUS))
-        contract.check_seen_task(defense)
+    _AttackContract(attack, *given_or_small(task, batch)).check()
 
 
-class _Contract:
+class _AttackContract:
     """An attack, and the task and the batch that it is checked on."""
 
     def __init__(self, attack: Attack, task: Task, batch: Batch) -> None:
@@ -137,10 +118,31 @@ class _Contract:
         self.task = task
         self.batch = batch
 
-    def other_batch(self, seed: int) -> Batch:
+    def check(self) -> None:
+        """All checks, in order."""
+        self._check_signature()
+        check_settings(self.attack, self.name)
+        self._check_plant()
+        observation = self._seen([self.batch])
+        unchanged = self._unchanged(observation)
+        if self._attempt(observation, "attack") is None:
+            return
+        unchanged.check(self.name)
+        self._check_pure(observation)
+        self._check_many()
+        self._check_zero(observation)
+        self._check_blind()
+        self._check_chance(observation)
+        undefended = ["none"] * len(KNOWLEDGE)
+        for name, knows in zip([*undefended, *DEFENDED], cycle(KNOWLEDGE), strict=False):
+            defense = parse("defense", name)
+            self._check_knowledge(defense, ThreatModel(*knows, Server.MALICIOUS))
+            self._check_seen_task(defense)
+
+    def _other_batch(self, seed: int) -> Batch:
         return small_batch(self.task, self.batch, seed=seed)
 
-    def seen(
+    def _seen(
         self,
         batches: Sequence[Batch],
         defense: Defense = UNDEFENDED,
@@ -151,20 +153,20 @@ class _Contract:
         played = play(self.task, batches, defense, sources, threat=threat, attack=self.attack)
         return played.observation
 
-    def defended(self, defense: Chain, threat: ThreatModel) -> Observation | None:
+    def _defended(self, defense: Chain, threat: ThreatModel) -> Observation | None:
         """What the server sees of clients under a defense; None if it refuses the task."""
-        batches = [self.other_batch(i) for i in range(defense.cohort_size)]
+        batches = [self._other_batch(i) for i in range(defense.cohort_size)]
         try:
-            return self.seen(batches, defense, threat)
+            return self._seen(batches, defense, threat)
         except (NotApplicable, ValueError):
             return None
 
-    def unchanged(self, observation: Observation) -> Unchanged:
+    def _unchanged(self, observation: Observation) -> Unchanged:
         update = observation.update
         written = update.rows, update.mask, observation.labels
         return Unchanged(observation.task, self.batch, *written)
 
-    def attempt(
+    def _attempt(
         self, observation: Observation, source: str, where: str = "", mend: str = ""
     ) -> Reconstruction | None:
         """The answer, checked; None if the attack gives a reason why it does not apply."""
@@ -182,7 +184,7 @@ class _Contract:
         _check_answer(answer, observation, f"{self.name}{where}")
         return answer
 
-    def answer(
+    def _answer(
         self, observation: Observation, generator: torch.Generator, truth: Batch | None = None
     ) -> Reconstruction | None:
         """The answer while a truth is in this frame and visible to the garbage collector."""
@@ -195,7 +197,7 @@ class _Contract:
         assert truth is in_reach[0]
         return answer
 
-    def check_signature(self) -> None:
+    def _check_signature(self) -> None:
         takes = {
             "__call__": "observation, generator",
             "many": "observations, generators",
@@ -210,7 +212,7 @@ class _Contract:
                 f"exactly ({names})",
             )
 
-    def check_plant(self) -> None:
+    def _check_plant(self) -> None:
         unchanged = Unchanged(self.task, self.batch)
         planted = self.attack.plant(self.task)
         unchanged.check(f"plant of {self.name}")
@@ -221,15 +223,15 @@ class _Contract:
             f"plant of {self.name} gives other weights the second time",
         )
 
-    def check_knowledge(self, defense: Chain, threat: ThreatModel) -> None:
+    def _check_knowledge(self, defense: Chain, threat: ThreatModel) -> None:
         """An answer or `NotApplicable`, whatever the defense sends and the attacker knows."""
-        observation = self.defended(defense, threat)
+        observation = self._defended(defense, threat)
         if observation is None:
             return
         labels, known = (
             "known" if known else "unknown" for known in (threat.labels_known, threat.defense_known)
         )
-        self.attempt(
+        self._attempt(
             observation,
             "defended",
             f" of an update under {defense!r}, with labels {labels} and defense {known}",
@@ -238,12 +240,12 @@ class _Contract:
             "too",
         )
 
-    def check_seen_task(self, defense: Chain) -> None:
+    def _check_seen_task(self, defense: Chain) -> None:
         """What a known defense reveals of the client's model or steps is asked for, if it matters.
 
         It matters if the answer changes where the task already is what the defense reveals.
         """
-        observation = self.defended(defense, MALICIOUS)
+        observation = self._defended(defense, MALICIOUS)
         if observation is None:
             return
         shown = defense.infer(observation.task, observation.update)
@@ -261,19 +263,19 @@ class _Contract:
                 return task
 
         watched = replace(observation, defense=Watched(defense.links))
-        answer = self.answer(watched, stream(0, "contract", "seen"))
+        answer = self._answer(watched, stream(0, "contract", "seen"))
         if asked:  # it may compare both tasks: whether they differ says what is known
             return
         revealed = replace(observation, task=shown, defense=Known(defense.links))
         require(
-            _same_answers(answer, self.answer(revealed, stream(0, "contract", "seen"))),
+            _same_answers(answer, self._answer(revealed, stream(0, "contract", "seen"))),
             f"{self.name} simulates observation.task under {defense!r}, which is not what the "
             "client trained; use leakbound.attacks.base.seen_task(observation)",
         )
 
-    def check_pure(self, observation: Observation) -> None:
+    def _check_pure(self, observation: Observation) -> None:
         """Same generator, same bits, for any global random state, and nothing is written to."""
-        unchanged = self.unchanged(observation)
+        unchanged = self._unchanged(observation)
         kept = _global_states()
         answers = []
         try:
@@ -294,12 +296,12 @@ class _Contract:
         same = _same_answers(*answers)
         require(same, f"{self.name} gives two answers to one observation and generator")
 
-    def check_many(self) -> None:
+    def _check_many(self) -> None:
         def generators() -> list[torch.Generator]:
             return [stream(i, "contract", "many") for i in range(2)]
 
-        seen = [self.seen([self.other_batch(i)]) for i in range(2)]
-        if None in map(self.answer, seen, generators()):
+        seen = [self._seen([self._other_batch(i)]) for i in range(2)]
+        if None in map(self._answer, seen, generators()):
             return
         together = self.attack.many(seen, generators())
         require(
@@ -312,36 +314,36 @@ class _Contract:
         same = all(map(_same_answers, alone, together))
         require(same, f"many of {self.name} gives other answers than many of one observation each")
 
-    def check_zero(self, observation: Observation) -> None:
+    def _check_zero(self, observation: Observation) -> None:
         rows = torch.zeros_like(observation.update.rows)
         zero = replace(observation, update=replace(observation.update, rows=rows))
-        answer = self.answer(zero, stream(0, "contract", "zero"))
+        answer = self._answer(zero, stream(0, "contract", "zero"))
         if answer is not None:
             _check_answer(answer, zero, self.name)
             require(
                 answer.problem, f"{self.name} reports no problem with an update that is all zero"
             )
 
-    def check_blind(self) -> None:
+    def _check_blind(self) -> None:
         """The answer is the same while the truth is gone, in reach, or replaced by another."""
-        hidden = self.seen([self.other_batch(3)])
+        hidden = self._seen([self._other_batch(3)])
         # No truth of an earlier check may be left for the first answer.
         gc.collect()
-        first = self.answer(hidden, stream(0, "contract", "blind"))
+        first = self._answer(hidden, stream(0, "contract", "blind"))
         for seed in (3, 4, 5):
-            truth = self.other_batch(seed)
+            truth = self._other_batch(seed)
             require(
-                _same_answers(first, self.answer(hidden, stream(0, "contract", "blind"), truth)),
+                _same_answers(first, self._answer(hidden, stream(0, "contract", "blind"), truth)),
                 f"{self.name} answers differently while a batch is in its stack frames or in "
                 "memory: it looks for the truth outside of its observation",
             )
 
-    def check_chance(self, observation: Observation) -> None:
+    def _check_chance(self, observation: Observation) -> None:
         """Given noise, the answer is not closer to a truth than to other images beyond chance."""
         batch = self.batch
 
         def other(k: int, i: int) -> Batch:
-            return self.other_batch(1000 + CANDIDATES * k + i)
+            return self._other_batch(1000 + CANDIDATES * k + i)
 
         # The same histogram, which an attack with a prior may know.
         def shuffled(k: int, i: int) -> Batch:
@@ -355,7 +357,7 @@ class _Contract:
             for k in range(REPEATS):
                 truth = candidate(k, 0)
                 noise = _noise(observation, k)
-                answer = self.answer(noise, stream(k, "contract", "chance"), truth)
+                answer = self._answer(noise, stream(k, "contract", "chance"), truth)
                 if answer is None:
                     continue
                 error, *others = (_error(candidate(k, i), answer) for i in range(CANDIDATES))

@@ -68,15 +68,7 @@ def check_defense(
         "leakbound.defenses.Defense",
     )
     task, batch = given_or_small(task, batch)
-    contract = _Contract(task, batch)
-    for link in defense.links if isinstance(defense, Chain) else (defense,):
-        check_settings(link, repr(link))
-        check_repr(link, repr(link))
-        contract.check_link(link.resolve(task, batch.size))
-    whole = runnable(defense).resolve(task, batch.size)
-    contract.check_task_kept(whole)
-    contract.check_releases(whole)
-    contract.check_privacy(whole)
+    _DefenseContract(task, batch).check(defense)
 
 
 def runnable(defense: Defense) -> Chain:
@@ -90,7 +82,7 @@ def runnable(defense: Defense) -> Chain:
     return chain(defense)
 
 
-class _Contract:
+class _DefenseContract:
     """The task and the batch on which defenses are checked."""
 
     def __init__(self, task: Task, batch: Batch) -> None:
@@ -98,21 +90,32 @@ class _Contract:
         self.batch = batch
         self.context = ClientContext(task, batch)
 
-    def check_link(self, link: Defense) -> None:
+    def check(self, defense: Defense) -> None:
+        """Every link alone, and the defense in whole rounds."""
+        for link in defense.links if isinstance(defense, Chain) else (defense,):
+            check_settings(link, repr(link))
+            check_repr(link, repr(link))
+            self._check_link(link.resolve(self.task, self.batch.size))
+        whole = runnable(defense).resolve(self.task, self.batch.size)
+        self._check_task_kept(whole)
+        self._check_releases(whole)
+        self._check_privacy(whole)
+
+    def _check_link(self, link: Defense) -> None:
         """One link alone, on rows of every unit that it accepts."""
         name = repr(link)
         require(isinstance(link.guarantee, Guarantee), f"guarantee of {name} is not a Guarantee")
         for unit in sorted(link.accepts):
-            update = self.plain(link, unit)
-            out = self.check_transform(link, update)
+            update = self._plain(link, unit)
+            out = self._check_transform(link, update)
             _check_imitate(link, update, out, name)
             center = None if out.law.private else link.imitate(update.rows)
-            draw = partial(self.transformed, link, update)
+            draw = partial(self._transformed, link, update)
             _check_draws(draw, center, name, promise=link.guarantee)
             for value in (0.0, float("nan"), float("inf")):
-                self.check_survives(link, update, value)
+                self._check_survives(link, update, value)
 
-    def plain(self, link: Defense, unit: Unit) -> Update:
+    def _plain(self, link: Defense, unit: Unit) -> Update:
         """Rows of a unit before any defense; bounded to 1 if the link needs a bound."""
         batch = self.batch
         if unit is Unit.EXAMPLE:
@@ -129,14 +132,14 @@ class _Contract:
             return Update(rows, unit, examples)
         return Update(rows / rows.norm(dim=1, keepdim=True).clamp_min(1), unit, examples, bound=1.0)
 
-    def transformed(self, link: Defense, update: Update, seed: int) -> Update:
+    def _transformed(self, link: Defense, update: Update, seed: int) -> Update:
         source = stream(seed, "contract", "link")
         return link.transform(update, link.init(self.task), self.context, source)[0]
 
-    def check_transform(self, link: Defense, update: Update) -> Update:
+    def _check_transform(self, link: Defense, update: Update) -> Update:
         name = repr(link)
         unchanged = Unchanged(self.task, self.batch, update.rows, update.mask)
-        out = self.transformed(link, update, 0)
+        out = self._transformed(link, update, 0)
         unchanged.check(name)
         unit = link.returns(update.unit)
         require(unit >= update.unit, f"{name} turns rows of a {update.unit.noun} into finer ones")
@@ -158,7 +161,7 @@ class _Contract:
             f"{name} returns rows of {out.examples} examples, from {update.examples}",
         )
         _check_mask(out, name)
-        again = self.transformed(link, update, 0)
+        again = self._transformed(link, update, 0)
         same = same_bits(out.rows, again.rows) and same_bits(out.mask, again.mask)
         require(same, f"{name} gives another update from the same source")
         if not link.uses_context:
@@ -170,10 +173,10 @@ class _Contract:
             )
         return out
 
-    def check_survives(self, link: Defense, update: Update, value: float) -> None:
+    def _check_survives(self, link: Defense, update: Update, value: float) -> None:
         rows = torch.full_like(update.rows, value)
         try:
-            out = self.transformed(link, replace(update, rows=rows), 0)
+            out = self._transformed(link, replace(update, rows=rows), 0)
             if out.unit is Unit.CLIENT and len(out.rows) == 1:
                 link.infer(self.task, out)
         except Exception as error:
@@ -182,7 +185,7 @@ class _Contract:
             finite = out.rows.isfinite().all()
             require(finite, f"{link!r} turns an update of zeros into one that is not finite")
 
-    def check_task_kept(self, whole: Chain) -> None:
+    def _check_task_kept(self, whole: Chain) -> None:
         name = repr(whole)
         batch = self.batch
         unchanged = Unchanged(self.task, batch)
@@ -194,7 +197,7 @@ class _Contract:
         same = same_bits(*(local_update(t, batch.inputs, batch.labels) for t in (prepared, again)))
         require(same, f"prepare of {name} gives another task from the same source")
 
-    def check_releases(self, whole: Chain) -> None:
+    def _check_releases(self, whole: Chain) -> None:
         """The declared distribution over whole rounds: prepare, gradients, every link."""
         name = repr(whole)
         batch = self.batch
@@ -218,7 +221,7 @@ class _Contract:
                 _check_same(first, center, name)
         _check_draws(draw, center, name, promise=whole.guarantee)
 
-    def check_privacy(self, whole: Chain) -> None:
+    def _check_privacy(self, whole: Chain) -> None:
         """Every link that promises differential privacy has the basis of its promise.
 
         Neighbors differ in one row, which is zero in one of them (add or remove at a fixed
@@ -228,10 +231,10 @@ class _Contract:
         for at, link in enumerate(whole.links):
             if link.guarantee is Guarantee.DIFFERENTIAL_PRIVACY:
                 upto = Chain(whole.links[: at + 1])
-                clients = self.plain_rows(upto)
-                self.check_noise(upto, self.check_bound(upto, clients), clients)
+                clients = self._plain_rows(upto)
+                self._check_noise(upto, self._check_bound(upto, clients), clients)
 
-    def plain_rows(self, upto: Chain) -> list[Tensor]:
+    def _plain_rows(self, upto: Chain) -> list[Tensor]:
         """The rows of each client before any defense."""
         inputs = self.batch.inputs
         labels = self.batch.labels
@@ -244,7 +247,7 @@ class _Contract:
             plain if len(plain) == 1 else [*plain[:-1], plain[-1][:1]]
         )  # the last has least to mix
 
-    def released(self, links: Chain, clients: list[Tensor], unit: Unit) -> Update:
+    def _released(self, links: Chain, clients: list[Tensor], unit: Unit) -> Update:
         """The update of fixed plain rows of a unit under fixed streams."""
         client, cohort = links.sides
         updates = []
@@ -259,17 +262,17 @@ class _Contract:
         source = stream(0, "contract", "neighbor", "cohort")
         return cohort.transform(Update.stack(updates), cohort.init(self.task), None, source)[0]
 
-    def check_bound(self, upto: Chain, clients: list[Tensor]) -> float:
+    def _check_bound(self, upto: Chain, clients: list[Tensor]) -> float:
         """No row, at any scale and direction, moves the release by more than the declared bound."""
         name = f"{upto.links[-1]!r} promises differential privacy, but"
-        bound = self.released(upto, clients, upto.starts).bound
+        bound = self._released(upto, clients, upto.starts).bound
         if bound is None:
             raise ContractError(f"{name} declares no bound on what one example adds")
         require(0 < bound < float("inf"), f"{name} its bound is {bound}")
         ends = sorted({0, len(clients) - 1})
         for who, neighbors in ((i, pair) for i in ends for pair in _neighbors(clients[i])):
             with_row, without = (
-                self.released(upto, [*clients[:who], rows, *clients[who + 1 :]], upto.starts)
+                self._released(upto, [*clients[:who], rows, *clients[who + 1 :]], upto.starts)
                 for rows in neighbors
             )
             require(
@@ -285,13 +288,13 @@ class _Contract:
             )
         return bound
 
-    def check_noise(self, upto: Chain, bound: float, clients: list[Tensor]) -> None:
+    def _check_noise(self, upto: Chain, bound: float, clients: list[Tensor]) -> None:
         """The last link's own noise has a true distribution, at least `noise_multiplier` times the
         bound.
         """
         link = upto.links[-1]
         name = f"{link!r} promises differential privacy, but"
-        before = self.released(Chain(upto.links[:-1]), clients, upto.starts)
+        before = self._released(Chain(upto.links[:-1]), clients, upto.starts)
         # Noise of links before it counts as part of the rows: this link's own noise must suffice.
         update = replace(before, law=Exact(), mask=None)
         context = None if update.unit is Unit.COHORT else self.context
