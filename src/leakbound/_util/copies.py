@@ -97,9 +97,12 @@ def duplicate(module: Module, *, shared: bool = False) -> Module:
     """
     memo: dict[int, Any] = {}
     if shared:
-        memo = {id(own): own for own in (*module.parameters(), *module.buffers())}
-    for own in module.modules():
-        for value in _tensors(vars(own).values()):
+        memo = {
+            id(shared_tensor): shared_tensor
+            for shared_tensor in (*module.parameters(), *module.buffers())
+        }
+    for shared_tensor in module.modules():
+        for value in _tensors(vars(shared_tensor).values()):
             if not value.is_leaf or torch._C._functorch.is_functorch_wrapped_tensor(value):
                 memo[id(value)] = _number(value)
     try:

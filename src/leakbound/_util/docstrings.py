@@ -34,13 +34,13 @@ class Parts:
 
     def named(self, heading: str) -> dict[str, str]:
         """The entries `name: text` under a heading; several names before one colon share it."""
-        found: dict[str, str] = {}
+        entries: dict[str, str] = {}
         for item in _items(self.sections.get(heading, "")):
             match = _NAMED.match(item)
             if match:
                 # Such as "low, high: ...", which describes both.
-                found |= {name.strip(): match[2] for name in match[1].split(",")}
-        return found
+                entries |= {name.strip(): match[2] for name in match[1].split(",")}
+        return entries
 
 
 def parts(documentation: str) -> Parts:
@@ -55,10 +55,10 @@ def parts(documentation: str) -> Parts:
     heading = ""
     blank = False
     for line in rest.split("\n"):
-        found = _HEADING.match(line)
-        if found:
-            heading = found[1]
-            line = found[2]
+        match = _HEADING.match(line)
+        if match:
+            heading = match[1]
+            line = match[2]
         elif blank and line and not line.startswith(" "):
             heading = ""  # text without indent after a blank line is body again
         blank = not line.strip()
@@ -73,10 +73,10 @@ def cleaned(schema: Any) -> Any:
         return [cleaned(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: cleaned(value) for key, value in schema.items()}
-    if isinstance(text := found.get("description"), str):
-        found["description"] = inspect.cleandoc(text)
-    return found
+    described = {key: cleaned(value) for key, value in schema.items()}
+    if isinstance(text := described.get("description"), str):
+        described["description"] = inspect.cleandoc(text)
+    return described
 
 
 def _items(text: str) -> Iterator[str]:

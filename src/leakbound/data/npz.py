@@ -37,14 +37,14 @@ def read_npz(path: Path, options: Options) -> Raw:
 
 
 def _array(archive: zipfile.ZipFile, names: tuple[str, ...]) -> Array:
-    found = [info for info in archive.infolist() if info.filename in [f"{n}.npy" for n in names]]
-    if len(found) != 1:
+    members = [info for info in archive.infolist() if info.filename in [f"{n}.npy" for n in names]]
+    if len(members) != 1:
         held = ", ".join(repr(info.filename) for info in archive.infolist()[:20])
         raise ValueError(
-            f"the archive holds {len(found)} arrays named {' or '.join(names)} (it holds: {held}); "
-            "give exactly one"
+            f"the archive holds {len(members)} arrays named {' or '.join(names)} (it holds: "
+            f"{held}); give exactly one"
         )
-    member = found[0]
+    member = members[0]
     array = read_array(archive, member, raw.MAX_BYTES)
     if array.dtype.kind == "b":
         raise ValueError(f"{member.filename!r} holds values of type bool; give whole numbers")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from itertools import accumulate
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,10 +19,14 @@ from leakbound._util.results import ColumnResult
 from leakbound.domains.base import Fields, PartsDomain, Score
 from leakbound.randomness import normal
 
-KINDS = ("continuous", "integer", "date", "categorical")
-ENCODINGS = ("onehot", "code", "embedding")
 DECIMALS = (".", ",")
-CENSORED = ("", "limit", "missing")
+CHOICES = {
+    "kind": ("continuous", "integer", "date", "categorical"),
+    "encoding": ("onehot", "code", "embedding"),
+    "decimal": DECIMALS,
+    "censored": ("", "limit", "missing"),
+}
+"""What settings of a column may be."""
 WHOLE = 0.49
 NEAR = 0.05
 """Default tolerances: of whole numbers, and of others in units of the public spread."""
@@ -87,16 +91,12 @@ class Column:
 
     def __post_init__(self) -> None:
         what = f"column {self.name!r}"
-        if self.kind not in KINDS:
-            raise ValueError(f"{what} has kind {self.kind!r}; give one of {', '.join(KINDS)}")
-        if self.decimal not in DECIMALS:
-            raise ValueError(
-                f'{what} has decimal {self.decimal!r}; give the decimal mark "." or ","'
-            )
-        if self.censored not in CENSORED:
-            raise ValueError(
-                f'{what} has censored {self.censored!r}; give "limit" or "missing", or leave it out'
-            )
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(
+                    f"{what} has {name} {value!r}; give one of {', '.join(map(repr, allowed))}"
+                )
         if self.censored == "missing" and not self.missing:
             raise ValueError(f'{what} has censored "missing"; set missing = true too')
         if self.categorical:
@@ -104,10 +104,6 @@ class Column:
                 raise ValueError(
                     f"{what} has the levels {', '.join(self.levels) or '(none)'}; give two "
                     "different ones or more, or leave a constant column out"
-                )
-            if self.encoding not in ENCODINGS:
-                raise ValueError(
-                    f"{what} has encoding {self.encoding!r}; give one of {', '.join(ENCODINGS)}"
                 )
             return
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -231,7 +227,7 @@ class TableDomain(PartsDomain):
     @property
     def shape(self) -> tuple[int, ...]:
         """Numbers that store one row."""
-        return (widths(self.columns),)
+        return (self.placed[-1][2],)
 
     @cached_property
     def groups(self) -> tuple[tuple[int, int], ...]:
@@ -408,44 +404,34 @@ class TableDomain(PartsDomain):
     def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
         """The values of every column, and which match if the truth is known."""
         shown = self.hard(guess.detach().cpu())
-        texts = [self._texts(k, shown) for k in range(len(self.columns))]
-        if truth is None:
-            return Fields(
-                columns=tuple(
-                    ColumnResult(
-                        name=c.name, unit=c.unit, sensitive=c.sensitive, reconstruction=(*v,)
-                    )
-                    for c, v in zip(self.columns, texts, strict=True)
-                )
+        columns = [
+            ColumnResult(
+                name=column.name,
+                unit=column.unit,
+                sensitive=column.sensitive,
+                reconstruction=tuple(self._texts(k, shown)),
             )
+            for k, column in enumerate(self.columns)
+        ]
+        if truth is None:
+            return Fields(columns=tuple(columns))
         check.finite("truth", truth)
         held = truth.detach().cpu()
         known = ~self.misses(held, shown)
         blind = None if baseline is None else ~self.misses(held, baseline)
-        return Fields(
-            columns=tuple(
-                ColumnResult(
-                    name=column.name,
-                    unit=column.unit,
-                    sensitive=column.sensitive,
-                    matched=tuple(known[:, k].tolist()),
-                    baseline=() if blind is None else tuple(blind[:, k].tolist()),
-                    truth=tuple(self._texts(k, held)),
-                    reconstruction=tuple(texts[k]),
-                )
-                for k, column in enumerate(self.columns)
+        for k, column in enumerate(columns):
+            columns[k] = msgspec.structs.replace(
+                column,
+                matched=tuple(known[:, k].tolist()),
+                baseline=() if blind is None else tuple(blind[:, k].tolist()),
+                truth=tuple(self._texts(k, held)),
             )
-        )
+        return Fields(columns=tuple(columns))
 
 
 def day(value: float) -> date:
     """The date so many days after 1970-01-01, or the first or last that there is."""
     return date.fromordinal(EPOCH + round(min(max(value, FIRST_DAY), LAST_DAY)))
-
-
-def widths(columns: Iterable[Column]) -> int:
-    """How many numbers store one row of these columns."""
-    return sum(column.width for column in columns)
 
 
 def _one_hot(shares: Tensor) -> Tensor:
