@@ -60,7 +60,7 @@ def test_every_search_stops_when_the_time_is_up(name, observed, monkeypatch):
 def test_a_budget_that_is_not_used_up_changes_no_bit(observed):
     attack = lb.attacks.GradientMatching(steps=20)
     plain, seen = run(attack, observed), []
-    with Pace(600.0, seen.append) as budget:
+    with Pace(600.0, seen.append):
         timed = pace.noted(run(attack, observed))
     assert torch.equal(plain.inputs, timed.inputs)
     assert (plain.trace, plain.objective, plain.problem) == (

@@ -32,9 +32,7 @@ def _found(vectors, *, signed=True):
 def test_size_and_smoothness(scene):
     seen = scene.play(scene.task("mlp", hidden=(8,)), scene.batch(0, 1)).observation
     (small,) = terms_for(GradientMatching(size=1.0), seen, seen.task, None, stream(0))
-    assert float(small(IMAGES, {})) == pytest.approx(
-        float(((IMAGES.numpy() - 0.5) ** 2).mean())
-    )
+    assert float(small(IMAGES, {})) == pytest.approx(float(((IMAGES.numpy() - 0.5) ** 2).mean()))
     assert float(Smooth(1.0)(torch.full((1, 1, 4, 4), 0.3), {})) == 0
 
 

@@ -19,6 +19,8 @@ from typing import Any, Self
 
 from leakbound.core import Reconstruction
 
+__all__ = ["tick"]
+
 EVALUATIONS = 20
 """The most evaluations of the objective in one step of L-BFGS."""
 STEPS = ("steps", "generations")
