@@ -272,7 +272,8 @@ def _read(model: nn.Module, takes: TakesRows) -> None:
     changes = [(k, level) for k, (a, z) in takes.coded.items() for level in range(1, z - a)]
     rows = takes.domain.hard((low + high)[None] / 2).repeat(1 + len(changes) + TRIALS, 1)
     # Numbers vary, too: an embedding that looks one up shows here.
-    varied = rows[-TRIALS:] + (high - low) * torch.linspace(-0.5, 0.5, TRIALS).to(like)[:, None]
+    shares = torch.linspace(-0.5, 0.5, TRIALS).to(like)[:, None]
+    varied = rows[-TRIALS:] + (high - low) * shares
     for start, stop in takes.domain.groups:
         varied[:, start:stop] = rows[-TRIALS:, start:stop]
     rows[-TRIALS:] = varied
@@ -371,7 +372,8 @@ def _looks(
     looks = []
     for values in seen.reshape(count, -1).cpu().T:
         alone = values[:-TRIALS]
-        columns = {changes[r][0] for r in (alone[1:] != alone[0]).nonzero()[:, 0].tolist()}
+        changed = (alone[1:] != alone[0]).tolist()
+        columns = {k for (k, _), is_changed in zip(changes, changed, strict=True) if is_changed}
         look = _Look(alone[:1])
         expected = alone[:1].expand(TRIALS)
         for k in columns:

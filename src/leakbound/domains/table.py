@@ -388,7 +388,8 @@ class TableDomain(PartsDomain):
     def rows(self, x: Tensor) -> list[tuple[str, ...]]:
         """The values of rows (N, n) as text, one for each column."""
         held = self.hard(x.detach().cpu())
-        return list(zip(*(self._texts(k, held) for k in range(len(self.columns))), strict=True))
+        columns = [self._texts(k, held) for k in range(len(self.columns))]
+        return list(zip(*columns, strict=True))
 
     def _texts(self, k: int, held: Tensor) -> list[str]:
         column, start, stop = self.placed[k]
@@ -441,7 +442,8 @@ def _one_hot(shares: Tensor) -> Tensor:
 def _simplex(x: Tensor) -> Tensor:
     """The closest points of the probability simplex (Duchi et al. 2008, figure 1)."""
     # The formula would move valid points by its rounding.
-    valid = (x >= 0).all(-1, keepdim=True) & ((x.sum(-1, keepdim=True) - 1).abs() < 1e-5)
+    whole = (x.sum(-1, keepdim=True) - 1).abs() < 1e-5
+    valid = whole & (x >= 0).all(-1, keepdim=True)
     moved = x - x.amax(-1, keepdim=True)  # the same closest point, without cancellation
     falling = moved.sort(-1, descending=True).values
     over = (falling.cumsum(-1) - 1) / torch.arange(1, x.shape[-1] + 1).to(x)

@@ -45,8 +45,8 @@ CHUNK = 256
 class LayerRows:
     """Weights (k, d) of one layer, one row per unit; its bias (k,); which weights are not pruned.
 
-    `below`: for a linear layer, the number of units of the linear layer before it. `entering`: (d,)
-    the size of the weights of the units that feed it, in the layer before; None if they do not fit.
+    `follows`: it is linear and takes the units of the linear layer before it. `entering`: (d,) the
+    size of the weights of the units that feed it, in the layer before; None if they do not fit.
     """
 
     name: str
@@ -54,7 +54,7 @@ class LayerRows:
     bias: Tensor | None
     kept: Tensor
     linear: bool
-    below: int | None
+    follows: bool
     entering: Tensor | None
 
 
@@ -63,7 +63,7 @@ def layers(task: Task) -> list[LayerRows]:
     there = torch.ones_like(task.parameters, dtype=torch.bool) if task.kept is None else task.kept
     kept = task.unflatten(there)
     rows_of: list[LayerRows] = []
-    below: int | None = None
+    below = 0
     size: Tensor | None = None
     for name, module in task.model.named_modules():
         key = f"{name}.weight" if name else "weight"
@@ -71,13 +71,13 @@ def layers(task: Task) -> list[LayerRows]:
             rows = parts[key].flatten(1)
             bias = parts.get(f"{name}.bias" if name else "bias")
             linear = isinstance(module, nn.Linear)
-            under = below if linear else None
             entering = None
             if size is not None and rows.shape[1] % len(size) == 0:
                 # A unit may have several outputs in each row, such as the pixels of a channel.
                 entering = size.repeat_interleave(rows.shape[1] // len(size))
+            follows = linear and rows.shape[1] == below
             here = kept.get(key, torch.ones_like(parts[key], dtype=torch.bool)).flatten(1)
-            rows_of.append(LayerRows(name, rows, bias, here, linear, under, entering))
+            rows_of.append(LayerRows(name, rows, bias, here, linear, follows, entering))
             even, most = evened(rows if entering is None else rows.double() * entering)
             # Norms over the largest; 1 for rows of zeros.
             size = most / most.max().clamp_min(5e-324) * even.norm(dim=1)
