@@ -11,12 +11,14 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from leakbound._util.text import printable
 from leakbound.domains.base import Domain
 from leakbound.domains.table import Column, TableDomain
 from leakbound.domains.tokens import TokenDomain
@@ -339,9 +341,11 @@ def _recorded(
 
         return hook
 
-    hooks = [m.register_forward_pre_hook(note(n), with_kwargs=True) for n, m in known.items()]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), ExitStack() as hooks:
+            for name, module in known.items():
+                hook = module.register_forward_pre_hook(note(name), with_kwargs=True)
+                hooks.enter_context(hook)
             output = adapter.run(rows, {k: part.to(rows.device) for k, part in codes.items()})
     except Exception as error:
         takes = (
@@ -349,12 +353,9 @@ def _recorded(
         )
         raise ValueError(
             f"the model cannot be called with {takes} and codes from 0 to the number of levels "
-            f"minus 1 ({' '.join(str(error).split())[:300]}); give leakbound.models.adapted("
+            f"minus 1 ({printable(str(error))[:300]}); give leakbound.models.adapted("
             "model, domain, form=..., names=...), or another encoding of the columns"
         ) from error
-    finally:
-        for one in hooks:
-            one.remove()
     return inputs, _tensor(output)
 
 

@@ -283,9 +283,7 @@ class TableDomain(PartsDomain):
             if column.categorical or not len(values):
                 columns.append(column)
                 continue
-            low, middle, high = np.quantile(values.numpy(), (0.25, 0.5, 0.75)).tolist()
-            # The IQR ignores outliers; it is 0 where most values repeat.
-            spread = (high - low) / 1.349 or float(values.std(correction=0))
+            middle, spread = middle_and_spread(values)
             unit = column.unit_length
             typical = column.origin + unit * middle
             # A column with one value has spread 0, which `Column` refuses.
@@ -433,6 +431,13 @@ class TableDomain(PartsDomain):
 def day(value: float) -> date:
     """The date so many days after 1970-01-01, or the first or last that there is."""
     return date.fromordinal(EPOCH + round(min(max(value, FIRST_DAY), LAST_DAY)))
+
+
+def middle_and_spread(values: Tensor) -> tuple[float, float]:
+    """The median; and IQR / 1.349, as of normal values, or the standard deviation if that is 0."""
+    low, middle, high = np.quantile(values.numpy(), (0.25, 0.5, 0.75)).tolist()
+    # The IQR ignores outliers; it is 0 where most values repeat.
+    return middle, (high - low) / 1.349 or float(values.std(correction=0))
 
 
 def _one_hot(shares: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ any c that the numbers can represent.
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -373,7 +374,6 @@ def _label_blind(task: Task, output: Tensor, labels: Tensor) -> LayerFinding:
 def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[LayerFinding]]:
     """The outputs; and how much the loss moves with each layer's outputs, over the model's own."""
     seen: dict[str, Tensor] = {}
-    handles = []
 
     def keep(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
         seen[name] = output
@@ -382,16 +382,12 @@ def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Lay
         name: value.detach().requires_grad_()
         for name, value in task.unflatten(task.parameters).items()
     }
-    try:
+    with torch.enable_grad(), ExitStack() as hooks:
         for layer in layers(task):
             module = task.model.get_submodule(layer.name)
-            handles.append(module.register_forward_hook(partial(keep, layer.name)))
-        with torch.enable_grad():
-            output = client.call(task, {**task.buffers, **values}, inputs)
-            loss = task.loss(output, labels)
-    finally:
-        for handle in handles:
-            handle.remove()
+            hooks.enter_context(module.register_forward_hook(partial(keep, layer.name)))
+        output = client.call(task, {**task.buffers, **values}, inputs)
+        loss = task.loss(output, labels)
     wanted = [output, *seen.values()]
     slopes = _slopes(loss, wanted)
     if not bool(slopes[0].any()):  # the loss is saturated on these images
