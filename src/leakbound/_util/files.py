@@ -128,19 +128,36 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     Raises:
         ValueError: it cannot be read, is too large, or is no TOML in UTF-8.
     """
-    try:
-        with opened(path) as stream:
-            content = stream.read(MOST_TOML + 1)  # one more byte shows a larger file
-    except OSError as error:
-        raise ValueError(f"{what} cannot be read: {error.strerror}; check the path") from None
-    if len(content) > MOST_TOML:
-        raise ValueError(f"{what} is over {MOST_TOML} bytes; give a smaller file")
+    content = _limited(path, what, MOST_TOML)
     try:
         return tomllib.loads(content.decode("utf-8-sig"))  # Windows editors write a byte order mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{what} is not UTF-8 text: {error.reason} at {error.start}") from None
     except (ValueError, RecursionError) as error:  # of arrays nested too deep
         raise ValueError(f"{what} is not valid TOML: {error}") from None
+
+
+def read_json(path: Path, what: str, *, most: int) -> dict[str, Any]:
+    """The object in a JSON file of at most `most` bytes; as `read_toml`."""
+    content = _limited(path, what, most)
+    try:
+        value = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError):  # lists nested thousands deep exhaust the stack
+        raise ValueError(f"{what} is not valid JSON in UTF-8; save it again") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} holds a {type(value).__name__}; give one with a JSON object")
+    return value
+
+
+def _limited(path: Path, what: str, most: int) -> bytes:
+    try:
+        with opened(path) as stream:
+            content = stream.read(most + 1)  # one more byte shows a larger file
+    except OSError as error:
+        raise ValueError(f"{what} cannot be read: {error.strerror}; check the path") from None
+    if len(content) > most:
+        raise ValueError(f"{what} is over {most} bytes; give a smaller file")
+    return content
 
 
 def folder(base: Path, *names: str) -> Path:
