@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from torch import Tensor, nn
 
 from leakbound import tensors
@@ -45,6 +48,22 @@ _CHANGED = {
     "megatron_config": "its layers are split over devices",
     "ensure_weight_tying": "it ties trained weights",
 }
+Rank = Annotated[int, Meta(ge=1, le=MOST_RANK)]
+Alpha = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+Name = Annotated[str, Meta(pattern=r"^[\w.]+\Z")]
+_RANK = f"a rank from 1 to {MOST_RANK}"
+_ALPHA = "a finite number above 0"
+_PLAIN = "an object of plain module names, without regular expressions, each with"
+_READ: dict[str, tuple[Any, str]] = {
+    "r": (Rank, _RANK),
+    "lora_alpha": (Alpha, _ALPHA),
+    "use_rslora": (bool | None, "true or false"),
+    "target_modules": (tuple[str, ...] | str | None, "a list of module names"),
+    "modules_to_save": (tuple[str, ...] | None, "a list of module names"),
+    "rank_pattern": (dict[Name, Rank] | None, f"{_PLAIN} {_RANK}"),
+    "alpha_pattern": (dict[Name, Alpha] | None, f"{_PLAIN} {_ALPHA}"),
+}
+"""What is read of a configuration: its type, and what to give instead of another."""
 _INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 """Initializations that leave the weights of the base as they are."""
 
@@ -101,19 +120,24 @@ def read_config(path: Path) -> AdapterConfig:
         )
     if settings.get("bias", "none") != "none":
         raise ValueError(f"{what}: bias is {settings['bias']!r}; give an adapter with bias 'none'")
-    root = settings.get("use_rslora") or False
-    if not isinstance(root, bool):
-        raise ValueError(f"{what}: use_rslora is {root!r}; give true or false")
-    # A text is a pattern, which is never run: the file's tensors then show the targets.
-    targets = settings.get("target_modules")
+    values = dict[str, Any]()
+    for name, (form, mend) in _READ.items():
+        value = settings.get(name)
+        try:
+            values[name] = msgspec.convert(value, form)
+        except msgspec.ValidationError:
+            shown = repr(value)[:60]
+            raise ValueError(f"{what}: {name} is {shown}; give {mend}") from None
+    targets = values["target_modules"]
     return AdapterConfig(
-        _rank(settings.get("r"), "r", what),
-        _number(settings.get("lora_alpha"), "lora_alpha", what),
-        root,
-        () if isinstance(targets, str) else _names(targets, "target_modules", what),
-        _names(settings.get("modules_to_save"), "modules_to_save", what),
-        {k: _rank(v, k, what) for k, v in _pattern(settings, "rank_pattern", what).items()},
-        {k: _number(v, k, what) for k, v in _pattern(settings, "alpha_pattern", what).items()},
+        values["r"],
+        values["lora_alpha"],
+        bool(values["use_rslora"]),
+        # A text is a pattern, which is never run: the file's tensors then show the targets.
+        targets if isinstance(targets, tuple) else (),
+        values["modules_to_save"] or (),
+        values["rank_pattern"] or {},
+        values["alpha_pattern"] or {},
     )
 
 
@@ -307,39 +331,6 @@ def _refuse_quantized(base: nn.Module) -> None:
         signs.append("its config says so")
     if signs:
         raise ValueError(f"base is quantized ({signs[0]}); give it with weights as floats")
-
-
-def _rank(value: Any, name: str, what: str) -> int:
-    # Exact type: `true` would pass for rank 1.
-    if type(value) is not int or not 1 <= value <= MOST_RANK:
-        raise ValueError(f"{what}: {name} is {value!r}; give a rank from 1 to {MOST_RANK}")
-    return value
-
-
-def _number(value: Any, name: str, what: str) -> float:
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ValueError(f"{what}: {name} is {value!r}; give a finite number above 0")
-    return float(value)
-
-
-def _names(value: Any, name: str, what: str) -> tuple[str, ...]:
-    if value is None or (isinstance(value, list) and all(isinstance(v, str) for v in value)):
-        return tuple(value or ())
-    raise ValueError(f"{what}: {name} is {str(value)[:60]!r}; give a list of module names")
-
-
-def _pattern(settings: Mapping[str, Any], name: str, what: str) -> dict[str, Any]:
-    """Exceptions by the end of a module's name; regular expressions are refused."""
-    value = settings.get(name) or {}
-    plain = isinstance(value, dict) and all(
-        k.replace("_", "").replace(".", "").isalnum() for k in value
-    )
-    if not plain:
-        raise ValueError(
-            f"{what}: {name} is {str(value)[:60]!r}; give an object of plain module names, "
-            "without regular expressions"
-        )
-    return dict(value)
 
 
 def _ends(module: str, name: str) -> bool:
