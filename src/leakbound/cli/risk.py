@@ -74,15 +74,15 @@ def bound(command: options.BoundOptions) -> int:
 
 
 def calibration(command: options.Calibrate) -> int:
-    given = asdict(command)
+    settings = asdict(command)
     for name in ("deployment", "audience", "unit", "json", "target", "explain"):
-        del given[name]
+        del settings[name]
     with errors.status("calibrating ..."):
-        found = calibrate(command.target, **given)
+        calibrated = calibrate(command.target, **settings)
     if command.json:
-        print(as_json(found.plain()))
+        print(as_json(calibrated.plain()))
     else:
-        _show_calibration(found, explain=command.explain)
+        _show_calibration(calibrated, explain=command.explain)
     return 0
 
 
@@ -124,7 +124,7 @@ def bounded(
         rows.append(
             {
                 **words,
-                "log10_baseline": _log10(edges.log_kappa[i]),
+                "log10_baseline": _finite(float(edges.log_kappa[i]) / math.log(10)),
                 "attained": float(edges.attained[i]),
                 "attack": edges.attack[i],
                 "guess": float(edges.baseline[i]),
@@ -170,17 +170,18 @@ def _show_bound(
     thresholds = ("PSNR dB", "MSE") if squared else ("reached",)
     shown = table(right=(*thresholds, *COLUMNS))
     for row in found["thresholds"]:
+        reached = [row.get("reached")]
+        if squared:
+            reached = [format_fixed(row["psnr"]), format_number(row["mse"])]
+        baseline = row["log10_baseline"]
+        upper = format_upper(row["bound"])
+        if row["bound"] == 0 and baseline is not None:  # it underflowed
+            upper = BELOW
         shown.add_row(
-            *(
-                (format_fixed(row["psnr"]), format_number(row["mse"]))
-                if squared
-                else (row["reached"],)
-            ),
-            "0"
-            if row["log10_baseline"] is None
-            else format_upper_log(row["log10_baseline"] * math.log(10)),
+            *reached,
+            "0" if baseline is None else format_upper_log(baseline * math.log(10)),
             format_lower(row["attained"]),
-            _upper(row),
+            upper,
             "" if row["matched"] is None else format_percent(row["matched"]),
             row["verdict"],
         )
@@ -199,23 +200,15 @@ def _show_bound(
         few = min(rare, key=lambda row: row["rare_rows"])
         words = sentences.rare(few["rare_rows"], edges.prior.n, few["rare"])
         console.print(f"at {few['reached']}, {words}")
-    _show_membership(found["epsilon"], found["delta"], found["thresholds"])
+    verdicts = [row["verdict"] for row in found["thresholds"]]
+    _show_membership(found["epsilon"], found["delta"], *verdicts)
     _show_prior(found["prior"])
     _show_scopes(edges, found["prior"], explain=explain)
 
 
-def _upper(row: dict[str, Any]) -> str:
-    """The upper bound as text; a bound that underflows is small, but it is not 0."""
-    return (
-        BELOW
-        if row["bound"] == 0 and row["log10_baseline"] is not None
-        else format_upper(row["bound"])
-    )
-
-
-def _show_membership(epsilon: float | None, delta: float, rows: list[dict[str, Any]]) -> None:
+def _show_membership(epsilon: float | None, delta: float, *verdicts: str) -> None:
     """What "protected" does not cover if epsilon is large: whether an example took part."""
-    if any(row["verdict"].startswith("protected") for row in rows):
+    if any(word.startswith("protected") for word in verdicts):
         said = of_membership(math.inf if epsilon is None else epsilon, delta)
         if said:
             console.print(said)
@@ -245,7 +238,7 @@ def _show_calibration(found: Calibration, *, explain: bool) -> None:
         console.print(f"at {found.target.goal}, {words}")
     _show_prior(found.prior)
     console.print(f"verdict of `leakbound bound` on this answer: [bold]{found.verdict}[/bold]")
-    _show_membership(private, found.delta, [{"verdict": found.verdict}])
+    _show_membership(private, found.delta, found.verdict)
     _show_scopes(edges, found.prior, explain=explain)
 
 
@@ -335,10 +328,9 @@ def _setting_line(edges: Corridor, epsilon: float | None, delta: float, source: 
     known = "" if source is None else f" of {safe(source)}"
     private = "infinite" if epsilon is None else f"{epsilon:.4g}"
     return (
-        f"noise multiplier {setting.noise_multiplier:.6g}, {setting.steps} "
-        f"step{'' if setting.steps == 1 else 's'} at rate {setting.sampling_rate:g} "
-        f"({setting.participation} participation), {examples_words(edges)}{known}: epsilon "
-        f"{private} at delta {delta:g}"
+        f"noise multiplier {setting.noise_multiplier:.6g}, {plural(setting.steps, 'step')} at rate "
+        f"{setting.sampling_rate:g} ({setting.participation} participation), "
+        f"{examples_words(edges)}{known}: epsilon {private} at delta {delta:g}"
     )
 
 
@@ -352,7 +344,3 @@ def _plot(edges: Corridor, command: options.BoundOptions) -> bytes:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _log10(log: float) -> float | None:
-    return _finite(float(log) / math.log(10))

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from leakbound._util.decibels import mse_of_psnr
+from leakbound._util.groups import grouped
 from leakbound._util.intervals import student_reach
 from leakbound.assess.record import ESTIMATE, Assessment, Training, Values
-from leakbound.report.tables import LEVEL, Names, defined, grouped
+from leakbound.report.tables import LEVEL, Names, defined
 
 __all__ = [
     "BASELINE",

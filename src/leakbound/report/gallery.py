@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+from leakbound._util.groups import grouped
 from leakbound.assess.record import Assessment, CaptureInfo, Explained
 from leakbound.report.columns import MOST, RowTable, row_of
 from leakbound.report.folder import Run, Strip
 from leakbound.report.rerun import Rerun, reruns
-from leakbound.report.tables import Names, grouped, mean_value
+from leakbound.report.tables import AttackKey, Names, mean_value
 
 EXAMPLE_SIDE = 64
 EXPERIMENTS = 500
@@ -42,16 +43,16 @@ class CapturedUpdate:
 
     @staticmethod
     def of(assessment: Assessment) -> CapturedUpdate | None:
-        own = assessment.capture
-        if own is None:
+        capture = assessment.capture
+        if capture is None:
             return None
-        parts = [own.name]
-        parts += [f"round {own.round}"] * bool(own.round)
-        parts += [f"client {own.client}"] * bool(own.client)
-        known = own.explained or Explained(share=None, direction=None, scale=None)
+        parts = [capture.name]
+        parts += [f"round {capture.round}"] * bool(capture.round)
+        parts += [f"client {capture.client}"] * bool(capture.client)
+        known = capture.explained or Explained(share=None, direction=None, scale=None)
         scaled = known.share is None
         share = known.direction if scaled else known.share
-        return CapturedUpdate(", ".join(parts), own, share, scaled)
+        return CapturedUpdate(", ".join(parts), capture, share, scaled)
 
 
 @dataclass(frozen=True)
@@ -224,14 +225,14 @@ def cards_of(
 
 def best_examples(
     pages: Iterable[Sequence[CardSource]], names: Names
-) -> dict[tuple[str, int, str, str], tuple[int, str]]:
+) -> dict[AttackKey, tuple[int, str]]:
     """By configuration and attack, page and anchor of the example that it reconstructed best."""
-    best: dict[tuple[str, int, str, str], tuple[float, int, str]] = {}
+    best: dict[AttackKey, tuple[float, int, str]] = {}
     for number, page in enumerate(pages):
         most = room(page)
         for source in page:
             for a in source.experiments:
-                key = (*names.key(a), names.attack(a))
+                key = names.attack_key(a)
                 for i, score in enumerate(a.scores, 1):
                     if score is not None and (key not in best or score > best[key][0]):
                         anchor = f"example-{source.number}-{i}" if i <= most else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from leakbound._util.groups import grouped
 from leakbound._util.results import Fact
 from leakbound.assess.record import (
     CERTIFIED,
@@ -20,7 +21,7 @@ from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
 from leakbound.report.folder import Run
 from leakbound.report.settings import DeclaredTraining, SettingRow, safety
-from leakbound.report.tables import SHOWN, Configuration, Names, ReportPart, grouped
+from leakbound.report.tables import SHOWN, Configuration, Names, ReportPart
 from leakbound.report.template import brief, decimal, listing, plural
 
 ENOUGH: Final = tuple(word for word in PROTECTS.values() if word not in UNSETTLED)

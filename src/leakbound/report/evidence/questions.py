@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from leakbound._util.groups import grouped
 from leakbound.report.evidence.parts import (
     NOT_STATED,
     Answered,
@@ -21,7 +22,6 @@ from leakbound.report.evidence.parts import (
     QuestionLine,
     SignOff,
 )
-from leakbound.report.tables import grouped
 from leakbound.report.template import listing, plural
 
 NIST: Final = "NIST SP 800-226"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from leakbound._util.formats import format_upper
+from leakbound._util.groups import grouped
 from leakbound.assess.record import Verdict
 from leakbound.report import tables
 from leakbound.report.evidence.parts import (
@@ -32,7 +33,7 @@ from leakbound.report.sentences import (
     undefended,
 )
 from leakbound.report.settings import DeclaredTraining, SettingRow, by_setting, safety
-from leakbound.report.tables import RunSummary, grouped
+from leakbound.report.tables import RunSummary
 from leakbound.report.template import brief, listing, percent, plural, typeset
 
 MOST = 8
