@@ -102,7 +102,7 @@ def of_release(
     released: Released, error: ErrorBoundSpec, risk: RiskSpec, source: torch.Generator
 ) -> Limits:
     """All available bounds for a release, and the attained success."""
-    found: list[Bound] = []
+    bounds: list[Bound] = []
     notes: list[str] = []
     makers: tuple[Callable[[], Bound | None], ...] = (
         partial(error_bound, released, error, source),
@@ -117,10 +117,11 @@ def of_release(
             bound = make()
         except NotApplicable as missing:
             notes.append(" ".join(missing.reason.split()))
-        else:
-            found += [] if bound is None else [bound]
+            continue
+        if bound is not None:
+            bounds.append(bound)
     note = "; ".join(dict.fromkeys(notes)) or None
-    return Limits(tuple(found), note, attained(released, risk))
+    return Limits(tuple(bounds), note, attained(released, risk))
 
 
 def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generator) -> Bound | None:
@@ -333,12 +334,11 @@ def _basis(prior: Prior) -> Tensor | None:
 
 def _prior_variance(prior: Prior) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The prior's variance of every value, (m,)."""
+    basis = prior.basis
     if prior.information.ndim == 1:
-        own = np.where(prior.information > 0, 1 / np.maximum(prior.information, 1e-300), 0)
-        if prior.basis is None:
-            return np.asarray(own)
-        return np.asarray(prior.basis**2 @ own)
+        variance = np.where(prior.information > 0, 1 / np.maximum(prior.information, 1e-300), 0)
+        return np.asarray(variance if basis is None else basis**2 @ variance)
     covariance = np.linalg.inv(prior.matrix)
-    if prior.basis is None:
+    if basis is None:
         return np.asarray(np.diagonal(covariance))
-    return np.asarray(np.einsum("ij,jk,ik->i", prior.basis, covariance, prior.basis))
+    return np.asarray(np.einsum("ij,jk,ik->i", basis, covariance, basis))

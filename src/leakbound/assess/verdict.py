@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
+from leakbound._util.groups import grouped
 from leakbound._util.results import Fact
 from leakbound.assess.record import (
     ABSENT,
@@ -197,16 +198,17 @@ def by_chance(records: Iterable[Assessment]) -> float | None:
     each other (Simes 1986, for positive dependence). Simes over all tests finds the one strong test
     among many. None if nothing was tested.
     """
-    tests: dict[str, list[float]] = {}
-    for one in records:
-        if one.chance is not None and one.chance.p_value is not None:
-            tests.setdefault(one.attack.hash, []).append(one.chance.p_value)
+    tests = grouped(
+        (one.attack.hash, one.chance.p_value)
+        for one in records
+        if one.chance is not None and one.chance.p_value is not None
+    )
     if not tests:
         return None
-    each = simes([p for own in tests.values() for p in own])
-    if all(len(own) == 1 for own in tests.values()):
+    each = simes([p for some in tests.values() for p in some])
+    if all(len(some) == 1 for some in tests.values()):
         return each
-    return min(1.0, 2 * min(each, simes([fisher(own) for own in tests.values()])))
+    return min(1.0, 2 * min(each, simes([fisher(some) for some in tests.values()])))
 
 
 def fisher(p_values: Sequence[float]) -> float:

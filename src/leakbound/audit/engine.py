@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import chain
 from math import ceil
 from multiprocessing import connection
@@ -29,9 +28,7 @@ from leakbound.audit import plan as plans
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.experiment import Result, died, run_training
 from leakbound.audit.plan import DataSpec, Experiment, Plan, TrainingUnit, Unit, units_left
-from leakbound.core import Reconstruction
 from leakbound.engines.choose import LARGEST
-from leakbound.protocol import Round
 
 T = TypeVar("T")
 TOGETHER = 16
@@ -142,21 +139,14 @@ def run_experiments(
             return [alone(unit) for unit in units]
         # The time of the common work is split evenly; each is given a start so far back.
         share = (time.perf_counter() - began) / len(units)
-        results = {
-            unit.id: experiment.assessed(
-                unit,
-                context,
-                partial(_both, round_, answer),
-                pictures,
-                time.perf_counter() - share,
+        results = {}
+        for (unit, round_), answer in zip(played, answers, strict=True):
+            both = round_, answer
+            began = time.perf_counter() - share
+            results[unit.id] = experiment.assessed(
+                unit, context, lambda both=both: both, pictures, began
             )
-            for (unit, round_), answer in zip(played, answers, strict=True)
-        }
     return [results.get(unit.id) or alone(unit) for unit in units]
-
-
-def _both(round_: Round, answer: Reconstruction) -> tuple[Round, Reconstruction]:
-    return round_, answer
 
 
 def _kind(unit: Unit, context: PlanContext) -> tuple[object, object]:

@@ -135,6 +135,8 @@ def _engine(command: options.Audit) -> tuple[Runner, int]:
 
 
 def train(command: options.Train) -> int:
+    from leakbound.report import tables
+
     plan = audits.load(command.plan)
     if not plan.trainings():
         raise ValueError(
@@ -158,23 +160,17 @@ def train(command: options.Train) -> int:
         outcome = audits.audit(
             plan, out, workers=workers, watch=shared.showing(bar), trainings_only=True
         )
-    return _tell(plan, out, outcome.failed, command.json)
-
-
-def _tell(plan: Plan, out: Path, failed: int, as_json: bool) -> int:
-    from leakbound.report import tables
-
     with (out / "utility.jsonl").open("rb") as stream:
         records = {unit.key: unit for unit in (decode(line, Training) for line in stream)}
     units = [records[unit.id] for unit in plan.trainings()]
     rows = [*tables.training_costs(units, tables.Names([], units)).values()]
-    if as_json:
+    if command.json:
         print(json.dumps([msgspec.to_builtins(row) for row in rows], indent=1, allow_nan=False))
     else:
         _show(rows)
-    if failed:
+    if outcome.failed:
         reason = next(unit.reason or "" for unit in units if unit.status == "failed")
-        errors.print(f"leakbound: {failed} trainings failed; the first: {brief(reason)}")
+        errors.print(f"leakbound: {outcome.failed} trainings failed; the first: {brief(reason)}")
         return 1
     return 0
 

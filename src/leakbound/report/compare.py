@@ -294,19 +294,18 @@ def concerns(
 
     `pairs` are experiments of equal settings.
     """
-    runs = {"A": first, "B": second}
     one = first.info
     other = second.info
-    threats = [sorted({threat_words(a.threat) for a in r.assessments}) for r in runs.values()]
-    limits = [sorted({a.criterion.text for a in r.assessments}) for r in runs.values()]
     grave = []
-    for what, (mine, theirs), so in (
-        ("threat models", threats, "the attackers are not the same"),
-        ("thresholds", limits, "verdicts do not compare"),
-    ):
-        if mine != theirs:
-            said = f"A {' or '.join(mine) or 'none'}; B {' or '.join(theirs) or 'none'}"
+
+    def differ(what: str, words: Callable[[Assessment], str], so: str) -> None:
+        a, b = (sorted({words(a) for a in run.assessments}) for run in (first, second))
+        if a != b:
+            said = f"A {' or '.join(a) or 'none'}; B {' or '.join(b) or 'none'}"
             grave.append(f"The {what} differ: {said}. So {so}.")
+
+    differ("threat models", lambda a: threat_words(a.threat), "the attackers are not the same")
+    differ("thresholds", lambda a: a.criterion.text, "verdicts do not compare")
     if one.data.fingerprint != other.data.fingerprint:
         data = [f"{i.data.source} ({i.data.fingerprint[:12]})" for i in (one, other)]
         words = f"The data differ: A {data[0]}; B {data[1]}."
@@ -328,7 +327,7 @@ def concerns(
         words = "The trainings behind the test accuracy differ, so accuracies do not compare: "
         grave.append(f"{words}A {plans[0]}; B {plans[1]}.")
     notes = []
-    for letter, run in runs.items():
+    for letter, run in {"A": first, "B": second}.items():
         failed = sum(a.status == "failed" for a in run.assessments)
         if run.missing:
             words = f"{letter} is not finished: {run.missing} of {run.info.experiments} experiments"
@@ -342,10 +341,9 @@ def concerns(
         for here, there in ((a.attack, b.attack), (a.defense, b.defense))
         if here.settings != there.settings
     )
-    for what, here, there in (
-        ("versions", one.versions, other.versions),
-        ("machines", one.machine, other.machine),
-    ):
+    for what, name in (("versions", "versions"), ("machines", "machine")):
+        here = getattr(one, name)
+        there = getattr(other, name)
         rows = [
             f"{key} {plain(here.get(key))} and {plain(there.get(key))}"
             for key in sorted({*here, *there})
