@@ -157,13 +157,13 @@ def verdict(
     )
 
 
-def together(given: Iterable[Verdict | None]) -> Verdict:
+def together(verdicts: Iterable[Verdict | None]) -> Verdict:
     """The verdict on a configuration: exposed if one experiment is, protected only if all are.
 
     What was not run leaves the rest undecided.
     """
     # One exposure outweighs a proof of safety elsewhere; the other words are ordered.
-    known = {one for one in given if one is not None}
+    known = {one for one in verdicts if one is not None}
     if EXPOSED in known:
         return EXPOSED
     if NOT_RUN in known and len(known) > 1:
@@ -178,16 +178,16 @@ def of_configuration(records: Iterable[Assessment]) -> Verdict:
     closer than any fixed guess, they are exposed only if all permutation tests together exclude
     chance (`by_chance`), at the level of each.
     """
-    own = list(records)
-    if own and not any(one.status == "ok" for one in own):
+    experiments = list(records)
+    if experiments and not any(one.status == "ok" for one in experiments):
         return NOT_RUN
     # Matches of many experiments are many tries: single levels do not add up to that of all.
-    tests = [one.chance for one in own if one.chance is not None]
-    proved = any(one.certificate is not None for one in own) or any(t.closer for t in tests)
-    together_p = by_chance(own)
+    tests = [one.chance for one in experiments if one.chance is not None]
+    proved = any(one.certificate is not None for one in experiments) or any(t.closer for t in tests)
+    together_p = by_chance(experiments)
     if together_p is None or proved or together_p <= tests[0].level:
-        return together(one.verdict for one in own)
-    return together(UNDECIDED if one.verdict == EXPOSED else one.verdict for one in own)
+        return together(one.verdict for one in experiments)
+    return together(UNDECIDED if one.verdict == EXPOSED else one.verdict for one in experiments)
 
 
 def by_chance(records: Iterable[Assessment]) -> float | None:

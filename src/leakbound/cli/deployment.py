@@ -45,26 +45,26 @@ def bound(command: options.BoundOptions) -> int:
         return risk.bound(command)
     probability("accept", command.accept)
     probability("delta", command.delta)
-    given, mistakes, source = _read(command)
+    deployment, mistakes, source = _read(command)
     if command.out is not None:
         check_files(command.out, FILES)
     with errors.status("bounding ..."):
-        against = _against(command, given)
-        rows = state(given, delta=command.delta, audiences=command.audience, against=against)
-    found = {
-        "deployment": given,
+        against = _against(command, deployment)
+        rows = state(deployment, delta=command.delta, audiences=command.audience, against=against)
+    result = {
+        "deployment": deployment,
         "rows": [row.plain() for row in rows],
         "mistakes": mistakes,
         "prior": None if against is None or against.prior is None else against.prior.name,
         "accepted": command.accept,
     }
-    text = as_json(found)
+    text = as_json(result)
     if command.json:
         print(text)
     else:
-        _show(command, given, mistakes, rows, against, source)
+        _show(command, deployment, mistakes, rows, against, source)
     if command.out is not None:
-        toml = file.text_of(given, [f"{one.name}: {one.text}" for one in mistakes])
+        toml = file.text_of(deployment, [f"{one.name}: {one.text}" for one in mistakes])
         contents = dict(zip(FILES, (text.encode(), toml.encode()), strict=True))
         write_results(command.out, contents, json=command.json)
     # what leaves without noise is covered by no row
@@ -135,9 +135,9 @@ def _read(command: options.BoundOptions) -> tuple[Deployment, tuple[Mistake, ...
     return *read(path), path
 
 
-def _against(command: options.BoundOptions, given: Deployment) -> RiskCriteria | None:
-    dim = given.record.dim
-    norm = given.record.norm
+def _against(command: options.BoundOptions, deployment: Deployment) -> RiskCriteria | None:
+    dim = deployment.record.dim
+    norm = deployment.record.norm
     if command.data is None and (command.prior != SPHERE or None in (dim, norm)):
         return None
     known = {"dim": dim, "norm": (norm,)} if command.data is None else {}
@@ -160,13 +160,13 @@ def _against(command: options.BoundOptions, given: Deployment) -> RiskCriteria |
 
 def _show(
     command: options.BoundOptions,
-    given: Deployment,
+    deployment: Deployment,
     mistakes: tuple[Mistake, ...],
     rows: tuple[Row, ...],
     against: RiskCriteria | None,
     source: Path,
 ) -> None:
-    console.print(f"{escape(given.title)} ({safe(source)}): {_setting(given)}")
+    console.print(f"{escape(deployment.title)} ({safe(source)}): {_setting(deployment)}")
     if any(row.audience == "server" and SEES_ALL in row.reason for row in rows):
         console.print(f"[bold]{SEES_ALL[0].upper()}{SEES_ALL[1:]}.[/bold]")
     _mistakes(mistakes)
@@ -267,14 +267,14 @@ def _table(rows: tuple[Row, ...], against: RiskCriteria | None) -> Table:
     return shown
 
 
-def _setting(given: Deployment) -> str:
-    clip = given.clip
+def _setting(deployment: Deployment) -> str:
+    clip = deployment.clip
     norm = "" if clip.l2 is None else f" (L2 norm {clip.l2:.4g})"
-    multiplier = noise_of(given)
+    multiplier = noise_of(deployment)
     size = "" if multiplier is None else f" of multiplier {multiplier:.4g}"
-    place = given.noise.at or "an unknown place"
-    rounds = "unknown" if given.rounds is None else given.rounds
-    law = given.participation.law or "unknown"
+    place = deployment.noise.at or "an unknown place"
+    rounds = "unknown" if deployment.rounds is None else deployment.rounds
+    law = deployment.participation.law or "unknown"
     return (
         f"{clip.kind or 'unknown'} clip{norm}, noise{size} at {place}, {rounds} rounds, "
         f"participation {law}"

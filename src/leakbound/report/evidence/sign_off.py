@@ -83,27 +83,27 @@ def of_run(
     `silent` facts about the deployment are not stated; `sound`: the folder is whole and consistent.
     `training`: what a deployment file says of all rounds.
     """
-    own = summary.assessments
+    assessments = summary.assessments
     names = summary.names
     rows = summary.configurations
     settings = by_setting(summary)
     advised = UNSOUND
     if sound:
         covered = _covered(summary, training)
-        advised = advice(settings, len(summary.pairs), undefended(own), training, covered)
+        advised = advice(settings, len(summary.pairs), undefended(assessments), training, covered)
     rounds = [ROUNDS if training is None else DECLARED]
     rounds += attacked_rounds(summary.run, names)[:NAMES]
-    facts = [text for one in revealed(own, names) for text in one.facts]
+    facts = [text for one in revealed(assessments, names) for text in one.facts]
     shown = [shortened(text, 2 * NARROW - 1) for text in facts[:REVEALED]]
     if len(facts) > REVEALED:
         shown.append(f"{plural(len(facts) - REVEALED, 'more fact')}: see the report.")
     return SignOff(
         date=_date(summary.run),
-        answer=answer(own, rows, *nouns(own)),
+        answer=answer(assessments, rows, *nouns(assessments)),
         advice=advised,
         tested=_tested(summary),
         attacker=_attacker(
-            {line.name: line.answer for line in known}, captured=any(a.capture for a in own)
+            {line.name: line.answer for line in known}, captured=any(a.capture for a in assessments)
         ),
         criterion=_criterion(thresholds),
         revealed=tuple(shown),
@@ -206,10 +206,10 @@ def _by_importance(settings: Sequence[SettingRow], summary: RunSummary) -> Itera
 
 
 def _tested(summary: RunSummary) -> str:
-    own = summary.assessments
+    assessments = summary.assessments
     names = summary.names
-    captured = {a.capture.digest for a in own if a.capture}
-    sizes = [str(size) for size in sorted({a.batch_size for a in own})]
+    captured = {a.capture.digest for a in assessments if a.capture}
+    sizes = [str(size) for size in sorted({a.batch_size for a in assessments})]
     defenses = {row.defense for row in summary.configurations}
     what = [plural(len(captured), "captured update")] if captured else []
     what += [
@@ -217,16 +217,16 @@ def _tested(summary: RunSummary) -> str:
         f"batch size{'s' * (len(sizes) > 1)} {brief(sizes)}",
         plural(len(defenses), "defense setting"),
         plural(len(names.attacks), "attack"),
-        plural(sum(a.status == "ok" for a in own), "attack run"),
+        plural(sum(a.status == "ok" for a in assessments), "attack run"),
     ]
     source = "" if captured else f" on {shortened(summary.run.info.data.source)}"
     return "; ".join(what) + source
 
 
 def _named(names: Iterable[str]) -> str:
-    own = list(names)
-    more = [f"{len(own) - NAMES} more"] if len(own) > NAMES else []
-    return listing([*map(shortened, own[:NAMES]), *more])
+    labels = list(names)
+    more = [f"{len(labels) - NAMES} more"] if len(labels) > NAMES else []
+    return listing([*map(shortened, labels[:NAMES]), *more])
 
 
 def _attacker(known: Mapping[str, Answer], *, captured: bool) -> str:
@@ -236,7 +236,7 @@ def _attacker(known: Mapping[str, Answer], *, captured: bool) -> str:
         "defense": "the defense",
         "statistics": "the batch’s statistics",
     }
-    given = ["the model", *(text for name, text in words.items() if known[name] == "yes")]
+    knows = ["the model", *(text for name, text in words.items() if known[name] == "yes")]
     some = [text for name, text in words.items() if known[name] == "in some experiments"]
     also = f" In some experiments they also know {listing(some)}." if some else ""
     changes: dict[Answer, str] = {
@@ -246,7 +246,7 @@ def _attacker(known: Mapping[str, Answer], *, captured: bool) -> str:
         "sends.",
     }
     end = changes.get(known["malicious"], "")
-    return f"The attacker sees {sees}, as the server does. They know {listing(given)}.{also} {end}"
+    return f"The attacker sees {sees}, as the server does. They know {listing(knows)}.{also} {end}"
 
 
 def _criterion(thresholds: Sequence[ThresholdLine]) -> str:

@@ -176,36 +176,36 @@ def laws_of(deployment: Deployment) -> tuple[AudienceLaw, ...]:
     return tuple(_law_of(deployment, who, unit) for who in AUDIENCES for unit in asked)
 
 
-def _law_of(given: Deployment, audience: Audience, unit: Unit) -> AudienceLaw:
-    level = per_participation(given, audience)
-    inside = given.noise.at == "optimizer"
+def _law_of(deployment: Deployment, audience: Audience, unit: Unit) -> AudienceLaw:
+    level = per_participation(deployment, audience)
+    inside = deployment.noise.at == "optimizer"
     if inside and unit == "client":
         level = Level("the noise covers one example, not a whole client")
     missing = [*level.missing]
     copies = 1.0
     if unit == "any example":
-        count = given.record.examples_per_client
+        count = deployment.record.examples_per_client
         missing += [] if count else ["record.examples_per_client"]
         copies = float(count or math.inf)
-    if given.rounds is None:
+    if deployment.rounds is None:
         missing.append("rounds")
     law = AudienceLaw(
         audience, unit, level.reason, tuple(missing), level.exact, copies=copies, summed=inside
     )
-    if given.rounds is None:
+    if deployment.rounds is None:
         return law
     if level.pure is not None:
-        return replace(law, pure=level.pure * given.rounds)
+        return replace(law, pure=level.pure * deployment.rounds)
     if math.isinf(level.mu):
         return law
     if level.mu == 0:
         return replace(law, pure=0.0)
-    work = _Work(given, level, audience, given.rounds)
+    work = _Work(deployment, level, audience, deployment.rounds)
     steps = work.local() if inside else work.by_participation()
     setting = steps.setting
     if setting is not None and setting.steps > MOST_STEPS:
         return law
-    people = given.record.people
+    people = deployment.record.people
     if unit == "person" and inside and setting is not None and people is not None:
         setting = replace(setting, people=people)
     return replace(
@@ -215,16 +215,16 @@ def _law_of(given: Deployment, audience: Audience, unit: Unit) -> AudienceLaw:
         setting=setting,
         attack_noise=steps.attack_noise,
         special=steps.special,
-        beyond=level.beyond * given.rounds,
+        beyond=level.beyond * deployment.rounds,
     )
 
 
-def per_participation(given: Deployment, audience: Audience) -> Level:
+def per_participation(deployment: Deployment, audience: Audience) -> Level:
     """What one participation shows an audience of what is clipped."""
-    clip = given.clip
-    noise = given.noise
-    hidden = given.secure_aggregation
-    summed = hidden is not None and hidden.on and not _opened(given)
+    clip = deployment.clip
+    noise = deployment.noise
+    hidden = deployment.secure_aggregation
+    summed = hidden is not None and hidden.on and not _opened(deployment)
     server = audience == "server"
     if noise.at is None:
         return unstated("who adds noise is not stated", "noise.at")
@@ -245,18 +245,18 @@ def per_participation(given: Deployment, audience: Audience) -> Level:
     if noise.pure_epsilon is not None:
         if noise.at != "client":
             return Level("pure epsilon has a known bound only for noise at the client")
-        if given.correlation != "none":
-            return uncorrelated_only(given, "pure epsilon that is correlated")
+        if deployment.correlation != "none":
+            return uncorrelated_only(deployment, "pure epsilon that is correlated")
         return Level("a mechanism of pure epsilon each round", pure=noise.pure_epsilon)
-    z = noise_of(given)
+    z = noise_of(deployment)
     assert z is not None  # its level is stated, or the noise were unusable
     if noise.at == "client":
-        return _adaptive(given, Level("each client adds all of its noise", 1 / z))
+        return _adaptive(deployment, Level("each client adds all of its noise", 1 / z))
     if noise.at == "share":
-        return _adaptive(given, _shares(given, z, server and not summed))
+        return _adaptive(deployment, _shares(deployment, z, server and not summed))
     if noise.at == "server":
-        return _adaptive(given, _after(given, z))
-    return _optimizer(given, z)
+        return _adaptive(deployment, _after(deployment, z))
+    return _optimizer(deployment, z)
 
 
 def _unusable(clip: ClipFacts, noise: Noise) -> Level | None:
@@ -309,30 +309,32 @@ def noise_of(deployment: Deployment) -> float | None:
     return multiplier_of(deployment.clip, deployment.noise)
 
 
-def _opened(given: Deployment) -> bool:
+def _opened(deployment: Deployment) -> bool:
     """Whether the server can read single updates in spite of the aggregation's protocol."""
-    hidden = given.secure_aggregation
+    hidden = deployment.secure_aggregation
     if hidden is None or hidden.kind is None:
         return True
     return hidden.kind == "homomorphic" and hidden.shared_key is not False
 
 
-def _shares(given: Deployment, z: float, server: bool) -> Level:
+def _shares(deployment: Deployment, z: float, server: bool) -> Level:
     """Each client adds its part of the sum's noise."""
-    cohort = given.participation.cohort
-    hidden = given.secure_aggregation
+    cohort = deployment.participation.cohort
+    hidden = deployment.secure_aggregation
     if cohort is None:
         return unstated("the size of the cohort is not stated", "participation.cohort")
-    if given.correlation != "none":
-        return uncorrelated_only(given, "shares that are correlated over rounds")
+    if deployment.correlation != "none":
+        return uncorrelated_only(deployment, "shares that are correlated over rounds")
     if server:
         words = f"the server sees each update with 1/{cohort} of the noise's variance"
         return Level(words, math.sqrt(cohort) / z)
-    if given.weights != "uniform":  # the weighted sum is computed from the single noisy updates
-        missing = () if given.weights else ("weights",)
+    if (
+        deployment.weights != "uniform"
+    ):  # the weighted sum is computed from the single noisy updates
+        missing = () if deployment.weights else ("weights",)
         words = f"a client's own share, 1/{cohort} of the noise's variance, hides its update"
         return Level(words, math.sqrt(cohort) / z, missing)
-    senders = _senders(given, cohort)
+    senders = _senders(deployment, cohort)
     colluding = None if hidden is None else hidden.colluding
     keys = {"participation.replies": senders, "secure_aggregation.colluding": colluding}
     absent = tuple(key for key, value in keys.items() if value is None)
@@ -343,10 +345,10 @@ def _shares(given: Deployment, z: float, server: bool) -> Level:
     return Level(words, math.sqrt(cohort / left) / z, absent)
 
 
-def _senders(given: Deployment, cohort: int) -> int | None:
+def _senders(deployment: Deployment, cohort: int) -> int | None:
     """The fewest clients whose share of the noise arrives; None if that is not stated."""
-    who = given.participation
-    hidden = given.secure_aggregation
+    who = deployment.participation
+    hidden = deployment.secure_aggregation
     if who.replies is not None:
         return who.replies
     dropouts = None if hidden is None else hidden.dropouts
@@ -355,13 +357,13 @@ def _senders(given: Deployment, cohort: int) -> int | None:
     return cohort - dropouts
 
 
-def _after(given: Deployment, z: float) -> Level:
+def _after(deployment: Deployment, z: float) -> Level:
     """The server adds the noise to what it sums; for all others."""
-    who = given.participation
-    noise = given.noise
-    if given.weights is None:
+    who = deployment.participation
+    noise = deployment.noise
+    if deployment.weights is None:
         return unstated("how updates are weighted is not stated", "weights")
-    if noise.on != "mean" and given.weights == "examples":
+    if noise.on != "mean" and deployment.weights == "examples":
         words = "a sum that is weighted by examples is not bounded by the clip"
         return Level(words, missing=() if noise.on else ("noise.on",))
     if noise.on == "sum":
@@ -371,9 +373,9 @@ def _after(given: Deployment, z: float) -> Level:
     missing = [] if who.replies else ["participation.replies"]
     share = 1 / (who.replies or 1)
     kind = f"on a mean of {who.replies or 1} or more"
-    if given.weights == "examples":
-        share = max(share, largest_weight(given))
-        missing += [] if given.sizes or given.max_weight else ["sizes"]
+    if deployment.weights == "examples":
+        share = max(share, largest_weight(deployment))
+        missing += [] if deployment.sizes or deployment.max_weight else ["sizes"]
         kind = f"on a mean in which one client weighs {share:.4g}"
     # A standard deviation is stated on the mean itself, a multiplier on the sum.
     mu = (1 if noise.multiplier is None else who.cohort) * share / z
@@ -383,21 +385,21 @@ def _after(given: Deployment, z: float) -> Level:
     return Level(f"noise for {who.cohort} clients {kind}", mu, tuple(missing))
 
 
-def largest_weight(given: Deployment) -> float:
+def largest_weight(deployment: Deployment) -> float:
     """The largest client's share in a mean with the smallest others; 1 if it is not stated."""
-    if given.sizes is None:
-        return given.max_weight or 1.0
-    *others, largest = sorted(given.sizes)
-    return largest / (largest + sum(others[: (given.participation.replies or 1) - 1]))
+    if deployment.sizes is None:
+        return deployment.max_weight or 1.0
+    *others, largest = sorted(deployment.sizes)
+    return largest / (largest + sum(others[: (deployment.participation.replies or 1) - 1]))
 
 
-def _adaptive(given: Deployment, level: Level) -> Level:
+def _adaptive(deployment: Deployment, level: Level) -> Level:
     """The same with a norm that follows a quantile, and the number of clipped clients sent."""
-    adaptive = given.clip.adaptive
-    who = given.participation
-    if given.clip.kind != "adaptive" or math.isinf(level.mu):
+    adaptive = deployment.clip.adaptive
+    who = deployment.participation
+    if deployment.clip.kind != "adaptive" or math.isinf(level.mu):
         return level
-    if given.noise.at != "server":
+    if deployment.noise.at != "server":
         return Level("clients also send whether they were clipped, and no bound covers that")
     words = "how the norm adapts is not stated"
     if adaptive is None:
@@ -405,7 +407,7 @@ def _adaptive(given: Deployment, level: Level) -> Level:
     for name in ("bit_noise", "quantile", "rate"):
         if getattr(adaptive, name) is None:
             return unstated(words, f"clip.adaptive.{name}")
-    if given.correlation != "none":
+    if deployment.correlation != "none":
         return Level("noise that is correlated over rounds needs one clip norm")
     assert adaptive.bit_noise is not None
     assert adaptive.quantile is not None
@@ -430,14 +432,14 @@ def _adaptive(given: Deployment, level: Level) -> Level:
     )
 
 
-def _optimizer(given: Deployment, z: float) -> Level:
+def _optimizer(deployment: Deployment, z: float) -> Level:
     """Noise on clipped gradients of examples in every local step."""
-    if given.local.coupled is None:
+    if deployment.local.coupled is None:
         words = "whether examples see each other in the loss or the model is not stated"
         return unstated(words, "local.coupled")
-    if given.correlation != "none":
-        return uncorrelated_only(given, "noise that is correlated over local steps")
-    if given.local.coupled:
+    if deployment.correlation != "none":
+        return uncorrelated_only(deployment, "noise that is correlated over local steps")
+    if deployment.local.coupled:
         return Level("examples change each other's gradients, so no clip bounds one")
     return Level("every local step adds noise to clipped gradients of examples", 1 / z)
 
@@ -456,7 +458,7 @@ class Steps(NamedTuple):
 class _Work:
     """All rounds of a deployment for one audience, to which one participation shows `level`."""
 
-    given: Deployment
+    deployment: Deployment
     level: Level
     audience: Audience
     rounds: int
@@ -470,15 +472,15 @@ class _Work:
         see: Participation = "visible",
         mu: float | None = None,
     ) -> Steps:
-        record = self.given.record
+        record = self.deployment.record
         noise = 1 / (mu or self.level.mu)
         shape = record.dim or 1, record.norm or 1.0
         return Steps(reason, TrainingSetting(noise, *shape, count, rate, see), missing)
 
     def local(self) -> Steps:
         """All local steps; a client counts as taking part in every round."""
-        local = self.given.local
-        sends = self.given.sends
+        local = self.deployment.local
+        sends = self.deployment.sends
         size = local.examples
         batch = local.batch
         epoch = None
@@ -513,9 +515,9 @@ class _Work:
 
     def by_participation(self) -> Steps:
         """All rounds of a client, by the law of its participation."""
-        if self.given.correlation != "none":
+        if self.deployment.correlation != "none":
             return self.correlated()
-        who = self.given.participation
+        who = self.deployment.participation
         rounds = self.rounds
         if self.audience == "server" and who.law not in (None, "all", "server-picks"):
             return self.steps(rounds, f"the server can pick all {rounds} rounds")
@@ -563,19 +565,19 @@ class _Work:
         """Whether the audience cannot see who takes part: a noise level that depends on it shows
         it.
         """
-        noise = self.given.noise
+        noise = self.deployment.noise
         constant = noise.at == "server" and noise.on == "sum"
-        return bool(self.given.participation.hidden) and self.audience != "server" and constant
+        return bool(self.deployment.participation.hidden) and self.audience != "server" and constant
 
     def correlated(self) -> Steps:
         """Noise that cancels across rounds: both sides by the factor C."""
-        given = self.given
-        if given.correlation is None:
+        deployment = self.deployment
+        if deployment.correlation is None:
             words = "whether noise cancels across rounds is not stated"
             return Steps(words, missing=("correlation",))
-        who = given.participation
+        who = deployment.participation
         mu = self.level.mu
-        factor = Factor.parse(given.correlation, self.rounds)
+        factor = Factor.parse(deployment.correlation, self.rounds)
         share = who.rate if who.law == "cyclic" and self.unseen else None
         if share is not None and who.bins is not None and factor.width <= who.bins:
             longest = math.sqrt(float(np.diag(factor.gram).max()))
@@ -586,7 +588,7 @@ class _Work:
         apart = who.min_separation or 1
         words = f"{apart} or more apart"
         scheme = Scheme(separation=apart)
-        if given.noise.at != "server":  # the rows of C are the client's own releases
+        if deployment.noise.at != "server":  # the rows of C are the client's own releases
             factor = factor.first(scheme.most_of(self.rounds))
             scheme = Scheme()
             words = "as the client's own releases"
