@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tools import stored
 
 from leakbound import cli, registry
 from leakbound.audit import parse
@@ -14,7 +15,6 @@ from leakbound.cli.options import AttackOptions
 from leakbound.data import sources
 from leakbound.gate import policy
 from leakbound.risk import deployment
-from tools import stored
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
