@@ -95,6 +95,19 @@ def of_run(
     rounds += attacked_rounds(summary.run, names)[:NAMES]
     facts = [text for one in revealed(assessments, names) for text in one.facts]
     shown = [shortened(text, 2 * NARROW - 1) for text in facts[:REVEALED]]
+    average = (
+        "One named example. “No attacker exceeds” is an average over examples; rare ones may be "
+        "reconstructed more often"
+    )
+    rare = tables.rare_share(rows)
+    if rare is not None:
+        average += (
+            f" ({percent(rare)} of the public examples are rare: no candidate matches them "
+            "together with another one)"
+        )
+    deployment = "Facts about the deployment, which were declared and not checked"
+    if silent:
+        deployment = f"The deployment: {plural(silent, 'fact')} about it not stated"
     if len(facts) > REVEALED:
         shown.append(f"{plural(len(facts) - REVEALED, 'more fact')}: see the report.")
     return SignOff(
@@ -111,10 +124,10 @@ def of_run(
         not_covered=(
             OTHERS,
             " ".join(rounds),
-            _average(tables.rare_share(rows)),
+            f"{average}.",
             PERSONS,
             STRONGER,
-            _deployment(silent),
+            f"{deployment} (annex, part 3).",
         ),
     )
 
@@ -262,20 +275,3 @@ def _criterion(thresholds: Sequence[ThresholdLine]) -> str:
     who = {t.accepted_by for t in thresholds}
     by = "not stated" if who == {NOT_STATED} else f"“{shortened(listing(sorted(who)))}”"
     return f"{said} Who accepted these values: {by}."
-
-
-def _average(rare: float | None) -> str:
-    """What a bound that averages over examples leaves open."""
-    said = "One named example. “No attacker exceeds” is an average over examples"
-    if rare is None:
-        return f"{said}; rare ones may be reconstructed more often."
-    return (
-        f"{said}; rare ones may be reconstructed more often ({percent(rare)} of the public "
-        "examples are rare: no candidate matches them together with another one)."
-    )
-
-
-def _deployment(silent: int) -> str:
-    if not silent:
-        return "Facts about the deployment, which were declared and not checked (annex, part 3)."
-    return f"The deployment: {plural(silent, 'fact')} about it not stated (annex, part 3)."
