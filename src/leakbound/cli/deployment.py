@@ -138,10 +138,12 @@ def _read(command: options.BoundOptions) -> tuple[Deployment, tuple[Mistake, ...
 def _against(command: options.BoundOptions, deployment: Deployment) -> RiskCriteria | None:
     dim = deployment.record.dim
     norm = deployment.record.norm
-    if command.data is None and (command.prior != SPHERE or None in (dim, norm)):
+    if command.data is not None:
+        examples = risk.examples_of(command)
+    elif command.prior == SPHERE and dim is not None and norm is not None:
+        examples = risk.examples_of(command, dim=dim, norm=(norm,))
+    else:
         return None
-    known = {"dim": dim, "norm": (norm,)} if command.data is None else {}
-    examples = risk.examples_of(command, **known)
     levels = [
         (words.get("reached") or f"{words['psnr']:g} dB", eta)
         for words, eta in risk.thresholds_of(command, examples.domain)

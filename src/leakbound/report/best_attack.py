@@ -225,10 +225,10 @@ def best_attack_tables(
         for t in trainings
         if t.status == "ok" and t.training_loss is not None
     )
-    found = grouped((names.key(a), a) for a in assessments)
+    by_configuration = grouped((names.key(a), a) for a in assessments)
     rows = grouped(
         ((model, size), _row(defense, experiments, names, losses.get((model, defense))))
-        for (model, size, defense), experiments in found.items()
+        for (model, size, defense), experiments in by_configuration.items()
     )
     made = [BestAttackTable(*key, tuple(experiments)) for key, experiments in rows.items()]
     return tuple(one for one in made if any(row.found for row in one.rows))
@@ -241,11 +241,11 @@ def _row(
     loss = None if losses is None else fmean(losses)
     if not rounds.baseline:
         return BestAttackRow(defense, None, rounds.left_out, rounds.missing, "–", loss)
-    found = best_attack_error(rounds.attacks, rounds.baseline)
-    winner = {**rounds.baseline, **rounds.attacks.get(found.attack, {})}
+    error = best_attack_error(rounds.attacks, rounds.baseline)
+    winner = {**rounds.baseline, **rounds.attacks.get(error.attack, {})}
     held = [a for a in experiments if a.seed in rounds.baseline and measured(a)]
     bound = _tightest(held, winner)
-    return BestAttackRow(defense, found, rounds.left_out, rounds.missing, bound, loss)
+    return BestAttackRow(defense, error, rounds.left_out, rounds.missing, bound, loss)
 
 
 def _tightest(experiments: Sequence[Assessment], winner: Errors) -> TightestBound | str:
