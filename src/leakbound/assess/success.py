@@ -311,13 +311,17 @@ def _stated(
     """A bound on the probability of success; it excludes nothing if `holds` is False."""
     assert spec.probability is not None  # `private_noise` checks
     value = nine(edge, up=True)
+    # Of one release and one example; a noisy copy hides no membership.
+    epsilon = None
+    if not _copies(released):
+        epsilon = float(conversions.epsilon(_multiplier(released.defense), delta=DELTA))
     return Bound(
         value=value,
         probability=value,
         accepted=spec.probability,
         psnr=None,
         rests_on_prior=True,
-        epsilon=_epsilon(released),
+        epsilon=short(epsilon),
         covers=scope.covers,
         excludes_threshold=value <= spec.probability and holds,
         on_average=False,
@@ -624,13 +628,6 @@ def private_noise(released: Released, spec: RiskSpec) -> tuple[float, Scope, str
 
 def _copies(released: Released) -> list[float]:
     return [link.noise_std for link in released.defense.links if isinstance(link, NoisyCopy)]
-
-
-def _epsilon(released: Released) -> float | None:
-    """Of one release and one example, at DELTA; None for a noisy copy: it hides no membership."""
-    if _copies(released):
-        return None
-    return short(float(conversions.epsilon(_multiplier(released.defense), delta=DELTA)))
 
 
 def _margin(noise: float, accepted: float, limit: float) -> float:

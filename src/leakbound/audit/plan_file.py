@@ -73,7 +73,11 @@ def parse(table: Mapping[str, Any], *, name: str = "plan") -> plans.Plan:
         name=_typed("name", table.get("name", name), str),
         data=_dataclass(plans.DataSpec, "data", table),
         models=tuple(model for _, some in models for model in some),
-        defenses=tuple(links for grids in defenses for links in _chains(grids)),
+        defenses=tuple(
+            tuple(spec for spec in specs if spec.name != registry.NO_DEFENSE)
+            for grids in defenses
+            for specs in product(*grids)
+        ),
         attacks=tuple(attack for grid in attacks for attack in grid),
         batch_sizes=batch_sizes,
         seeds=seeds,
@@ -153,11 +157,6 @@ def _models(row: Mapping[str, Any]) -> tuple[int, Iterator[plans.ModelSpec]]:
     return count, (
         plans.ModelSpec(spec.name, spec.settings, many, weights) for spec in specs for many in steps
     )
-
-
-def _chains(grids: list[registry.Grid]) -> Iterator[tuple[registry.Spec, ...]]:
-    for specs in product(*grids):
-        yield tuple(spec for spec in specs if spec.name != registry.NO_DEFENSE)
 
 
 def _whole(name: str, values: Any, least: int) -> tuple[int, ...]:

@@ -262,9 +262,12 @@ def _calibrated(calibration: Calibration) -> Table:
         shown.add_row(f"examples that {typical} matches", share)
         shown.add_row("examples that one other example matches", format_percent(blind.example))
     if calibration.examples is not None:
-        shown.add_row(
-            f"noise against naming 1 of {calibration.examples} examples", _less(calibration)
-        )
+        noise = calibration.identification_noise
+        share = calibration.less_noise
+        against = "none meets the target" if noise is None else f"{noise:.6g}"
+        if share is not None:
+            against += f" (this answer: {abs(share):.1%} {'less' if share >= 0 else 'more'})"
+        shown.add_row(f"noise against naming 1 of {calibration.examples} examples", against)
     return shown
 
 
@@ -298,14 +301,6 @@ def _show_prior(prior: str) -> None:
     """A prior that knows nothing about the data bounds no attacker who knows similar data."""
     if prior == UNIFORM:
         console.print(f"[bold]{UNINFORMED}[/bold]. Give --data.")
-
-
-def _less(calibration: Calibration) -> str:
-    noise = calibration.identification_noise
-    share = calibration.less_noise
-    if noise is None or share is None:
-        return "none meets the target" if noise is None else f"{noise:.6g}"
-    return f"{noise:.6g} (this answer: {abs(share):.1%} {'less' if share >= 0 else 'more'})"
 
 
 def _show_scopes(edges: Corridor, prior: str, *, explain: bool) -> None:

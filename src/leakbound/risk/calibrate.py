@@ -465,7 +465,9 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
         """Above 0 if the upper bound misses gamma; on a wider grid if rough."""
         tried = int(value) if name == "steps" else value
         tried = min(1.0, tried) if name == "sampling_rate" else tried
-        return _log_edge(solved(tried), blind, rough) - math.log(gamma)
+        bound = float(success_bound(solved(tried), blind, rough=rough))
+        # Its error moves to the unsafe side. Python's logarithm of 0 is an error.
+        return math.log(max(bound, 1e-300)) + GAMMA_ERROR - math.log(gamma)
 
     law = composition.visible
     inverses: dict[str, Callable[..., Any]] = {
@@ -590,19 +592,6 @@ def _sharper(excess: Excess, start: float, sign: int, turned: Callable[[float], 
     most = limit - fine if sign > 0 else FAR
     place = edge(at, fine, sign, near=NEAR, rough=lambda place: at(place, True), most=most)
     return MOST_STEPS if place >= limit else math.exp(place)
-
-
-def _log_edge(setting: TrainingSetting, blind: float, rough: bool = False) -> float:
-    """The logarithm of the upper bound, with its error moved to the unsafe side."""
-    law = bound_law(setting)
-    bound = (law.rough if rough else law)(
-        setting.noise_multiplier,
-        sampling_rate=setting.sampling_rate,
-        steps=setting.steps,
-        log_kappa=blind,
-    )
-    # Python's logarithm of 0 is an error.
-    return math.log(max(float(bound), 1e-300)) + GAMMA_ERROR
 
 
 def _log_baseline(

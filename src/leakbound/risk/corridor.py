@@ -323,10 +323,14 @@ def attained_success(setting: TrainingSetting, eta: Array) -> Array:
     return np.asarray(success)
 
 
-def success_bound(setting: TrainingSetting, log_kappa: ArrayLike) -> Array:
-    """Upper bound on any attacker's success, for the logarithm of the prior-only success."""
+def success_bound(setting: TrainingSetting, log_kappa: ArrayLike, *, rough: bool = False) -> Array:
+    """Upper bound on any attacker's success, for the logarithm of the prior-only success.
+
+    A `rough` one takes a wider grid.
+    """
     setting = setting.of_person
-    bound = bound_law(setting)(
+    law = bound_law(setting)
+    bound = (law.rough if rough else law)(
         setting.noise_multiplier,
         sampling_rate=setting.sampling_rate,
         steps=setting.steps,

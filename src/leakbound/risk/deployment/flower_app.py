@@ -84,9 +84,9 @@ def read(path: Path) -> tuple[Deployment, tuple[Mistake, ...]]:
     name = project.get("name", "app") if isinstance(project, Mapping) else "app"
     deployment, mistakes = described({"title": f"Flower app {str(name)[:200]}", **_implied(stated)})
     text = path.read_text(encoding="utf-8-sig")
-    lines = (_line(text, one.key, where) for one in mistakes)
-    pairs = zip(mistakes, lines, strict=True)
-    return deployment, tuple(msgspec.structs.replace(one, line=line) for one, line in pairs)
+    return deployment, tuple(
+        msgspec.structs.replace(one, line=_line(text, one.key, where)) for one in mistakes
+    )
 
 
 def _implied(stated: Mapping[str, Any]) -> dict[str, Any]:

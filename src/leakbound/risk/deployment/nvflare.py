@@ -346,6 +346,9 @@ def _of_server(client: Path, table: Table, facts: _Stated) -> str:
     everyone = any(site.upper() == ALL_SITES for site in sites)
     population = None if everyone else len(sites - {"server"}) or None
     facts.facts["title"] = str(meta.get("name") or client.name)[:200]
+    # Whether an aggregator does not weigh by the local steps that clients report.
+    args = [row.get("args") for row in _rows(server, "components")]
+    uniform = any(isinstance(a, dict) and a.get("weigh_by_local_iter") is False for a in args)
     rounds = 0
     stated = dict[str, Any]()
     task = None
@@ -364,7 +367,7 @@ def _of_server(client: Path, table: Table, facts: _Stated) -> str:
         cohort = one.count("num_clients")
         stated = {
             "rounds": rounds,
-            "weights": "uniform" if _uniform(server) else "examples",
+            "weights": "uniform" if uniform else "examples",
             "participation.law": "all" if cohort in (None, population) else "fixed-size",
             "participation.cohort": cohort,
             "participation.replies": one.count("min_clients"),
@@ -442,12 +445,6 @@ def _compare_apps(client: Path, root: Path, table: Table, facts: _Stated) -> Non
             "is stated does not hold for its sites; read its file, too"
         )
         facts.note("other-apps", RESULTS, text)
-
-
-def _uniform(table: Table) -> bool:
-    """Whether an aggregator does not weigh by the local steps that clients report."""
-    args = [row.get("args") for row in _rows(table, "components")]
-    return any(isinstance(a, dict) and a.get("weigh_by_local_iter") is False for a in args)
 
 
 def _exclude(facts: _Stated, one: _Filter) -> None:
