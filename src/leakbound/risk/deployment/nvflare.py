@@ -101,14 +101,14 @@ class _Stated:
     facts: dict[str, Any] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
 
+    def note(
+        self, name: str, key: str, text: str, *, line: int | None = None, fatal: bool = False
+    ) -> None:
+        self.mistakes.append(Mistake(name=name, key=key, text=text, line=line, fatal=fatal))
+
     def wrong(self, one: _Filter, name: str, text: str, *, fatal: bool = True) -> None:
         short = one.path.rpartition(".")[2]
-        self.mistakes.append(
-            Mistake(name=name, key=one.key, text=f"{short}: {text}", line=one.line, fatal=fatal)
-        )
-
-    def note(self, name: str, key: str, text: str) -> None:
-        self.mistakes.append(Mistake(name=name, key=key, text=text, fatal=False))
+        self.note(name, one.key, f"{short}: {text}", line=one.line, fatal=fatal)
 
     @property
     def noisy(self) -> bool:
@@ -288,7 +288,7 @@ def _of_scope(table: Table, facts: _Stated) -> list[tuple[Table, _Filter]]:
     chosen = [i for i, scope in enumerate(scopes) if scope.get("name") == name]
     if name is None or not chosen:
         text = f"default_scope is {str(name)[:60]!r}, so jobs without a scope run no filter of it"
-        facts.mistakes.append(Mistake(name="no-default-scope", key="default_scope", text=text))
+        facts.note("no-default-scope", "default_scope", text, fatal=True)
         return []
     others = [str(scope.get("name"))[:40] for i, scope in enumerate(scopes) if i != chosen[0]]
     if others:
