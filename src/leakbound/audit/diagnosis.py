@@ -145,6 +145,7 @@ def diagnose(
     except NotApplicable as error:
         missing = error.reason
     radius = _radius(starts, criterion)
+    word: records.Why
     if radius is not None:
         word = records.UNKNOWN if witness else records.PRESENT
     else:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from math import ceil
 from multiprocessing import connection
@@ -28,7 +29,9 @@ from leakbound.audit import plan as plans
 from leakbound.audit.context import PlanContext, one_thread
 from leakbound.audit.experiment import Result, died, run_training
 from leakbound.audit.plan import DataSpec, Experiment, Plan, TrainingUnit, Unit, units_left
+from leakbound.core import Reconstruction
 from leakbound.engines.choose import LARGEST
+from leakbound.protocol import Round
 
 T = TypeVar("T")
 TOGETHER = 16
@@ -141,12 +144,15 @@ def run_experiments(
         share = (time.perf_counter() - began) / len(units)
         results = {}
         for (unit, round_), answer in zip(played, answers, strict=True):
-            both = round_, answer
             began = time.perf_counter() - share
             results[unit.id] = experiment.assessed(
-                unit, context, lambda both=both: both, pictures, began
+                unit, context, partial(_both, round_, answer), pictures, began
             )
     return [results.get(unit.id) or alone(unit) for unit in units]
+
+
+def _both(round_: Round, answer: Reconstruction) -> tuple[Round, Reconstruction]:
+    return round_, answer
 
 
 def _kind(unit: Unit, context: PlanContext) -> tuple[object, object]:

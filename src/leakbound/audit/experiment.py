@@ -38,6 +38,7 @@ from leakbound.audit.utility import train
 from leakbound.client import clients_layer_inputs
 from leakbound.core import Batch, NotApplicable, Reconstruction, Refused, ThreatModel
 from leakbound.defenses import Chain
+from leakbound.metrics import Metric
 from leakbound.protocol import Round
 from leakbound.randomness import stream
 from leakbound.registry import Spec
@@ -318,7 +319,7 @@ def _judge(
         decoys=context.others(unit.batch_size, len(played.observation.cohort), unit.seed),
         distractors=context.distractors,
     )
-    metrics = ()
+    metrics: tuple[Metric, ...] = ()
     if unit.lpips_weights is not None:
         low, _ = context.domain.input_range
         metrics = (context.lpips(unit.lpips_weights).metric(low),)

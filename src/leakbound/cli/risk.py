@@ -263,10 +263,10 @@ def _calibrated(calibration: Calibration) -> Table:
         shown.add_row("examples that one other example matches", format_percent(blind.example))
     if calibration.examples is not None:
         noise = calibration.identification_noise
-        share = calibration.less_noise
+        less = calibration.less_noise
         against = "none meets the target" if noise is None else f"{noise:.6g}"
-        if share is not None:
-            against += f" (this answer: {abs(share):.1%} {'less' if share >= 0 else 'more'})"
+        if less is not None:
+            against += f" (this answer: {abs(less):.1%} {'less' if less >= 0 else 'more'})"
         shown.add_row(f"noise against naming 1 of {calibration.examples} examples", against)
     return shown
 
