@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any, cast
@@ -98,10 +99,10 @@ def call(
                 f"the model raised {str(error)!r}: the sequences use more tokens or places than it "
                 "has; give the model's own vocabulary, and sequences that it can take"
             ) from error
+        said = " ".join(str(error).split())
         for reason, causes in ((CODES, _NO_CODE), (SEVERAL, _NO_INPUT)):
             # PyTorch has no types for these causes: only the text of an error shows them.
-            if any(words in str(error) for words in causes):
-                said = " ".join(str(error).split())
+            if any(words in said for words in causes):
                 raise NotApplicable(f"the model raised {said!r}: {reason}") from error
         raise
     except ValueError as error:
@@ -171,7 +172,7 @@ def refuse_codes(task: Task, input_shape: Sequence[int]) -> None:
 
 def _coded(task: Task, shape: tuple[int, ...]) -> str:
     """Why the model does not take such inputs as numbers; empty if it does."""
-    found = []
+    wholes = []
     for value in task.input_range:
         # Two examples: a batch norm in training mode refuses one.
         inputs = torch.full((2, *shape), value).to(task.parameters)
@@ -182,9 +183,10 @@ def _coded(task: Task, shape: tuple[int, ...]) -> str:
             return error.reason
         except Exception:  # inputs of another shape; the next caller of the model reports this
             return ""
-        found.append(rounded.found)
+        wholes.append(rounded.wholes)
     # Codes change with the inputs; whole numbers that stay, such as positions, are none.
-    same = len(found[0]) == len(found[1]) and all(map(torch.equal, *found))
+    low, high = wholes
+    same = len(low) == len(high) and all(map(torch.equal, low, high))
     return "" if same else f"the model takes integer codes: {CODES}"
 
 
@@ -197,13 +199,13 @@ class _Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[Tensor] = []
+        self.wholes: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         value = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and args[0].is_floating_point():
-            whole = not value.is_floating_point() and value.dtype != torch.bool
-            self.found += [value] if whole else []
+        copied = func is torch.ops.aten._to_copy.default and args[0].is_floating_point()
+        if copied and not value.is_floating_point() and value.dtype != torch.bool:
+            self.wholes.append(value)
         return value
 
 
@@ -273,10 +275,10 @@ def _slopes(model: nn.Module, inputs: Tensor) -> Tensor:
 def _random_states(device: torch.device) -> list[Any]:
     """The states of all common generators, to be compared."""
     numbers = repr(numpy.random.get_state(legacy=False))  # noqa: NPY002 (that of the model)
-    found = [random.getstate(), numbers, torch.get_rng_state().numpy().tobytes()]
+    states = [random.getstate(), numbers, torch.get_rng_state().numpy().tobytes()]
     if device.type == "cuda":
-        found.append(torch.cuda.get_rng_state(device).numpy().tobytes())
-    return found
+        states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
+    return states
 
 
 class WrongOutput(ValueError):
@@ -304,10 +306,10 @@ def unfit(task: Task, inputs: Tensor, error: Exception) -> str:
 def _logits(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
-    found = output.get("logits") if isinstance(output, Mapping) else None
-    found = getattr(output, "logits", None) if found is None else found
-    if isinstance(found, Tensor):
-        return found
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    logits = getattr(output, "logits", None) if logits is None else logits
+    if isinstance(logits, Tensor):
+        return logits
     raise WrongOutput(
         f"the model returns a {type(output).__name__}; return a tensor of class scores (B, K), or "
         "an object with them as `logits` (wrap the model in a module that does)"
@@ -360,9 +362,7 @@ def plain_attention() -> Iterator[None]:
                     switch(value)
 
 
-def layer_inputs(
-    task: Task, inputs: Tensor, names: Sequence[str], parameters: Tensor | None = None
-) -> dict[str, Tensor]:
+def layer_inputs(task: Task, inputs: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
     """The inputs of the named layers for inputs (B, *S), as tensors (B, ...), differentiable.
 
     Raises:
@@ -373,25 +373,24 @@ def layer_inputs(
         >>> layer_inputs(Task.of(model), torch.ones(1, 1, 2, 2), ["1"])["1"].shape
         torch.Size([1, 4])
     """
-    found: dict[str, list[Any]] = {name: [] for name in names}
-
-    def note(name: str) -> Any:
-        return lambda _, args: found[name].append(args[0] if len(args) == 1 else None)
-
-    known = dict(task.model.named_modules())
-    if missing := [name for name in names if name not in known]:
+    calls: dict[str, list[tuple[Any, ...]]] = {name: [] for name in names}
+    modules = dict(task.model.named_modules())
+    if missing := [name for name in names if name not in modules]:
         raise ValueError(f"the model has no layer {missing[0]!r}; name one of its modules")
     with ExitStack() as hooks:
         for name in names:
-            hooks.enter_context(known[name].register_forward_pre_hook(note(name)))
-        forward(task, inputs, parameters)
-    odd = [n for n, seen in found.items() if len(seen) != 1 or not isinstance(seen[0], Tensor)]
-    if odd:
-        raise ValueError(
-            f"the model calls the layer {odd[0]!r} {len(found[odd[0]])} times, or not with one "
-            "tensor alone; name a layer that is called once, on its input"
-        )
-    return {name: seen[0] for name, seen in found.items()}
+            note = partial(lambda name, _, args: calls[name].append(args), name)
+            hooks.enter_context(modules[name].register_forward_pre_hook(note))
+        forward(task, inputs)
+    inside = {}
+    for name, seen in calls.items():
+        if len(seen) != 1 or len(seen[0]) != 1 or not isinstance(seen[0][0], Tensor):
+            raise ValueError(
+                f"the model calls the layer {name!r} {len(seen)} times, or not with one tensor "
+                "alone; name a layer that is called once, on its input"
+            )
+        inside[name] = seen[0][0]
+    return inside
 
 
 def clients_layer_inputs(
@@ -403,8 +402,8 @@ def clients_layer_inputs(
     """
     if not task.coupled or len(cohort) == 1:
         return layer_inputs(task, inputs, names)
-    each = [layer_inputs(task, own, names) for own in torch.split(inputs, list(cohort))]
-    return {name: torch.cat([own[name] for own in each]) for name in names}
+    each = [layer_inputs(task, part, names) for part in torch.split(inputs, list(cohort))]
+    return {name: torch.cat([inside[name] for inside in each]) for name in names}
 
 
 def batch_norms(task: Task) -> tuple[str, ...]:
@@ -586,13 +585,13 @@ def shown(observation: Observation, plain: Tensor) -> Tensor:
 
 
 def _sent(parts: list[Tensor], defense: DefenseProtocol | None) -> Tensor:
-    if defense is None:
-        return (
-            parts[0] if len(parts) == len(parts[0]) == 1 else torch.cat(parts).sum(0, keepdim=True)
-        )
-    alone, together = defense.sides
-    parts = [alone.imitate(part) for part in parts]
-    return together.imitate(parts[0] if len(parts) == 1 else torch.cat(parts))
+    if defense is not None:
+        alone, together = defense.sides
+        parts = [alone.imitate(part) for part in parts]
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if defense is not None:
+        return together.imitate(whole)
+    return whole if len(whole) == 1 else whole.sum(0, keepdim=True)
 
 
 def respond(
@@ -611,13 +610,13 @@ def respond(
     """
     alone, _ = defense.sides
     state = alone.init(task) if state is None else state
-    own, state = alone.begin(alone.prepare(task, source), state, source)
-    plain = rows(own, batch.inputs, batch.labels, defense.starts, each).detach()
+    trained, state = alone.begin(alone.prepare(task, source), state, source)
+    plain = rows(trained, batch.inputs, batch.labels, defense.starts, each).detach()
     if not alone.gives_bound:  # otherwise an error would reveal whose gradient is not finite
         check.finite("the client's gradient", plain)
     examples = (1,) * batch.size if defense.starts is Unit.EXAMPLE else (batch.size,)
     update = Update(plain, defense.starts, examples)
-    update, state = alone.transform(update, state, ClientContext(own, batch), source)
+    update, state = alone.transform(update, state, ClientContext(trained, batch), source)
     if task.kept is not None:  # pruned weights are not sent, and neither is noise on them
         update = update.masked(task.kept.expand_as(update.rows), by_value=False)
     return update, state
@@ -659,8 +658,8 @@ def pure_gradient(
 ) -> Tensor:
     """As `gradient`, but without autograd calls, so that `torch.func` transforms can trace it."""
     leaves = task.unflatten(task.parameters if parameters is None else parameters)
-    found = grad(lambda x: task.loss(call(task, {**task.buffers, **x}, inputs), labels))(leaves)
-    return _of_kept(task, torch.cat([found[name].reshape(-1) for name in leaves]))
+    slopes = grad(lambda x: task.loss(call(task, {**task.buffers, **x}, inputs), labels))(leaves)
+    return _of_kept(task, torch.cat([slopes[name].reshape(-1) for name in leaves]))
 
 
 def _of_kept(task: Task, rows: Tensor) -> Tensor:

@@ -203,8 +203,9 @@ class Observation:
     def correlation(self) -> Structured | None:
         """The covariance of correlated noise that the attacker knows; None otherwise."""
         law = self.update.law
-        own = law.covariance if isinstance(law, Gaussian) and self.threat.defense_known else None
-        return own if isinstance(own, Structured) else None
+        if not self.threat.defense_known or not isinstance(law, Gaussian):
+            return None
+        return law.covariance if isinstance(law.covariance, Structured) else None
 
     @property
     def noise_variance(self) -> Tensor | None:

@@ -46,11 +46,11 @@ def format_upper(value: float | None, digits: int = 3) -> str:
     return UNKNOWN if value is None else format_number(rounded(value, digits, up=True), digits)
 
 
-def format_lower(value: float | None, digits: int = 3) -> str:
-    """A lower bound as text, with so many significant digits."""
+def format_lower(value: float | None) -> str:
+    """A lower bound as text, with three significant digits."""
     if value is None:
         return UNKNOWN
-    return BELOW if 0 < value < FAINT else format_number(rounded(value, digits, up=False), digits)
+    return BELOW if 0 < value < FAINT else format_number(rounded(value, 3, up=False))
 
 
 def format_upper_log(log: float) -> str:

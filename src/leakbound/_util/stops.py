@@ -89,7 +89,7 @@ def noted(end: Callable[[int], None], *, until_exit: bool = False) -> Iterator[N
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ours = [number for number, own in DEFAULTS.items() if signal.getsignal(number) is own]
+    ours = [number for number, handler in DEFAULTS.items() if signal.getsignal(number) is handler]
     _noted = None
     for number in ours:
         signal.signal(number, _raise)

@@ -56,7 +56,7 @@ def markdown(text: str) -> str:
 
     What could is an entity; a "_" or ":" only where it means something.
     """
-    return _MARKDOWN.sub(lambda found: f"&#{ord(found[0])};", printable(text))
+    return _MARKDOWN.sub(lambda match: f"&#{ord(match[0])};", printable(text))
 
 
 def toml(value: Any, depth: int = 0) -> str:

@@ -27,6 +27,10 @@ from leakbound.core import Batch, Observation, Reconstruction, Server
 from leakbound.metrics import Metric
 from leakbound.randomness import stream
 
+CONTRADICTED = (
+    "a certificate says that the reconstruction is the input, but the truth says it is not: one is "
+    "wrong (is this truth the batch behind the update, as fed to the model?)"
+)
 OWN_TRAINING = frozenset({"batch size", "local steps"})
 """What is certain of a training that was run or measured here."""
 
@@ -165,6 +169,20 @@ def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[
     ), files
 
 
+def judge_given(
+    evidence: Evidence, settings: RiskSettings
+) -> tuple[Assessment, dict[str, bytes], str | None]:
+    """As `judge`, with a truth that a person gave, and a warning.
+
+    If a proof contradicts the truth, the update still proves somebody's input: it is judged without
+    the truth, and the third value says so.
+    """
+    try:
+        return *judge(evidence, settings), None
+    except Contradiction as error:
+        return *judge(dataclasses.replace(evidence, truth=None), settings), str(error)
+
+
 def _proof(evidence: Evidence) -> Proof:
     reconstruction = evidence.reconstruction
     # A proof is for plain gradients, which a declared defense may have changed.
@@ -193,10 +211,7 @@ def _confirmed(proof: Proof, measured: Measured, release: Released) -> Proof:
     if proof.certificate is None or bool((distance <= criterion.within).any()):
         return proof
     if not bool((distance <= OUTSIDE * (high - low)).any()):
-        raise Contradiction(
-            "a certificate says that the reconstruction is the input, but the truth says it is "
-            "not: one is wrong (is this truth the batch behind the update, as fed to the model?)"
-        )
+        raise Contradiction(CONTRADICTED)
     return Proof()  # a proof holds up to rounding, which a threshold of many decibels excludes
 
 

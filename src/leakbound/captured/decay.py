@@ -86,9 +86,9 @@ class Decay:
             if part.ndim > 1:
                 lines = part.flatten(1)
                 limit = rounding[name].flatten(1)
-                for own, most in ((lines, limit), (lines.T, limit.T)):
-                    energy = own.square().sum(1)
-                    own[energy <= FITS**2 * most.square().sum(1)] = 0
+                for line, most in ((lines, limit), (lines.T, limit.T)):
+                    energy = line.square().sum(1)
+                    line[energy <= FITS**2 * most.square().sum(1)] = 0
         return rest
 
 
@@ -104,40 +104,40 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
     or by rows and columns without a gradient. A bias shows it beside the matrix of its layer.
     Tensors that do not show it are assumed to have that of the others, if these agree.
     """
-    parts, held, rounding = (task.unflatten(own) for own in (row, task.parameters, spread))
+    parts, held, rounding = map(task.unflatten, (row, task.parameters, spread))
     source = stream(0, "captured", "decay")
     shares = dict[str, DecayShare]()
     for name, part in parts.items():
         if part.ndim > 1:
             weight = held[name].flatten(1)
-            own = _of_matrix(part.flatten(1), weight, rounding[name].flatten(1), source)
-            if own is not None:
-                shares[name] = own
+            share = _of_matrix(part.flatten(1), weight, rounding[name].flatten(1), source)
+            if share is not None:
+                shares[name] = share
     if not any(share.sure for share in shares.values()):
         return None
     for name, part in parts.items():
         beside = f"{name.rpartition('.')[0]}.weight".removeprefix(".")
         if part.ndim == 1 and name != beside and beside in shares:
             # The matrix spans the bias's gradient only without its decay.
-            share = shares[beside].value if shares[beside].sure else 0.0
-            rest = (parts[beside] - share * held[beside]).flatten(1)
-            matrix = rest, rounding[beside].flatten(1)
+            multiple = shares[beside].value if shares[beside].sure else 0.0
+            rest = (parts[beside] - multiple * held[beside]).flatten(1)
+            limit = rounding[beside].flatten(1)
             # Some layers, such as those of GPT-2, hold their matrix with the outputs in columns.
-            for weight, limit in (matrix, (matrix[0].T, matrix[1].T)):
+            for weight, error in ((rest, limit), (rest.T, limit.T)):
                 if len(weight) != len(part) or name in shares:
                     continue
-                own = _of_bias(part, held[name], rounding[name], weight, limit)
-                if own is not None:
-                    shares[name] = own
+                share = _of_bias(part, held[name], rounding[name], weight, error)
+                if share is not None:
+                    shares[name] = share
     sure = {name: share for name, share in shares.items() if share.sure}
     common = _common([*sure.values()])
     unknown = parts.keys() - shares.keys()
-    found = {name: share.value if common is None else common for name, share in sure.items()}
-    assumed = {} if common is None else dict.fromkeys(sorted(unknown), common)
+    if common is None:
+        return Decay({name: share.value for name, share in sure.items()}, {})
     biases = [share.sure for name, share in shares.items() if parts[name].ndim == 1]
     if biases and not any(biases):  # groups without decay hold biases and the scales of norms
-        assumed = {name: share for name, share in assumed.items() if parts[name].ndim > 1}
-    return Decay(found, assumed)
+        unknown = {name for name in unknown if parts[name].ndim > 1}
+    return Decay(dict.fromkeys(sure, common), dict.fromkeys(sorted(unknown), common))
 
 
 def _common(shares: list[DecayShare]) -> float | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from leakbound import captured, registry, tensors
 from leakbound._util import stops
 from leakbound._util.formats import format_explained
+from leakbound.assess.judge import CONTRADICTED
 from leakbound.assess.record import CERTIFIED, DISCLOSURES, ESTIMATE, EXPOSURES, Assessment, Bound
 from leakbound.assess.sentences import of_fact, ordered
 from leakbound.assess.verdict import counted
@@ -356,6 +357,8 @@ def _certificate(record: Assessment) -> None:
             f"[bold]{word}[/bold]: {brief(record.capture.name)} by "
             f"{brief(record.attack.name)}: {brief(proved)}"
         )
+        if CONTRADICTED in record.capture.notes:
+            console.say(f"  [bold]warning[/bold]: {CONTRADICTED}")
 
 
 def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, explain: bool) -> None:

@@ -56,10 +56,10 @@ def listening() -> Iterator[Tapped]:
     if tapped is not None:
         yield tapped
         return
-    own = Tapped()
-    token = _OF_CALL.set(own)
+    tapped = []
+    token = _OF_CALL.set(tapped)
     try:
-        yield own
+        yield tapped
     finally:
         _OF_CALL.reset(token)
 

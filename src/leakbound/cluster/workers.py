@@ -67,8 +67,8 @@ class Actors:
             return self._bury(worker, starting, error)
         if not starting:
             return Done(worker, answer)
-        node, found = answer
-        if (differs := difference(self._facts, found)) is not None:
+        node, its_facts = answer
+        if (differs := difference(self._facts, its_facts)) is not None:
             what, where, here, there = differs
             raise ValueError(
                 f"node {node} has {what} ({where} is {there} there and {here} here), so its "

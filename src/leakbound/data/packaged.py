@@ -100,8 +100,8 @@ def photo_masks(options: Options) -> Raw:
     luma = (tiles.inputs.float() * weights).sum(1).round().clamp(0, 255).long()
     masks = torch.zeros_like(luma)
     for photo in range(len(PHOTOS)):
-        own = tiles.labels == photo
-        masks[own] = (luma[own] > otsu(luma[own])).long()
+        of_photo = tiles.labels == photo
+        masks[of_photo] = (luma[of_photo] > otsu(luma[of_photo])).long()
     return Raw(tiles.inputs, masks, ("dark", "bright"), (), tiles.labels, tuple(PHOTOS))
 
 
@@ -146,16 +146,16 @@ def table(name: str, options: Options) -> Raw:
         names = tuple(str(word) for word in bunch.target_names)
     columns = []
     for word, part in zip(bunch.feature_names, values.T, strict=True):
-        own, _, unit = str(word).rstrip(")").partition(" (")
+        name_of, _, unit = str(word).rstrip(")").partition(" (")
         kind = "integer" if (part % 1 == 0).all() else "continuous"
         columns.append(
             Column(
-                own,
+                name_of,
                 kind,
                 float(part.min()),
                 float(part.max()),
-                unit=unit or UNITS.get(own, ""),
-                sensitive=own in SENSITIVE,
+                unit=unit or UNITS.get(name_of, ""),
+                sensitive=name_of in SENSITIVE,
             )
         )
     low = values.min(0)

@@ -189,7 +189,7 @@ class Dataset(Raw):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of shape, columns, inputs, labels and writers, in hex: data without its name."""
-        facts = (tuple(self.inputs.shape), *(own for own in (self.columns, self.words) if own))
+        facts = (tuple(self.inputs.shape), *(fact for fact in (self.columns, self.words) if fact))
         digest = hashlib.sha256("".join(map(repr, facts)).encode())
         # Little-endian, so that the digest does not depend on the machine.
         labels = "<i8" if self.classes else "<f4"
@@ -285,7 +285,7 @@ def load(
     options = Options(size, channels, limit, writer, schema, bits)
     try:
         read = named.read(*path, options)
-        found = _dataset(source, read, options)
+        dataset = _dataset(source, read, options)
     except OSError as error:
         file = "" if error.filename is None else f" {str(error.filename)!r}"
         raise ValueError(
@@ -294,9 +294,9 @@ def load(
         ) from error
     except ValueError as error:
         raise ValueError(f"data source {source!r}: {error}") from error
-    for note in found.notes:
+    for note in dataset.notes:
         warnings.warn(f"data source {source!r}: {note}", stacklevel=1)  # one place: said once
-    return found
+    return dataset
 
 
 def at_path(source: str) -> bool:

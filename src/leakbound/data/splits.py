@@ -67,14 +67,14 @@ def without_copies(parts: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Ten
         [3]
     """
     seen: set[bytes] = set()
-    found = {}
+    kept = {}
     for part, indices in parts.items():
-        own = [hashlib.sha256(inputs[i].numpy().tobytes()).digest() for i in indices]
-        found[part] = indices[torch.tensor([key not in seen for key in own], dtype=torch.bool)]
-        if len(indices) and not len(found[part]):
+        digests = [hashlib.sha256(inputs[i].numpy().tobytes()).digest() for i in indices]
+        kept[part] = indices[torch.tensor([key not in seen for key in digests], dtype=torch.bool)]
+        if len(indices) and not len(kept[part]):
             raise ValueError(
                 f"each of the {len(indices)} examples of the part {part!r} is a copy of one in "
                 "another part; give more different examples"
             )
-        seen.update(own)
-    return found
+        seen.update(digests)
+    return kept

@@ -100,12 +100,8 @@ class Domain(Protocol):
     def costs(self, a: Tensor, b: Tensor) -> Tensor:
         """(A, B) what the pairing of examples a (A, *shape) with candidates b minimizes."""
 
-    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
-        """(N,) distance of paired examples, in natural units.
-
-        `scale` scales tolerances, for domains that count: d_{s+t}(x, y) <= d_s(x, z) + d_t(z, y). A
-        metric does not use it.
-        """
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
+        """(N,) distance of paired examples, in natural units."""
 
     def distances(self, a: Tensor, b: Tensor) -> Tensor:
         """(A, B) `distance` of every example of a (A, *shape) and every one of b (B, *shape)."""
@@ -238,7 +234,7 @@ class NumberDomain:
             torch.full(self.shape, v, dtype=self.dtype) for v in (low, (low + high) / 2, high)
         )
 
-    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) root mean squared error, in input units, float64 on the CPU."""
         apart = a.detach().cpu().double() - b.detach().cpu().double()
         return apart.square().flatten(1).mean(1).sqrt()
@@ -339,7 +335,7 @@ class SeriesDomain(NumberDomain):
         # A constant channel has no spread to divide by.
         return replace(self, scales=tuple(float(s) or 1.0 for s in spread))
 
-    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) the largest error of a channel in units of its scale."""
         low, high = self.input_range
         known = torch.tensor(self.scales or (high - low,) * self.shape[0], dtype=torch.float64)
@@ -400,9 +396,9 @@ class PartsDomain(ABC):
         # Written so that NaN differs from everything.
         return ~((self.coded(a) - self.coded(b)).abs() <= scale)
 
-    def distance(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
         """(N,) number of parts that differ between paired examples, float64 on the CPU."""
-        return self.misses(a, b, scale).sum(-1).double()
+        return self.misses(a, b).sum(-1).double()
 
     def distances(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
         """(A, B) number of parts that differ between every example of a and of b, float64."""

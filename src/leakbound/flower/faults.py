@@ -40,19 +40,19 @@ def of_clip(name: str) -> frozenset[str]:
     """
     if not (hasattr(client_mods, name) or hasattr(strategies, name)):
         return frozenset()
-    found = set()
+    faults = set()
     out = _clipped(name, [np.array([np.nan, 3.0, 4.0])])
     if out is not None and np.abs(np.nan_to_num(np.concatenate(out))).max() > NORM * 1.01:
-        found.add("nan-disables-clip")
+        faults.add("nan-disables-clip")
     if _clipped(name, [np.zeros(3)]) is None:
-        found.add("zero-update-raises")
+        faults.add("zero-update-raises")
     out = _clipped(name, [np.array([3.0, 4.0]), np.array(7.0)])
     if out is not None and abs(float(out[1])) > NORM * 1.01:
-        found.add("scalars-pass")
+        faults.add("scalars-pass")
     whole = [np.array([3.0, 4.0]), np.array([5])]
     if _clipped(name, whole) is None or (name == "LocalDpMod" and _cuts_noise()):
-        found.add("integer-buffers")
-    return frozenset(found)
+        faults.add("integer-buffers")
+    return frozenset(faults)
 
 
 def of_adaptive(name: str) -> frozenset[str]:
@@ -76,10 +76,10 @@ def of_adaptive(name: str) -> frozenset[str]:
     if mean is None:
         return frozenset()
     level = float((mean[0] - update / 2).std()) * 2 / rule.noise_multiplier  # of which norm
-    found = {"adaptive-wrong-sign"} if rule.clipping_norm < NORM else set()
+    faults = {"adaptive-wrong-sign"} if rule.clipping_norm < NORM else set()
     if abs(np.log(level / rule.clipping_norm)) < abs(np.log(level / NORM)):
-        found.add("noise-of-next-norm")
-    return frozenset(found)
+        faults.add("noise-of-next-norm")
+    return frozenset(faults)
 
 
 def only_warns(name: str) -> bool:

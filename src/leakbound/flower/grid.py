@@ -58,8 +58,8 @@ class InProcessGrid(Grid):
         self.contexts: dict[int, Context] = {}
         for number in range(clients):
             node = number + 2  # 1 is the server
-            own: dict[str, Any] = {"partition-id": number, "num-partitions": clients}
-            self.contexts[node] = Context(run_id, node, own, RecordDict(), dict(run_config or {}))
+            place: dict[str, Any] = {"partition-id": number, "num-partitions": clients}
+            self.contexts[node] = Context(run_id, node, place, RecordDict(), dict(run_config or {}))
 
     def set_run(self, run: Any) -> None:
         """Do nothing: the run is this process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from logging import ERROR
 
 import numpy as np
@@ -81,10 +81,11 @@ class DefenseMod:
                 work = _FlowerRound(self, message, context, inside.depth)
             except Exception as error:
                 return self._refuse(message, error)
-            # without a need for them, a long training's batches would only fill the memory
-            hears = needs_batches(self.defense)
-            listener: AbstractContextManager[Tapped] = listening() if hears else nullcontext([])
-            with listener as tapped:
+            tapped: Tapped = []
+            with ExitStack() as stack:
+                # without a need for them, a long training's batches would only fill the memory
+                if needs_batches(self.defense):
+                    tapped = stack.enter_context(listening())
                 reply = work.train(message, call_next)
         if reply.has_error():
             return reply
@@ -167,10 +168,13 @@ class _FlowerRound:
             )
         trained = None
         if self.own.anew is None:  # otherwise what was trained is not even read
-            most = self.setup.most_bytes
-            # the set of numbers that overflow reveals the data
-            kind = PrivateError
-            trained = read(record, self.like, what=ANSWERED, most_bytes=most, not_finite=kind)
+            trained = read(
+                record,
+                self.like,
+                what=ANSWERED,
+                most_bytes=self.setup.most_bytes,
+                not_finite=PrivateError,  # the set of numbers that overflow reveals the data
+            )
         count = messages.first(messages.COUNTS, reply.content.metric_records.values())
         kinds = {np.dtype(array.dtype) for array in self.record.values() if array.dtype}
         update, ready, new = self.own.answer(

@@ -8,6 +8,7 @@ any c that the numbers can represent.
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,8 +46,8 @@ CHUNK = 256
 class LayerRows:
     """Weights (k, d) of one layer, one row per unit; its bias (k,); which weights are not pruned.
 
-    `below`: for a linear layer, the number of units of the linear layer before it. `entering`: (d,)
-    the size of the weights of the units that feed it, in the layer before; None if they do not fit.
+    `follows`: it is linear and takes the units of the linear layer before it. `entering`: (d,) the
+    size of the weights of the units that feed it, in the layer before; None if they do not fit.
     """
 
     name: str
@@ -54,7 +55,7 @@ class LayerRows:
     bias: Tensor | None
     kept: Tensor
     linear: bool
-    below: int | None
+    follows: bool
     entering: Tensor | None
 
 
@@ -63,7 +64,7 @@ def layers(task: Task) -> list[LayerRows]:
     there = torch.ones_like(task.parameters, dtype=torch.bool) if task.kept is None else task.kept
     kept = task.unflatten(there)
     rows_of: list[LayerRows] = []
-    below: int | None = None
+    below = 0
     size: Tensor | None = None
     for name, module in task.model.named_modules():
         key = f"{name}.weight" if name else "weight"
@@ -71,32 +72,19 @@ def layers(task: Task) -> list[LayerRows]:
             rows = parts[key].flatten(1)
             bias = parts.get(f"{name}.bias" if name else "bias")
             linear = isinstance(module, nn.Linear)
-            under = below if linear else None
-            entering = _repeated(size, rows.shape[1])
+            entering = None
+            if size is not None and rows.shape[1] % len(size) == 0:
+                # A unit may have several outputs in each row, such as the pixels of a channel.
+                entering = size.repeat_interleave(rows.shape[1] // len(size))
+            follows = linear and rows.shape[1] == below
             here = kept.get(key, torch.ones_like(parts[key], dtype=torch.bool)).flatten(1)
-            rows_of.append(LayerRows(name, rows, bias, here, linear, under, entering))
-            size = _sizes(rows if entering is None else rows.double() * entering)
+            rows_of.append(LayerRows(name, rows, bias, here, linear, follows, entering))
+            even, most = evened(rows if entering is None else rows.double() * entering)
+            # Norms over the largest; 1 for rows of zeros.
+            size = most / most.max().clamp_min(5e-324) * even.norm(dim=1)
+            size = size.masked_fill(size == 0, 1.0)
             below = len(rows) if linear else below
     return rows_of
-
-
-def _repeated(size: Tensor | None, width: int) -> Tensor | None:
-    """Repeat the sizes (k,) of units for their outputs in rows of `width` weights."""
-    if size is None or width % len(size):
-        return None
-    return size.repeat_interleave(width // len(size))
-
-
-def _sizes(rows: Tensor) -> Tensor:
-    """Norms (k,) of the rows over the largest; 1 for rows of zeros."""
-    even, most = evened(rows)
-    size: Tensor = most / most.max().clamp_min(5e-324) * even.norm(dim=1)
-    return size.masked_fill(size == 0, 1.0)
-
-
-def balanced(rows: Tensor, entering: Tensor) -> Tensor:
-    """Rows (k, d) as if the units that feed them had weights of size 1."""
-    return evened(rows)[0] * entering
 
 
 def evened(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,7 +162,9 @@ def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS)
 def parallel_rows(layer: LayerRows) -> LayerFinding:
     members = parallel(layer.rows)
     if layer.entering is not None:
-        members = max(members, parallel(balanced(layer.rows, layer.entering)), key=len)
+        # As if the units that feed them had weights of size 1.
+        balanced = evened(layer.rows)[0] * layer.entering
+        members = max(members, parallel(balanced), key=len)
     if layer.linear:  # thresholds may be in the weights of a few constant inputs
         energy = evened(layer.rows)[0].square().sum(0)
         light = energy <= HEAVY * energy.mean()
@@ -384,25 +374,20 @@ def _label_blind(task: Task, output: Tensor, labels: Tensor) -> LayerFinding:
 def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[LayerFinding]]:
     """The outputs; and how much the loss moves with each layer's outputs, over the model's own."""
     seen: dict[str, Tensor] = {}
-    handles = []
 
     def keep(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
         seen[name] = output
 
-    modules = dict(task.model.named_modules())
     values = {
         name: value.detach().requires_grad_()
         for name, value in task.unflatten(task.parameters).items()
     }
-    try:
+    with torch.enable_grad(), ExitStack() as hooks:
         for layer in layers(task):
-            handles.append(modules[layer.name].register_forward_hook(partial(keep, layer.name)))
-        with torch.enable_grad():
-            output = client.call(task, {**task.buffers, **values}, inputs)
-            loss = task.loss(output, labels)
-    finally:
-        for handle in handles:
-            handle.remove()
+            module = task.model.get_submodule(layer.name)
+            hooks.enter_context(module.register_forward_hook(partial(keep, layer.name)))
+        output = client.call(task, {**task.buffers, **values}, inputs)
+        loss = task.loss(output, labels)
     wanted = [output, *seen.values()]
     slopes = _slopes(loss, wanted)
     if not bool(slopes[0].any()):  # the loss is saturated on these images

@@ -70,7 +70,7 @@ def read(
         ValueError: a name or shape is not the model's; if they are `private`, a value that is not
             finite is a PrivateError.
     """
-    found = {}
+    tensors = {}
     for name, value in data.items():
         if name not in like:
             known = ", ".join(list(like)[:6])
@@ -87,8 +87,8 @@ def read(
         if not bool(torch.isfinite(one).all()):
             kind = PrivateError if private else ValueError
             raise kind(f"{what}: {name} holds values that are NaN or infinite")
-        found[name] = one.to(like[name].dtype)
-    return found
+        tensors[name] = one.to(like[name].dtype)
+    return tensors
 
 
 def write(value: Tensor, like: Any) -> Any:

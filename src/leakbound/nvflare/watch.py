@@ -100,10 +100,10 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
             self._sent[str(fl_ctx.get_prop(FLContextKey.TASK_ID))] = number, named
 
     def _arrive(self, result: Shareable, fl_ctx: FLContext) -> None:
-        found = self._sent.pop(str(fl_ctx.get_prop(FLContextKey.TASK_ID)), None)
-        if found is None:
+        sent = self._sent.pop(str(fl_ctx.get_prop(FLContextKey.TASK_ID)), None)
+        if sent is None:
             return
-        number, before = found
+        number, before = sent
         name = str(fl_ctx.get_peer_context().get_identity_name())
         self._seen.add((number, name))
         code = result.get_return_code()

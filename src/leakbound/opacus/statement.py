@@ -213,9 +213,15 @@ def risk(
     """
     goal = _target(psnr, eta, input_range)
     single(probability, delta=delta)
-    if prior is not None:
-        _check_prior(prior, dim)
-    parts = _covered(tuple(_read(history)), divisor, participation)
+    if prior is not None and prior.dim != dim:
+        raise ValueError(f"prior is of {prior.dim} values an example, but dim is {dim}")
+    if prior is not None and not prior.distance.squared:
+        raise ValueError(
+            f"prior measures {prior.distance.axis}, but a statement here is about mean squared "
+            "errors; calibrate with leakbound.calibrate(data=...), and give its noise"
+        )
+    parts = _read(history)
+    _check_divisor(parts, divisor, participation)
     setting = TrainingSetting(1.0, dim, norm, participation=participation)
     if len(parts) == 1:
         noise, rate, steps = parts[0]
@@ -260,10 +266,8 @@ def risk(
     )
 
 
-def _covered(
-    parts: tuple[Part, ...], divisor: Divisor, participation: Participation
-) -> tuple[Part, ...]:
-    """The parts; an error if the drawn batch size is the divisor and shows hidden participation."""
+def _check_divisor(parts: tuple[Part, ...], divisor: Divisor, participation: Participation) -> None:
+    """Reject the drawn batch size as the divisor if it shows hidden participation."""
     check.one_of(SEES, participation=participation)
     check.one_of(PUBLIC, divisor=divisor)
     sampled = any(rate < 1 for _, rate, _ in parts)
@@ -273,17 +277,6 @@ def _covered(
             "how many examples a batch has, and so whether it holds a given one; divide by a "
             "constant such as Opacus' expected_batch_size, or give participation='visible', "
             "which takes the batch sizes as public"
-        )
-    return parts
-
-
-def _check_prior(prior: Baseline, dim: int) -> None:
-    if prior.dim != dim:
-        raise ValueError(f"prior is of {prior.dim} values an example, but dim is {dim}")
-    if not prior.distance.squared:
-        raise ValueError(
-            f"prior measures {prior.distance.axis}, but a statement here is about mean squared "
-            "errors; calibrate with leakbound.calibrate(data=...), and give its noise"
         )
 
 
@@ -306,7 +299,7 @@ def _upper(parts: tuple[Part, ...], setting: TrainingSetting, log_kappa: float) 
     return float(most(mixed.merged(parts), log_kappa))
 
 
-def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:
+def _read(history: Accountant | Sequence[Sequence[float]]) -> tuple[Part, ...]:
     """Kinds of steps, each once; the order of steps does not matter."""
     rows = cast(Sequence[Any], getattr(history, "history", history))
     mechanism = getattr(history, "mechanism", None)
@@ -335,16 +328,15 @@ def _read(history: Accountant | Sequence[Sequence[float]]) -> list[Part]:
         if int(steps) != steps or steps < 1:
             raise ValueError(f"history holds {steps} steps; give a whole number of at least 1")
         counts[noise, rate] = counts.get((noise, rate), 0) + int(steps)
-    return [(noise, rate, steps) for (noise, rate), steps in counts.items()]
+    return tuple((noise, rate, steps) for (noise, rate), steps in counts.items())
 
 
 def _words(history: tuple[Part, ...]) -> str:
     if not history:
         return "no step"
     noises, rates, counts = zip(*history, strict=True)
-    noise, rate = (
-        " to ".join(f"{v:.4g}" for v in sorted({min(all_), max(all_)})) for all_ in (noises, rates)
-    )
+    spans = (sorted({min(values), max(values)}) for values in (noises, rates))
+    noise, rate = (" to ".join(f"{value:.4g}" for value in span) for span in spans)
     total = sum(counts)
     return f"{total:,} step{'s' * (total != 1)} (noise multiplier {noise}, sampling rate {rate})"
 

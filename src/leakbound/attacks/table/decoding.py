@@ -279,23 +279,26 @@ def layer_span(row: SentRow, name: str) -> tuple[Span, bool]:
     task = row.task
     weights = row.observation.weights
     sent = torch.ones_like(row.values) if weights is None else weights[row.at]
-    flat = [row.values, task.parameters, sent]
-    flat += [] if row.variance is None else [row.variance]
-    gradient, held, trust, *spread = (joint(task, name, each) for each in flat)
-    bias = parameter(name, "bias") in task.names and bool(trust[:, -1].any())
-    width = trust.shape[1] - (not bias and parameter(name, "bias") in task.names)
-    whole = (trust[:, :width] > 0).all(1)
+    trust = joint(task, name, sent) > 0
+    has_bias = parameter(name, "bias") in task.names
+    bias = has_bias and bool(trust[:, -1].any())
+    width = trust.shape[1] - (has_bias and not bias)
+    whole = trust[:, :width].all(1)
     if int(whole.sum()) < row.count:
         raise NotApplicable(
             f"the layer {name!r} has {int(whole.sum())} units without a withheld weight; the span "
             f"of {row.count} rows needs as many"
         )
-    gradient = gradient[whole, :width]
-    held = held[whole, :width]
+
+    def part(flat: Tensor) -> Tensor:
+        return joint(task, name, flat)[whole, :width]
+
+    gradient = part(row.values)
     rounding = ROUNDING * float(torch.finfo(row.values.dtype).eps)
-    noise = float(spread[0][whole, :width].mean()) ** 0.5 if spread else 0.0
+    noise = 0.0 if row.variance is None else float(part(row.variance).mean()) ** 0.5
     # Noise hides a multiple of the weights.
-    gradient = gradient if noise else _plain(gradient, held, row.count, rounding)
+    if not noise:
+        gradient = _plain(gradient, part(task.parameters), row.count, rounding)
     span = rows_span(gradient, row.count, noise, rounding)
     left = torch.zeros(len(whole), span.rank, dtype=torch.float64)
     left[whole] = span.left
@@ -388,10 +391,11 @@ class Survivors:
         dual = torch.linalg.pinv(self.points[kept])
         column = self.span.left * self.span.sizes @ dual
         repeats = kept[column.norm(dim=0).argsort(descending=True)].repeat(count)
-        fill = repeats[: count - rank], blind[: count - len(kept)]
-        rows = torch.cat([self.rows[kept], self.rows[fill[0]], fill[1]])[:count]
-        rest = self.span.sizes
-        left = float((torch.diag(rest) @ (torch.eye(rank) - basis.T @ basis)).norm() / rest.norm())
+        every_row = (self.rows[kept], self.rows[repeats[: count - rank]], blind)
+        rows = torch.cat(every_row)[:count]
+        sizes = self.span.sizes
+        rest = torch.diag(sizes) @ (torch.eye(rank) - basis.T @ basis)
+        left = float(rest.norm() / sizes.norm())
         bound = torch.maximum(CLEAR * column.abs().amax(0), 6 * self.span.noise * dual.norm(dim=0))
         wrong = bool((column.abs() * self._off(kept, MOVES[-1]).T > bound).any())
         said = []

@@ -89,10 +89,8 @@ class TouchedRows(Attack):
             known = {k: rows for k, rows in touched.items() if k not in many and rows.any()}
             try:
                 seen = view(task, domain)
-                restricted = replace(
-                    seen, levels=tuple(_among(block, known) for block in seen.levels)
-                )
-                answer = decoded(row, restricted, self.prefixes)
+                blocks = tuple(_among(block, known) for block in seen.levels)
+                answer = decoded(row, replace(seen, levels=blocks), self.prefixes)
                 reason = answer.problem
             except NotApplicable as error:
                 answer = Answer(blind)
@@ -110,10 +108,12 @@ class TouchedRows(Attack):
 
         answer = each_row(observation, task, one)
         level = None if observation.noise_variance is None else CHANCE * len(each)
+        # Only where no mode of the model changes rows at random before the layer.
+        public = domain.start(ROWS, stream(0, "touched", "rows")).to(task.parameters)
         kept = {
             start: held
             for start, held in tables.items()
-            if all(_handed_on(task, domain, one.weight.rpartition(".")[0]) for one in held)
+            if all(unchanging(task, public, one.weight.rpartition(".")[0]) for one in held)
         }
         return replace(answer, facts=_facts(domain, kept, each, level))
 
@@ -127,12 +127,6 @@ class TouchedRows(Attack):
             column.name: tuple(column.names[k] for k in rows.nonzero()[:, 0].tolist())
             for column, rows in _by_column(domain, tables, each)
         }
-
-
-def _handed_on(task: Task, domain: TableDomain, name: str) -> bool:
-    """Whether a module gets the same of rows in every mode: none are changed at random."""
-    rows = domain.start(ROWS, stream(0, "touched", "rows")).to(task.parameters)
-    return unchanging(task, rows, name)
 
 
 def _by_column(

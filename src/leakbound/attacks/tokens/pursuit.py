@@ -120,19 +120,19 @@ kept; and the number of further attempts.
 """
 
 
-def pursue(atoms: Atoms, rows: Tensor, inside: Tensor, most: int, retries: int = RETRIES) -> Chosen:
+def pursue(atoms: Atoms, rows: Tensor, inside: Tensor, most: int) -> Chosen:
     """Rank-aware matching pursuit of rows (m, d) in units of their rounding.
 
     It adds the atom with the largest share in the residual's column space of what it has outside of
     the atoms so far, until the residual is rounding; then weak atoms that still stand out of it.
     Then it drops atoms that were not needed.
     `inside` (d, c) is a space that all atoms share, which counts as chosen. A failed pursuit starts
-    again `retries` times, from the most needed of its first atoms.
+    again `RETRIES` times, from the most needed of its first atoms.
     """
     first, done = _grown(atoms, rows, inside, [], most)
     where = first
     size = SHARE * (len(inside) - inside.shape[1])
-    for _ in range(retries):
+    for _ in range(RETRIES):
         if done:
             break
         held = pruned(atoms, rows, inside, where[: int(size)], False)
@@ -220,9 +220,8 @@ def certified(
         return False, "the update is not larger than its rounding"
     s = torch.linalg.svdvals(target)
     s = s[s > limit]
-    several = room < len(
-        atoms
-    )  # otherwise the atoms are independent, and any answer is the only one
+    # Otherwise the atoms are independent, and any answer is the only one.
+    several = room < len(atoms)
     if several and count >= (room + len(s)) / 2:
         return False, (
             f"{count} tokens explain the update; one answer alone is assured below half of "
