@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from leakbound._util.text import printable
+
 Module = TypeVar("Module", bound=nn.Module)
 
 INNER = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -108,7 +110,7 @@ def duplicate(module: Module, *, shared: bool = False) -> Module:
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
+        said = printable(str(error))[:200]
         raise ValueError(
             f"model cannot be copied ({type(error).__name__}: {said}); keep files, locks and "
             "results of earlier calls out of the module"

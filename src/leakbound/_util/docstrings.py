@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +35,9 @@ class Parts:
     def named(self, heading: str) -> dict[str, str]:
         """The entries `name: text` under a heading; several names before one colon share it."""
         entries: dict[str, str] = {}
-        for item in _items(self.sections.get(heading, "")):
-            match = _NAMED.match(item)
+        # An entry starts without indent, its other lines are indented.
+        for item in re.split(r"\n(?=\S)", self.sections.get(heading, "")):
+            match = _NAMED.match(" ".join(item.split()))
             if match:
                 # Such as "low, high: ...", which describes both.
                 entries |= {name.strip(): match[2] for name in match[1].split(",")}
@@ -63,7 +64,7 @@ def parts(documentation: str) -> Parts:
             heading = ""  # text without indent after a blank line is body again
         blank = not line.strip()
         lines.setdefault(heading, []).append(line)
-    texts = {name: dedented(text) for name, text in lines.items()}
+    texts = {name: inspect.cleandoc("\n".join(text)) for name, text in lines.items()}
     return Parts(summary, texts.pop(""), texts)
 
 
@@ -77,25 +78,3 @@ def cleaned(schema: Any) -> Any:
     if isinstance(text := described.get("description"), str):
         described["description"] = inspect.cleandoc(text)
     return described
-
-
-def _items(text: str) -> Iterator[str]:
-    """Entries of a section: an entry starts without indent, its other lines are indented."""
-    item: list[str] = []
-    for line in text.split("\n"):
-        if line and not line.startswith(" ") and item:
-            yield " ".join(item)
-            item = []
-        if line.strip():
-            item.append(line.strip())
-    if item:
-        yield " ".join(item)
-
-
-def dedented(lines: str | list[str]) -> str:
-    """Without the indent that all lines but the first have (the first may follow its heading)."""
-    rows = lines.split("\n") if isinstance(lines, str) else lines
-    rest = [row for row in (rows if isinstance(lines, str) else rows[1:]) if row.strip()]
-    width = min((len(row) - len(row.lstrip()) for row in rest), default=0)
-    cut = [row[width:] if not row[:width].strip() else row.strip() for row in rows]
-    return "\n".join(cut).strip("\n")

@@ -7,6 +7,7 @@ import math
 import zlib
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,7 +98,7 @@ def _header(stream: Stream, path: Path, dimensions: int) -> tuple[int, ...]:
         )
     if len(head) < 4 + 4 * dimensions:
         raise ValueError(f"{str(path)!r} ends within its header; download it again")
-    shape = tuple(int.from_bytes(head[k : k + 4], "big") for k in range(4, len(head), 4))
+    shape = tuple(np.frombuffer(head, ">u4", offset=4).tolist())
     if min(shape) < 1:
         raise ValueError(f"{str(path)!r} declares shape {shape}; it holds no image")
     return shape

@@ -76,7 +76,8 @@ def _images(array: Array, bits: int | None) -> Tensor:
     values = torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.uint8))
     if values.ndim == 3:
         return values[:, None]
-    first, last = (values.shape[k] in (1, 3) if values.ndim == 4 else False for k in (1, -1))
+    first = values.ndim == 4 and values.shape[1] in (1, 3)
+    last = values.ndim == 4 and values.shape[-1] in (1, 3)
     if first == last:
         raise ValueError(
             f"images have shape {array.shape}, where the channels are "

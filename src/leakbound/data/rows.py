@@ -22,6 +22,7 @@ import numpy as np
 
 from leakbound import check
 from leakbound._util import files
+from leakbound._util.text import printable
 from leakbound.data.values import NumberFormat
 from leakbound.domains.table import DECIMALS
 
@@ -285,7 +286,7 @@ def _parquet_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
+        said = printable(str(error))[:200]
         raise ValueError(f"it is no Parquet table that can be read ({said})") from None
 
 

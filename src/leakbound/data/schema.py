@@ -19,7 +19,7 @@ from leakbound._util.text import printable, toml
 from leakbound.data import rows
 from leakbound.data.values import MISSING, ColumnTexts, DraftedFormat, NumberFormat
 from leakbound.domains import Column, TableDomain
-from leakbound.domains.table import DECIMALS, EPOCH, day
+from leakbound.domains.table import DECIMALS, EPOCH, day, middle_and_spread
 from leakbound.randomness import stream, uniform
 
 FEW = 20
@@ -427,9 +427,8 @@ class _Seen:
         sample = self.sample[~np.isnan(self.sample)]
         if len(sample):
             with np.errstate(over="ignore"):
-                lower, middle, upper = np.quantile(sample, (0.25, 0.5, 0.75)).tolist()
-                # Normal values have quartiles 1.349 deviations apart; others may have none apart.
-                spread = float(f"{(upper - lower) / 1.349 or sample.std():.6g}")
+                middle, spread = middle_and_spread(torch.from_numpy(sample))
+            spread = float(f"{spread:.6g}")
             known = spread if 0 < spread < np.inf else None
             typical = round(middle) if reading.format else float(f"{middle:.6g}")
             column = replace(column, typical=typical, spread=known)

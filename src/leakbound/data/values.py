@@ -321,7 +321,9 @@ def formats_of(text: str) -> tuple[str, ...]:
 
 
 def _place(word: re.Match[str]) -> str:
-    return {1: "2", 2: "2", 4: "4"}.get(len(word[0]), "?") if word[0].isdecimal() else "a"
+    if not word[0].isdecimal():
+        return "a"
+    return {1: "2", 2: "2", 4: "4"}.get(len(word[0]), "?")
 
 
 @dataclass

@@ -11,12 +11,14 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from leakbound._util.text import printable
 from leakbound.domains.base import Domain
 from leakbound.domains.table import Column, TableDomain
 from leakbound.domains.tokens import TokenDomain
@@ -272,7 +274,8 @@ def _read(model: nn.Module, takes: TakesRows) -> None:
     changes = [(k, level) for k, (a, z) in takes.coded.items() for level in range(1, z - a)]
     rows = takes.domain.hard((low + high)[None] / 2).repeat(1 + len(changes) + TRIALS, 1)
     # Numbers vary, too: an embedding that looks one up shows here.
-    varied = rows[-TRIALS:] + (high - low) * torch.linspace(-0.5, 0.5, TRIALS).to(like)[:, None]
+    shares = torch.linspace(-0.5, 0.5, TRIALS).to(like)[:, None]
+    varied = rows[-TRIALS:] + (high - low) * shares
     for start, stop in takes.domain.groups:
         varied[:, start:stop] = rows[-TRIALS:, start:stop]
     rows[-TRIALS:] = varied
@@ -338,9 +341,11 @@ def _recorded(
 
         return hook
 
-    hooks = [m.register_forward_pre_hook(note(n), with_kwargs=True) for n, m in known.items()]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), ExitStack() as hooks:
+            for name, module in known.items():
+                hook = module.register_forward_pre_hook(note(name), with_kwargs=True)
+                hooks.enter_context(hook)
             output = adapter.run(rows, {k: part.to(rows.device) for k, part in codes.items()})
     except Exception as error:
         takes = (
@@ -348,12 +353,9 @@ def _recorded(
         )
         raise ValueError(
             f"the model cannot be called with {takes} and codes from 0 to the number of levels "
-            f"minus 1 ({' '.join(str(error).split())[:300]}); give leakbound.models.adapted("
+            f"minus 1 ({printable(str(error))[:300]}); give leakbound.models.adapted("
             "model, domain, form=..., names=...), or another encoding of the columns"
         ) from error
-    finally:
-        for one in hooks:
-            one.remove()
     return inputs, _tensor(output)
 
 
@@ -371,7 +373,8 @@ def _looks(
     looks = []
     for values in seen.reshape(count, -1).cpu().T:
         alone = values[:-TRIALS]
-        columns = {changes[r][0] for r in (alone[1:] != alone[0]).nonzero()[:, 0].tolist()}
+        changed = (alone[1:] != alone[0]).tolist()
+        columns = {k for (k, _), is_changed in zip(changes, changed, strict=True) if is_changed}
         look = _Look(alone[:1])
         expected = alone[:1].expand(TRIALS)
         for k in columns:

@@ -283,9 +283,7 @@ class TableDomain(PartsDomain):
             if column.categorical or not len(values):
                 columns.append(column)
                 continue
-            low, middle, high = np.quantile(values.numpy(), (0.25, 0.5, 0.75)).tolist()
-            # The IQR ignores outliers; it is 0 where most values repeat.
-            spread = (high - low) / 1.349 or float(values.std(correction=0))
+            middle, spread = middle_and_spread(values)
             unit = column.unit_length
             typical = column.origin + unit * middle
             # A column with one value has spread 0, which `Column` refuses.
@@ -388,7 +386,8 @@ class TableDomain(PartsDomain):
     def rows(self, x: Tensor) -> list[tuple[str, ...]]:
         """The values of rows (N, n) as text, one for each column."""
         held = self.hard(x.detach().cpu())
-        return list(zip(*(self._texts(k, held) for k in range(len(self.columns))), strict=True))
+        columns = [self._texts(k, held) for k in range(len(self.columns))]
+        return list(zip(*columns, strict=True))
 
     def _texts(self, k: int, held: Tensor) -> list[str]:
         column, start, stop = self.placed[k]
@@ -434,6 +433,13 @@ def day(value: float) -> date:
     return date.fromordinal(EPOCH + round(min(max(value, FIRST_DAY), LAST_DAY)))
 
 
+def middle_and_spread(values: Tensor) -> tuple[float, float]:
+    """The median; and IQR / 1.349, as of normal values, or the standard deviation if that is 0."""
+    low, middle, high = np.quantile(values.numpy(), (0.25, 0.5, 0.75)).tolist()
+    # The IQR ignores outliers; it is 0 where most values repeat.
+    return middle, (high - low) / 1.349 or float(values.std(correction=0))
+
+
 def _one_hot(shares: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(shares.argmax(-1), shares.shape[-1]).to(shares)
 
@@ -441,7 +447,8 @@ def _one_hot(shares: Tensor) -> Tensor:
 def _simplex(x: Tensor) -> Tensor:
     """The closest points of the probability simplex (Duchi et al. 2008, figure 1)."""
     # The formula would move valid points by its rounding.
-    valid = (x >= 0).all(-1, keepdim=True) & ((x.sum(-1, keepdim=True) - 1).abs() < 1e-5)
+    whole = (x.sum(-1, keepdim=True) - 1).abs() < 1e-5
+    valid = whole & (x >= 0).all(-1, keepdim=True)
     moved = x - x.amax(-1, keepdim=True)  # the same closest point, without cancellation
     falling = moved.sort(-1, descending=True).values
     over = (falling.cumsum(-1) - 1) / torch.arange(1, x.shape[-1] + 1).to(x)

@@ -114,7 +114,7 @@ def statistics(
             findings.append(balanced_signs(layer))
         elif len(layer.rows) == task.label_range and task.label_range > 2:
             findings.append(lone_classes(layer))
-        if layer.below is not None and layer.rows.shape[1] == layer.below:
+        if layer.follows:
             findings.append(equal_columns(layer))
         findings.append(zeroed(layer))
     if inputs is not None and len(inputs) >= LEAST_PROBES:

@@ -8,6 +8,7 @@ any c that the numbers can represent.
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,8 +46,8 @@ CHUNK = 256
 class LayerRows:
     """Weights (k, d) of one layer, one row per unit; its bias (k,); which weights are not pruned.
 
-    `below`: for a linear layer, the number of units of the linear layer before it. `entering`: (d,)
-    the size of the weights of the units that feed it, in the layer before; None if they do not fit.
+    `follows`: it is linear and takes the units of the linear layer before it. `entering`: (d,) the
+    size of the weights of the units that feed it, in the layer before; None if they do not fit.
     """
 
     name: str
@@ -54,7 +55,7 @@ class LayerRows:
     bias: Tensor | None
     kept: Tensor
     linear: bool
-    below: int | None
+    follows: bool
     entering: Tensor | None
 
 
@@ -63,7 +64,7 @@ def layers(task: Task) -> list[LayerRows]:
     there = torch.ones_like(task.parameters, dtype=torch.bool) if task.kept is None else task.kept
     kept = task.unflatten(there)
     rows_of: list[LayerRows] = []
-    below: int | None = None
+    below = 0
     size: Tensor | None = None
     for name, module in task.model.named_modules():
         key = f"{name}.weight" if name else "weight"
@@ -71,13 +72,13 @@ def layers(task: Task) -> list[LayerRows]:
             rows = parts[key].flatten(1)
             bias = parts.get(f"{name}.bias" if name else "bias")
             linear = isinstance(module, nn.Linear)
-            under = below if linear else None
             entering = None
             if size is not None and rows.shape[1] % len(size) == 0:
                 # A unit may have several outputs in each row, such as the pixels of a channel.
                 entering = size.repeat_interleave(rows.shape[1] // len(size))
+            follows = linear and rows.shape[1] == below
             here = kept.get(key, torch.ones_like(parts[key], dtype=torch.bool)).flatten(1)
-            rows_of.append(LayerRows(name, rows, bias, here, linear, under, entering))
+            rows_of.append(LayerRows(name, rows, bias, here, linear, follows, entering))
             even, most = evened(rows if entering is None else rows.double() * entering)
             # Norms over the largest; 1 for rows of zeros.
             size = most / most.max().clamp_min(5e-324) * even.norm(dim=1)
@@ -373,7 +374,6 @@ def _label_blind(task: Task, output: Tensor, labels: Tensor) -> LayerFinding:
 def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[LayerFinding]]:
     """The outputs; and how much the loss moves with each layer's outputs, over the model's own."""
     seen: dict[str, Tensor] = {}
-    handles = []
 
     def keep(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
         seen[name] = output
@@ -382,16 +382,12 @@ def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Lay
         name: value.detach().requires_grad_()
         for name, value in task.unflatten(task.parameters).items()
     }
-    try:
+    with torch.enable_grad(), ExitStack() as hooks:
         for layer in layers(task):
             module = task.model.get_submodule(layer.name)
-            handles.append(module.register_forward_hook(partial(keep, layer.name)))
-        with torch.enable_grad():
-            output = client.call(task, {**task.buffers, **values}, inputs)
-            loss = task.loss(output, labels)
-    finally:
-        for handle in handles:
-            handle.remove()
+            hooks.enter_context(module.register_forward_hook(partial(keep, layer.name)))
+        output = client.call(task, {**task.buffers, **values}, inputs)
+        loss = task.loss(output, labels)
     wanted = [output, *seen.values()]
     slopes = _slopes(loss, wanted)
     if not bool(slopes[0].any()):  # the loss is saturated on these images

@@ -242,7 +242,8 @@ def _model(parsed: Any) -> TreeModel:
     if not said == len(trees) == len(output):
         raise _Damaged(f"holds {len(trees)} trees, but says {said} (tree_info: {len(output)})")
     ends = _get(made, "iteration_indptr", list) if "iteration_indptr" in made else [0, 1]
-    whole = all(type(x) is int and 0 <= x <= len(trees) for x in (*output, *ends[: len(trees) + 1]))
+    numbers = (*output, *ends[: len(trees) + 1])
+    whole = all(type(x) is int and 0 <= x <= len(trees) for x in numbers)
     if not whole or (trees and len(ends) < 2):
         raise _Damaged("holds tree_info or iteration_indptr that are no numbers of trees")
     names = _get(learner, "feature_names", list) if "feature_names" in learner else []

@@ -218,11 +218,10 @@ def silent(task: Task, name: str, rows: Tensor, parameters: Tensor) -> Tensor:
         return held[-1]
 
     off = []
+    layer = task.model.get_submodule(name)
     for part in torch.split(rows, AT_ONCE):
-        hook = task.model.get_submodule(name).register_forward_hook(cut)
-        with torch.enable_grad():
+        with torch.enable_grad(), layer.register_forward_hook(cut):
             output = forward(task, part.to(task.parameters), parameters).flatten(1)
-        hook.remove()
         weight = torch.arange(1, output.shape[1] + 1).to(output).sqrt()  # no sum of slopes is 0
         (slope,) = torch.autograd.grad((output * weight).sum(), held.pop())
         off.append((slope == 0).cpu())

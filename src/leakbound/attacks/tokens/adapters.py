@@ -313,8 +313,8 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     if groups < 2:
         return None
     drawn = permutation(domain.vocabulary, source)[: 4 * (groups + 1)]
-    seen = inputs_of(wide, layer.hook, drawn[:, None].expand(-1, places).to(wide.parameters.device))
-    seen = seen.double().cpu()
+    sequences = drawn[:, None].expand(-1, places).to(wide.parameters.device)
+    seen = inputs_of(wide, layer.hook, sequences).double().cpu()
     tolerance = 1e3 * torch.finfo(wide.parameters.dtype).eps
     total = torch.zeros(seen.shape[-1], seen.shape[-1], dtype=torch.float64)
     for group in seen[: 4 * groups].view(groups, 4 * places, -1):
@@ -330,8 +330,9 @@ def shared_space(task: Task, layer: FirstLayer, places: int) -> Tensor | None:
     left = seen[4 * groups :]
     left = left - (left @ space) @ space.T
     s = torch.linalg.svdvals(left)
-    bad = bool((s[:, 1] > math.sqrt(tolerance) * s[:, 0]).any()) if places > 1 else False
-    return None if bad else space
+    if places > 1 and (s[:, 1] > math.sqrt(tolerance) * s[:, 0]).any():
+        return None
+    return space
 
 
 def image_span(row: SentRow, pair: Pair) -> Span | None:

@@ -279,14 +279,14 @@ class Readers:
         weights: of each weight, its parameter, and whether it is stored (d, outputs).
         mixes: its input at a place depends on tokens of other places.
         causal: only of places before.
-        own: change of the last place's input by its own token over that by the first token.
+        influence: change of the last place's input by its own token over that by the first token.
     """
 
     names: tuple[str, ...]
     weights: tuple[tuple[str, bool], ...]
     mixes: bool
     causal: bool
-    own: float
+    influence: float
 
     def gradient(self, task: Task, flat: Tensor) -> Tensor:
         """(outputs, d) the stacked part of a flat vector (P,), float64 on the CPU."""
@@ -333,7 +333,8 @@ def readers(task: Task) -> list[Readers]:
         back = (seen[2][name] - value).norm(dim=-1)[0]
         behind = bool((back[:-1] > size).any())
         mixes = behind or bool((ahead > size).any())
-        influence = float(back[-1]) / max(float(ahead[-1]) if len(ahead) else 0.0, size, 1e-300)
+        first_token = float(ahead[-1]) if len(ahead) else 0.0
+        influence = float(back[-1]) / max(first_token, size, 1e-300)
         causal = mixes and not behind
         readers_in_order.append(
             Readers(tuple(weights), tuple(weights.values()), mixes, causal, influence)
@@ -355,8 +356,8 @@ def chosen(groups: Sequence[Readers]) -> tuple[Readers, tuple[Readers, ...]]:
     if not plain:
         raise NotApplicable("no trained linear layer gets each token alone, before places mix")
     mixed = [group for group in groups if group.mixes]
-    most = max((group.own for group in mixed), default=0.0)
-    start = next((k for k, group in enumerate(mixed) if group.own >= OWN * most), 0)
+    most = max((group.influence for group in mixed), default=0.0)
+    start = next((k for k, group in enumerate(mixed) if group.influence >= OWN * most), 0)
     return plain[0], tuple(mixed[start:])
 
 

@@ -334,14 +334,11 @@ class _Matching:
 
 def _moved(length: int) -> Tensor:
     """(n (n - 1) - 1, n) the orders in which one of n places is moved to another."""
-    every = torch.arange(length).tolist()
-    orders = {
-        (*rest[:to], at, *rest[to:])
-        for at in every
-        for rest in ([k for k in every if k != at],)
-        for to in every
-    }
-    return torch.tensor(sorted(orders - {tuple(every)}))
+    orders = set[tuple[int, ...]]()
+    for at in range(length):
+        rest = [k for k in range(length) if k != at]
+        orders |= {(*rest[:to], at, *rest[to:]) for to in range(length)}
+    return torch.tensor(sorted(orders - {tuple(range(length))}))
 
 
 def _least(values: Tensor, count: int) -> list[int]:
@@ -405,11 +402,8 @@ class _TakesWeights:
             mixture: Tensor = weights.to(rows) @ rows
             return mixture
 
-        hook = self.module.register_forward_hook(mixed)
-        try:
+        with self.module.register_forward_hook(mixed):
             output = self.forward(self.candidates[weights.argmax(-1)])
-        finally:
-            hook.remove()
         scores: Tensor = output if isinstance(output, Tensor) else output["logits"]
         if not self.labeled:
             return scores

@@ -103,7 +103,7 @@ class TokenRows(Attack):
                 return Answer(filled(row, ()), VANISHED)
             rows = _Rows.of(row, table)
             each.append(rows)
-            held = rows.seen.nonzero()[:, 0].tolist()
+            held = rows.tokens.tolist()
             unsure = [rows.problem] if rows.problem else []
             said = "their order is not known"
             if row.count > 1:
@@ -135,7 +135,7 @@ class TokenRows(Attack):
         tokens = set[int]()
         for row in rows_of(observation, task):
             if not row.is_zero:
-                tokens |= set(_Rows.of(row, table).seen.nonzero()[:, 0].tolist())
+                tokens |= set(_Rows.of(row, table).tokens.tolist())
             if (labels := labels_of(row)) is not None and shifted(task):
                 ends = (label[label >= 0] for label in labels)
                 tokens |= {int(end[-1]) for end in ends if len(end)}
@@ -191,6 +191,11 @@ class _Rows:
     noise: float
     problem: str | None = None
     clear: bool = True
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens whose rows are touched, in order."""
+        return self.seen.nonzero()[:, 0]
 
     @staticmethod
     def of(row: SentRow, table: WordTable) -> _Rows:
@@ -351,7 +356,7 @@ def _ordered(
         places = places @ rows.basis
     if length > places.shape[1]:
         return None, nan, f"{length} places are more than the {places.shape[1]} free directions"
-    held = rows.seen.nonzero()[:, 0]
+    held = rows.tokens
     turn, left, sure = _placed(rows.values[held], places[:length] / factor, rows.noise)
     if not sure:
         return None, left, "the rows of words are no sums of rows of positions"
