@@ -81,8 +81,9 @@ class Composed(RiskLaw):
         self, noise_multiplier: float, *, sampling_rate: float, steps: int, log_kappa: float
     ) -> float:
         """The same for single numbers on a wider grid: also an upper bound, cheaper, less tight."""
-        one_each = np.array([noise_multiplier], float), np.array([log_kappa], float)
-        return float(self._at(one_each[0], sampling_rate, steps, one_each[1], rough=True)[0])
+        sigma = np.array([noise_multiplier], float)
+        blind = np.array([log_kappa], float)
+        return float(self._at(sigma, sampling_rate, steps, blind, rough=True)[0])
 
     @abstractmethod
     def _at(self, sigma: Array, q: float, count: int, blind: Array, rough: bool = False) -> Array:

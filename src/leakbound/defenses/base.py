@@ -7,7 +7,7 @@ its noise-free, differentiable part; `infer` is what the update leaks about `pre
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Self
@@ -307,22 +307,24 @@ class Chain(Defense):
 
     def begin(self, task: Task, state: State, source: Source) -> tuple[Task, State]:
         after = []
-        # A client has no state before its first round.
-        for link, own in zip(self.links, state or [None] * len(self.links), strict=True):
+        for link, own in self._with_states(state):
             task, own = link.begin(task, own, source)
             after.append(own)
         return task, tuple(after)
 
     def transform(self, update: Update, state: State, context: Context, source: Source) -> Sent:
         after = []
-        for link, own in zip(self.links, state or [None] * len(self.links), strict=True):
+        for link, own in self._with_states(state):
             update, own = link.transform(update, own, context, source)
             after.append(own)
         return update, tuple(after)
 
     def acts(self, state: State) -> bool:
-        pairs = zip(self.links, state or [None] * len(self.links), strict=True)
-        return all(link.acts(own) for link, own in pairs)
+        return all(link.acts(own) for link, own in self._with_states(state))
+
+    def _with_states(self, state: State) -> Iterator[tuple[Defense, State]]:
+        # A client has no state before its first round.
+        return zip(self.links, state or [None] * len(self.links), strict=True)
 
     def imitate(self, rows: Tensor) -> Tensor:
         for link in self.links:

@@ -391,10 +391,10 @@ def _convolved(weight: Tensor, options: Any, x: Tensor, y: Tensor) -> Tensor:
     wide = weight.new_empty(count * len(weight), *weight.shape[1:])  # only its sides are used
     x = x.flatten(1, 2)
     y = y.flatten(1, 2)
-    found: Tensor = torch.ops.aten.convolution_backward(
+    gradients: Tensor = torch.ops.aten.convolution_backward(
         y, x, wide, None, *how, *more, count * groups, mask
     )[1]
-    return found.view(count, *weight.shape)
+    return gradients.view(count, *weight.shape)
 
 
 def repeated(rows: Tensor, copies: int) -> Tensor:
