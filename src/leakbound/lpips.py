@@ -98,8 +98,8 @@ class Lpips:
         """
         both = {name for names in _HEAD_NAMES for name in names}
         state = read_weights(path, partial(_wanted, path), name="lpips_weights", ignored=both)
-        own = {alias: name for name, alias in _HEAD_NAMES}
-        state = {own.get(name, name): tensor.double() for name, tensor in state.items()}
+        names = {alias: name for name, alias in _HEAD_NAMES}
+        state = {names.get(name, name): tensor.double() for name, tensor in state.items()}
         for name, tensor in state.items():
             check.finite(f"lpips_weights {str(path)!r}: {name}", tensor)
         if any(float(state[name].min()) < 0 for name, _ in _HEAD_NAMES):
@@ -139,12 +139,12 @@ class Lpips:
         heads = [self.state[name].flatten() for name, _ in _HEAD_NAMES]
         values: Values = []
         for both in zip(paired.inputs, paired.truth.inputs, strict=True):
-            guess, truth = (
+            slices = (
                 self._features(2 * (image.detach().cpu().double() - low) / data_range - 1)
                 for image in both
             )
             total = 0.0
-            for weights, a, b in zip(heads, guess, truth, strict=True):
+            for weights, a, b in zip(heads, *slices, strict=True):
                 total += float((weights @ (a - b).square().flatten(1)).mean())
             values.append(total)
         return values
@@ -153,15 +153,15 @@ class Lpips:
         """Each slice's output for one image in [-1, 1]: (C, H, W), of length 1 at each place."""
         x = image.expand(_RGB, -1, -1)[None]
         x = (x - self.state["scaling_layer.shift"]) / self.state["scaling_layer.scale"]
-        found = []
+        outputs = []
         for part in _NETWORKS[self.name]:
             for layer in part:
                 x = max_pool2d(x, layer.pool, 2) if layer.pool else x
                 weight = self.state[f"{layer.name}.weight"]
                 bias = self.state[f"{layer.name}.bias"]
                 x = conv2d(x, weight, bias, layer.stride, layer.padding).relu()
-            found.append(x[0] / (x[0].norm(dim=0) + _EPSILON))
-        return found
+            outputs.append(x[0] / (x[0].norm(dim=0) + _EPSILON))
+        return outputs
 
 
 def _wanted(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:

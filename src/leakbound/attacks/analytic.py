@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leakbound import check
 from leakbound._util import copies
 from leakbound.attacks.base import Attack, boxed, modules_of, parameter, seen_by, summed_task
-from leakbound.attacks.blind import public_images
+from leakbound.attacks.blind import answered, gray, public_images
 from leakbound.core import NotApplicable, Observation, Reconstruction, Task
 from leakbound.engines.path import NoPath, Path, path_to
 
@@ -74,18 +74,17 @@ class LinearInversion(Attack):
             # Trust is 1 / standard deviation, and the path spreads variances.
             kept = path.spread(kept**-2, bias_kept**-2).rsqrt()
         bias = bias * (bias_kept > 0)
-        if not (bias != 0).any():
-            middle = torch.full(observation.batch_shape, float("nan"), device=weight.device)
+        if not bias.any():
             reason = "gradient vanished: the layer's bias gradient is zero everywhere"
-            return Reconstruction(boxed(middle, task), observation.labels, problem=reason)
+            return replace(gray(observation, reason), labels=observation.labels)
         if observation.examples == 1:
             joint = torch.cat([weight, bias[:, None]], 1)
             image, left = _rank_one(joint, torch.cat([kept, bias_kept[:, None]], 1))
-            inputs = boxed(image.reshape(observation.batch_shape).to(weight), task)
             problem = None
             if left > _left_by_noise(joint.shape):
                 problem = "objective did not fall: the layer's gradient looks like noise alone"
-            return Reconstruction(inputs, observation.labels, left, (), problem)
+            labels = observation.labels
+            return answered(observation, task, image, problem, labels=labels, objective=left)
         known = (kept > 0) & (bias_kept[:, None] > 0)
         error = torch.zeros_like(bias)
         if observation.noise_variance is not None:
@@ -123,8 +122,7 @@ class LinearInversion(Attack):
         # The difference of two noisy rows has the sum of their variances.
         same = SAME * width + 1.2 * (error.square()[:, None] + error.square()).sqrt()
         chosen, agreed = _agreed(images, strength, observation.examples, same, bool(error.any()))
-        answer = torch.full((observation.examples, weight.shape[1]), float("nan"))
-        answer = answer.to(weight)
+        answer = weight.new_full((observation.examples, weight.shape[1]), float("nan"))
         if task.domain is not None:
             answer[:] = task.domain.blind(public_images(observation)).flatten().to(answer)
         answer[: len(chosen)] = chosen
@@ -135,8 +133,7 @@ class LinearInversion(Attack):
             problem = "no two rows agree on an input: all candidates may be mixtures"
         elif agreed < len(chosen):
             problem = f"two rows agree on {agreed} of {len(chosen)} inputs: others may be mixtures"
-        inputs = boxed(answer.reshape(observation.batch_shape), task)
-        return Reconstruction(inputs, None, float("nan"), (), problem)
+        return answered(observation, task, answer, problem)
 
 
 def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:

@@ -23,7 +23,7 @@ from leakbound.core import (
 )
 from leakbound.domains import TableDomain, TokenDomain
 from leakbound.losses import named
-from leakbound.randomness import stream
+from leakbound.randomness import stream, uniform
 
 __all__ = [
     "Attack",
@@ -241,6 +241,12 @@ def probed(observation: Observation) -> Tensor:
         probe = domain.start(size, stream(0, "outputs")).to(task.parameters.device)
     with torch.no_grad():
         return forward(task, probe.to(task.parameters) if probe.is_floating_point() else probe)
+
+
+def uniform_inputs(task: Task, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Inputs of this shape (N, *S) whose values are uniform in the input range."""
+    low, high = task.input_range
+    return low + (high - low) * uniform(shape, generator, like=task.parameters)
 
 
 class _Reached(Exception):

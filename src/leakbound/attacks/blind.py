@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakbound.attacks.base import Attack, boxed
-from leakbound.core import Batch, NotApplicable, Observation, Reconstruction
+from leakbound.core import Batch, NotApplicable, Observation, Reconstruction, Task
 
 MISSING = "there are no public images to average; give public images"
 VANISHED = "gradient vanished: the update is zero everywhere"
@@ -36,6 +36,26 @@ def public_images(observation: Observation) -> Tensor | None:
     """Public images (n, *S) of any shape, as `public_examples` finds them."""
     public = public_examples(observation, fitting=False)
     return None if public is None else public.inputs
+
+
+def answered(
+    observation: Observation,
+    task: Task,
+    inputs: Tensor,
+    problem: str | None = None,
+    *,
+    labels: Tensor | None = None,
+    objective: float = math.nan,
+    trace: tuple[float, ...] = (),
+) -> Reconstruction:
+    """Numbers for all inputs as an answer in the task's range; an update of zeros is a problem.
+
+    Without `labels`, the inputs may be in any order.
+    """
+    if not observation.update.rows.any():
+        problem = VANISHED
+    inputs = inputs.to(observation.update.rows).reshape(observation.batch_shape)
+    return Reconstruction(boxed(inputs, task), labels, objective, trace, problem)
 
 
 @dataclass(frozen=True)
@@ -93,8 +113,8 @@ class MeanImage(Attack):
         >>> import leakbound as lb
         >>> model = lb.models.mlp(input_shape=(1, 4, 4), classes=3, generator=lb.stream(0, "model"))
         >>> batch = lb.Batch(torch.linspace(0, 1, 16).reshape(1, 1, 4, 4), torch.tensor([2]))
-        >>> found = lb.simulate(model, batch, attack=MeanImage(), public=batch)
-        >>> torch.equal(found.reconstruction, batch.inputs)  # the mean of one public image
+        >>> result = lb.simulate(model, batch, attack=MeanImage(), public=batch)
+        >>> torch.equal(result.reconstruction, batch.inputs)  # the mean of one public image
         True
     """
 
@@ -112,6 +132,5 @@ class MeanImage(Attack):
 
 
 def _blind(observation: Observation, image: Tensor) -> Reconstruction:
-    inputs = image.to(observation.update.rows).expand(observation.batch_shape).clone()
-    problem = None if bool(observation.update.rows.any()) else VANISHED
-    return Reconstruction(boxed(inputs, observation.task), observation.labels, problem=problem)
+    inputs = image.expand(observation.batch_shape).clone()
+    return answered(observation, observation.task, inputs, labels=observation.labels)

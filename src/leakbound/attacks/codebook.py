@@ -12,7 +12,8 @@ from leakbound import check
 from leakbound._util.codewords import codewords
 from leakbound._util.decibels import EXTREME, mse_of_psnr
 from leakbound.attacks.base import Attack, expected_rows, seen_task
-from leakbound.attacks.planted import answered, sent_by_attacker, takes_numbers
+from leakbound.attacks.blind import answered
+from leakbound.attacks.planted import sent_by_attacker, takes_numbers
 from leakbound.attacks.trap import TrapLoss
 from leakbound.core import Exact, Observation, Reconstruction, Task
 
@@ -82,8 +83,8 @@ class Codebook(Attack):
         >>> images = torch.rand(20, 1, 4, 4, generator=lb.stream(0, "images"))
         >>> public, batch = lb.Batch(images, torch.arange(20) % 3), (images[5:6], torch.tensor([2]))
         >>> threat, defense = lb.ThreatModel(server=Server.MALICIOUS), lb.defenses.DpSgd(1.0, 0.1)
-        >>> given = {"attack": Codebook(), "defense": defense, "public": public, "threat": threat}
-        >>> torch.equal(lb.simulate(model, batch, **given).reconstruction, images[5:6])
+        >>> setup = {"attack": Codebook(), "defense": defense, "public": public, "threat": threat}
+        >>> torch.equal(lb.simulate(model, batch, **setup).reconstruction, images[5:6])
         True
     """
 

@@ -19,6 +19,8 @@ from typing import Any, Self
 
 from leakbound.core import Reconstruction
 
+__all__ = ["tick"]
+
 EVALUATIONS = 20
 """The most evaluations of the objective in one step of L-BFGS."""
 STEPS = ("steps", "generations")
@@ -72,13 +74,6 @@ class Pace:
         if self._above is not None:
             self._above.step()
 
-    def noted(self, answer: Reconstruction) -> Reconstruction:
-        """The answer; if the search was stopped, its `problem` says so."""
-        if not self.cut:
-            return answer
-        words = f"stopped early, after {self.steps} steps"
-        return replace(answer, problem="; ".join(filter(None, [words, answer.problem])))
-
 
 # A context variable: searches of different threads have their own limits.
 _OPEN: ContextVar[Pace | None] = ContextVar("leakbound_pace", default=None)
@@ -127,8 +122,12 @@ def ended_by_interrupt(pace: Pace) -> Iterator[None]:
 
 
 def noted(answer: Reconstruction) -> Reconstruction:
+    """The answer; if the search was stopped, its `problem` says so."""
     pace = _OPEN.get()
-    return answer if pace is None else pace.noted(answer)
+    if pace is None or not pace.cut:
+        return answer
+    words = f"stopped early, after {pace.steps} steps"
+    return replace(answer, problem="; ".join(filter(None, [words, answer.problem])))
 
 
 def planned(attack: Any) -> int:

@@ -100,7 +100,7 @@ class Span:
     @property
     def outside(self) -> Tensor:
         """(d, free) an orthonormal basis of what lies outside."""
-        whole: Tensor = torch.linalg.qr(self.basis, mode="complete")[0]
+        whole = torch.linalg.qr(self.basis, mode="complete")[0]
         return whole[:, self.rank :]
 
     def on(self, places: Tensor) -> Span:
@@ -121,7 +121,7 @@ class Span:
 
     def allowed(self, weights: Tensor) -> Tensor:
         """The allowed distance of points whose weights of singular directions have these norms."""
-        spread: Tensor = self.noise * self.tolerance.deviations(self.free) * weights
+        spread = self.noise * self.tolerance.deviations(self.free) * weights
         return spread.clamp(self.tolerance.least, self.tolerance.most)
 
     def chance(self, allowed: Any, free: int) -> Any:

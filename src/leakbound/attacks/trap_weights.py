@@ -10,10 +10,10 @@ from torch import Tensor
 
 from leakbound import check
 from leakbound.attacks.base import Attack
+from leakbound.attacks.blind import answered
 from leakbound.attacks.planted import (
     Caught,
     PixelPrior,
-    answered,
     caught,
     in_front,
     planted_task,
@@ -158,7 +158,7 @@ class _WeightReader:
         supports: list[int] = []
         while len(images) < self.row.examples:
             members = self._most_common()
-            if not bool(members.any()):
+            if not members.any():
                 break
             atom, image = self._read(members)
             images.append(image[None])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leakbound.attacks.base import uniform_inputs
 from leakbound.client import forward, unfit
 from leakbound.core import Batch, Task
 from leakbound.losses import named
@@ -24,7 +25,7 @@ class ContractError(AssertionError):
     """A defense or an attack violates its contract; the message says how."""
 
 
-def require(holds: bool, message: str) -> None:
+def require(holds: object, message: str) -> None:
     if not holds:
         raise ContractError(message)
 
@@ -67,7 +68,6 @@ def given_or_small(task: Task | None, batch: Batch | None) -> tuple[Task, Batch]
 
 def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batch:
     """Random inputs of the task, shaped as `like` (otherwise two images of 6x6), with labels."""
-    low, high = task.input_range
     if task.domain is not None and not task.domain.dtype.is_floating_point:
         inputs = task.domain.start(2 if like is None else like.size, stream(seed, "contract"))
         inputs = inputs.to(task.parameters.device)
@@ -75,9 +75,8 @@ def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batc
             return Batch(inputs, inputs.clone())
         return Batch(inputs, like.labels.clone())
     shape = (2, 1, 6, 6) if like is None else tuple(like.inputs.shape)
-    draw = uniform(shape, stream(seed, "contract", "batch"), like=task.parameters)
     labels = torch.arange(shape[0]) % CLASSES if like is None else like.labels.clone()
-    return Batch(low + (high - low) * draw, labels)
+    return Batch(uniform_inputs(task, shape, stream(seed, "contract", "batch")), labels)
 
 
 def check_settings(thing: object, name: str) -> None:

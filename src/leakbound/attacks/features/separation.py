@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -99,7 +98,7 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
             f"there are {matrix.shape[0]} mixtures of {matrix.shape[1]} values"
         )
     by_row = weights.amax(1, keepdim=True)
-    if bool((weights == by_row).all()):
+    if (weights == by_row).all():
         # Weights of whole rows scale them, so a truncated SVD is the best fit.
         left, inner = _truncated(matrix * by_row, rank)
         left = left / by_row
@@ -108,7 +107,7 @@ def row_space(matrix: Tensor, rank: int, weights: Tensor | None = None) -> RowSp
         left, inner = _weighted(matrix, rank, weights)
         columns = weights
     size = inner.norm(dim=1)
-    if not bool(size.min() > 30 * exact * size.max()):
+    if not size.min() > 30 * exact * size.max():
         raise NotSeparable(f"the mixtures have a rank below {rank}")
     level = _level(weights * (matrix - left @ inner), weights, rank)
     noise = level * torch.linalg.inv(_grams(left, columns.square()).mean(0))
@@ -167,7 +166,7 @@ def _weighted(matrix: Tensor, rank: int, weights: Tensor) -> tuple[Tensor, Tenso
 def _solve(left: Tensor, matrix: Tensor, weight: Tensor, ridge: float) -> Tensor:
     """For every column its weighted, penalized least squares in `left`, (B, n)."""
     right = (weight * matrix).T @ left
-    solved: Tensor = torch.linalg.solve(_grams(left, weight, ridge), right[:, :, None])[:, :, 0]
+    solved = torch.linalg.solve(_grams(left, weight, ridge), right[:, :, None])[:, :, 0]
     return solved.T
 
 
@@ -224,9 +223,9 @@ def gaussian_level(slope: float) -> float:
 def whitener(rows: Tensor) -> Tensor:
     """(B, B) the matrix that makes rows (B, n) uncorrelated, of mean square 1."""
     values, vectors = torch.linalg.eigh(rows @ rows.T / rows.shape[1])
-    if not bool(values.min() > 1e-13 * values.max()):
+    if not values.min() > 1e-13 * values.max():
         raise NotSeparable("the sources' differences from their means are linearly dependent")
-    return cast(Tensor, (vectors / values.sqrt()).T)
+    return (vectors / values.sqrt()).T
 
 
 def rotation(
@@ -294,7 +293,7 @@ def minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
         search.step(closure)  # type: ignore[no-untyped-call]
     end = value.detach()
-    return end if bool(end.isfinite().all()) else start
+    return end if end.isfinite().all() else start
 
 
 def _fixed_point(turn: Tensor, white: Tensor, slope: float, turns: int = TURNS) -> Tensor:
@@ -329,13 +328,13 @@ def heavy_tailed(unmixing: Tensor, rows: Tensor, fit: RowSpace | None = None) ->
 
         def loss(w: Tensor, width: float = width, bend: float = bend) -> Tensor:
             size = ((w @ white).square() + width**2).sqrt().mean(1).sum()
-            value: Tensor = size - torch.linalg.slogdet(w)[1]
+            value = size - torch.linalg.slogdet(w)[1]
             if fit is not None:
                 value = value + COST * _below(w @ inner, w, quiet, bend * scale).mean(1).sum()
             return value
 
         turn = minimized(loss, turn)
-    return cast(Tensor, turn @ base)
+    return turn @ base
 
 
 def nonnegative(unmixing: Tensor, fit: RowSpace) -> Tensor:
@@ -357,13 +356,13 @@ def nonnegative(unmixing: Tensor, fit: RowSpace) -> Tensor:
         def loss(w: Tensor, slope: float = slope, width: float = width) -> Tensor:
             rows = w @ white
             below = (slope + 1) * _below(rows, w, quiet, width)
-            return cast(Tensor, (rows + below).mean(1).sum() - torch.linalg.slogdet(w)[1])
+            return (rows + below).mean(1).sum() - torch.linalg.slogdet(w)[1]
 
         turn = minimized(loss, turn)
     noise = ((turn @ quiet) * turn).sum(1).clamp_min(0).sqrt()
     if float(noise.max()) < EXACT:
         turn = _onto_zeros(turn, white)
-    return cast(Tensor, turn / size.T)
+    return turn / size.T
 
 
 def _below(rows: Tensor, w: Tensor, quiet: Tensor, width: float) -> Tensor:
@@ -459,7 +458,14 @@ def separate(
     seen = fit.inner - fit.inner.mean(1, keepdim=True)
     if kind.endswith("image"):
         seen = differences(fit.inner, shape)
-    unmixing, contrast = _unmixing(fit, seen, generator, settings, kind)
+    base = whitener(seen)
+    turn = rotation(base @ seen, generator, slope=settings.slope, restarts=settings.restarts)
+    unmixing = turn @ base
+    contrast = contrasts(unmixing @ seen, settings.slope)
+    if settings.solver == "likelihood" and kind == "nonnegative":
+        unmixing = nonnegative(unmixing, fit)
+    elif settings.solver == "likelihood" and kind != "general":
+        unmixing = heavy_tailed(unmixing, seen, fit if kind == "nonnegative image" else None)
     noise = ((unmixing @ fit.noise) * unmixing).sum(1).clamp_min(0).sqrt()
     if fit.clear < count:
         problem: str | None = f"only {fit.clear} of {count} sources stand out from the noise"
@@ -469,26 +475,6 @@ def separate(
         problem = _looks_gaussian(contrast, seen.shape[1], generator, settings.slope)
     mixing = fit.left @ torch.linalg.inv(unmixing)
     return Separated(unmixing @ _shrunk(fit), mixing, contrast, noise, fit.level, problem)
-
-
-def _unmixing(
-    fit: RowSpace,
-    seen: Tensor,
-    generator: torch.Generator,
-    settings: Separation,
-    kind: str,
-) -> tuple[Tensor, Tensor]:
-    """(B, B) from the fit's rows to the sources, and the contrast reached on what is `seen`."""
-    base = whitener(seen)
-    turn = rotation(base @ seen, generator, slope=settings.slope, restarts=settings.restarts)
-    unmixing = turn @ base
-    contrast = contrasts(unmixing @ seen, settings.slope)
-    if settings.solver == "contrast" or kind == "general":
-        return unmixing, contrast
-    if kind == "nonnegative":
-        return nonnegative(unmixing, fit), contrast
-    limits = fit if kind == "nonnegative image" else None
-    return heavy_tailed(unmixing, seen, limits), contrast
 
 
 def differences(rows: Tensor, shape: tuple[int, ...] | None) -> Tensor:
@@ -509,7 +495,7 @@ def _shrunk(fit: RowSpace) -> Tensor:
     values, turn = torch.linalg.eigh(whiten @ fit.noise @ whiten.T)
     kept = (1 - values).clamp(0, 1)
     back = torch.linalg.inv(whiten) @ turn
-    return cast(Tensor, mean + (back * kept) @ (turn.T @ whiten @ away))
+    return mean + (back * kept) @ (turn.T @ whiten @ away)
 
 
 def _looks_gaussian(
@@ -519,10 +505,10 @@ def _looks_gaussian(
     if len(contrast) == 1:
         return None
     limit = MARGIN * gaussian_ceiling((len(contrast), columns), generator, slope)
-    alike = int((contrast <= limit).sum())
-    if alike < 2:
+    near = int((contrast <= limit).sum())
+    if near < 2:
         return None
-    return f"{alike} of {len(contrast)} sources look Gaussian: they cannot be distinguished"
+    return f"{near} of {len(contrast)} sources look Gaussian: they cannot be distinguished"
 
 
 def _too_few_zeros(sources: Tensor, noise: Tensor) -> str | None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from leakbound._util import optimizers
 from leakbound.attacks.base import boxed, outputs_of, probed, seen_task
 from leakbound.attacks.blind import gray
-from leakbound.attacks.features.base import FoundFeatures
 from leakbound.attacks.labels import infer_labels
 from leakbound.attacks.matching.engine import Companion, Evaluator, Search, choose_engine
 from leakbound.attacks.matching.images import Images, images_for
@@ -119,7 +118,8 @@ def begin(
     task = objective.task
     images = images or images_for(settings, task, observation, generator)
     labels = labels_of(settings, observation, generator)
-    features = _features(settings, observation, generator)
+    method = settings.feature_method if settings.feature_weight else None
+    features = None if method is None else method.find(observation, generator)
     more = terms_for(settings, observation, task, features, generator)
     objective = replace(objective, terms=(*objective.terms, *more))
     search = Search(objective, images, labels, features, companion)
@@ -255,7 +255,7 @@ def answer(search: Search) -> Reconstruction:
     if search.objective.blank:
         return gray(search.objective.observation)
     search.recall()
-    images, labels = (part.detach() for part in search.guess())
+    images, labels = (part.detach() for part in search.candidate())
     final = float(search.best)
     features = search.features
     problem = diagnose(search, final, images, labels)
@@ -338,13 +338,3 @@ def _check_searchable(observation: Observation, shape: tuple[int, ...]) -> None:
             f"labels of {named(task.loss).name} cannot be searched: it does not take probabilities "
             "of classes; give the labels"
         ) from error
-
-
-def _features(
-    settings: MatchingSettings, observation: Observation, generator: torch.Generator
-) -> FoundFeatures | None:
-    """The features that the settings' method infers from the update; None if none is set."""
-    method = settings.feature_method
-    if method is None or not settings.feature_weight:
-        return None
-    return method.find(observation, generator)

@@ -209,14 +209,18 @@ class GaussNewton(Attack):
         problem = _LeastSquares.of(objective, labels, prior)
         answers = list[Reconstruction]()
         for number in range(self.restarts):
-            start = self._start(number, prior, observation, generator)
+            if number == 1 and self.matching:
+                search = inverting_gradients(steps=self.matching)
+                start = search(observation, generator).inputs
+            else:
+                start = prior.draw(generator) if number else prior.mean
             x = start.clamp(*task.input_range)
             trace = list[float]()
             for metric in problem.metrics:
                 x, falls = problem.solve(x, metric, self)
                 trace += falls
-            said = unexplained_problem(objective, x, labels)
-            answers.append(Reconstruction(boxed(x, task), labels, trace[-1], tuple(trace), said))
+            failure = unexplained_problem(objective, x, labels)
+            answers.append(Reconstruction(boxed(x, task), labels, trace[-1], tuple(trace), failure))
             if trace[-1] < SOLVED:
                 break
         return min(answers, key=rank)
@@ -229,19 +233,6 @@ class GaussNewton(Attack):
         if not len(prior.extra):
             problem = replace(problem, weight=0.0)  # gray is no knowledge
         return problem.solve(start, problem.metrics[-1], self)[0]
-
-    def _start(
-        self,
-        number: int,
-        prior: PublicGaussian,
-        observation: Observation,
-        generator: torch.Generator,
-    ) -> Tensor:
-        """The prior's mean, then the answer of gradient matching, then draws from the prior."""
-        if number == 1 and self.matching:
-            search = inverting_gradients(steps=self.matching)
-            return search(observation, generator).inputs
-        return prior.draw(generator) if number else prior.mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,16 +250,16 @@ class _LeastSquares:
     def of(objective: Objective, labels: Tensor, prior: PublicGaussian) -> _LeastSquares:
         scale = objective.seen.new_ones(()) if objective.weights is None else objective.weights
         seen = objective.seen * scale
-        length: Tensor = seen.norm()
+        length = seen.norm()
         known = objective.observation.threat.defense_known
         share = max(objective.noise_share, ROUNDING)
 
         def rows(x: Tensor) -> Tensor:
-            own: Tensor = torch.mul(objective.seen_of(objective.rows(x, labels)), scale)
+            sent = torch.mul(objective.seen_of(objective.rows(x, labels)), scale)
             if known:
-                return own / length
-            fit = ((own * seen).sum() / own.square().sum().clamp_min(1e-30)).detach()
-            return own * (fit / length)
+                return sent / length
+            fit = ((sent * seen).sum() / sent.square().sum().clamp_min(1e-30)).detach()
+            return sent * (fit / length)
 
         count = int((scale != 0).sum()) if scale.ndim else seen.numel()
         metrics = (prior,) if share > CLEAN or not len(prior.extra) else (prior, prior.flat)

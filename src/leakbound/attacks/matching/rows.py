@@ -50,8 +50,8 @@ class TabLeak(Attack):
         ...     torch.nn.Linear(16, 2))
         >>> batch = lb.Batch(torch.tensor([[0.31, 0.0, 1.0]]), torch.tensor([1]))
         >>> attack = TabLeak(steps=600, restarts=2)
-        >>> found = lb.simulate(model, batch, attack=attack, domain=domain)
-        >>> [(age, sex)] = domain.rows(found.reconstruction)
+        >>> result = lb.simulate(model, batch, attack=attack, domain=domain)
+        >>> [(age, sex)] = domain.rows(result.reconstruction)
         >>> abs(int(age) - 31) <= 3, sex
         (True, 'm')
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -129,7 +130,7 @@ class LearnedPrior(Attack):
         objective = Objective.of(self._settings(), observation)
         if objective.blank:
             return gray(observation)
-        if not bool(observation.update.rows.isfinite().all()):
+        if not observation.update.rows.isfinite().all():
             raise NotApplicable("the update is not finite")
         prior = prior_for(self.prior, observation, generator, steps=self.training)
         chains = [_Chain(self, objective, prior, generator) for _ in range(self.restarts)]
@@ -185,7 +186,7 @@ class _Chain:
         known = self.objective.observation.noise_variance
         if self.objective.whitener is not None:
             return 1.0
-        if known is None or not bool((known > 0).any()):
+        if known is None or not (known > 0).any():
             return None
         scaled = known if weights is None else known * weights.double().square()
         return float(scaled[scaled > 0].median())
@@ -333,14 +334,14 @@ def softened(task: Task, probe: Tensor, hardness: float) -> Task:
     rectifiers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.ReLU | nn.LeakyReLU)]
     spread: dict[str, float] = {}
 
-    def measure(name: str, module: nn.Module) -> None:
+    def measure(name: str) -> Any:
         def look(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             spread[name] = float(args[0].detach().double().std())
 
-        module.register_forward_pre_hook(look)
+        return look
 
     for name, module in rectifiers:
-        measure(name, module)
+        module.register_forward_pre_hook(measure(name))
     with torch.no_grad():
         forward(replace(task, model=model), probe)
     model = copies.duplicate(task.model)  # without hooks

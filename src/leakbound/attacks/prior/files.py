@@ -44,8 +44,8 @@ class DenoisingPrior:
 def digest(public: Batch) -> str:
     """SHA-256 of public examples and labels, in hex."""
     state = hashlib.sha256(repr(tuple(public.inputs.shape)).encode())
-    for value, kind in ((public.inputs, torch.float64), (public.labels, torch.float64)):
-        state.update(value.detach().cpu().to(kind).contiguous().numpy().data)
+    for value in (public.inputs, public.labels):
+        state.update(value.detach().cpu().double().contiguous().numpy().data)
     return state.hexdigest()
 
 
@@ -124,10 +124,9 @@ def prior_for(
         model = copy.deepcopy(model).to(like)
 
     def denoise(x: Tensor, sigma: float, labels: Tensor | None) -> Tensor:
-        known = labels if labels is not None and bool((labels < model.classes).all()) else None
+        known = labels if labels is not None and (labels < model.classes).all() else None
         with torch.no_grad():
-            denoised: Tensor = model(x, x.new_full((len(x),), sigma), known)
-        return denoised
+            return model(x, x.new_full((len(x),), sigma), known)
 
     return DenoisingPrior(denoise, model.center, model.scale)
 
