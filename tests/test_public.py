@@ -105,7 +105,7 @@ SCHEMAS = {
     ROOT / "docs" / "reference" / "report.schema.json": lambda: json.loads(evidence.schema()),
 }
 """JSON schemas that are published, and what they are made from."""
-ALONE = ("leakbound.report.evidence.schema", "leakbound.attacks.pace.tick")
+ALONE = ("leakbound.report.evidence.schema",)
 """Public names of modules that are private otherwise."""
 PRIVATE = {"leakbound.report.evidence", "leakbound.flower.compat"}
 """Modules whose `__all__` is for the package itself."""

@@ -149,7 +149,7 @@ def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[
     leaks = None
     if settings.pictures and any(bound.on_error for bound in limits.bounds):
         leaks = leak_map(release, settings.error_bound)
-    parts = shown(
+    fields, files = shown(
         domain,
         None if measured is None else measured.paired.truth.inputs,
         reconstruction.inputs if measured is None else measured.paired.inputs,
@@ -158,15 +158,15 @@ def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[
         baseline=None if measured is None else measured.guess,
         agreement=reconstruction.agreement if measured is None else measured.agreement,
     )
-    values = parts.fields.pop("values", None)
+    values = fields.pop("values", None)
     if record.capture is not None:  # where there may be no truth beside which they could stand
         record = replace(record, capture=replace(record.capture, values=values))
     return replace(
         record,
         problem=reconstruction.problem,
         objective=objective_of(reconstruction),
-        **parts.fields,
-    ), parts.files
+        **fields,
+    ), files
 
 
 def judge_given(

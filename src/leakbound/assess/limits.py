@@ -102,7 +102,7 @@ def of_release(
     released: Released, error: ErrorBoundSpec, risk: RiskSpec, source: torch.Generator
 ) -> Limits:
     """All available bounds for a release, and the attained success."""
-    found: list[Bound] = []
+    bounds: list[Bound] = []
     notes: list[str] = []
     makers: tuple[Callable[[], Bound | None], ...] = (
         partial(error_bound, released, error, source),
@@ -117,10 +117,11 @@ def of_release(
             bound = make()
         except NotApplicable as missing:
             notes.append(" ".join(missing.reason.split()))
-        else:
-            found += [] if bound is None else [bound]
+            continue
+        if bound is not None:
+            bounds.append(bound)
     note = "; ".join(dict.fromkeys(notes)) or None
-    return Limits(tuple(found), note, attained(released, risk))
+    return Limits(tuple(bounds), note, attained(released, risk))
 
 
 def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generator) -> Bound | None:
@@ -159,26 +160,26 @@ def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generato
         except NotApplicable as error:
             return error.reason
 
-    found = released.cached("error bound", (tuple(labels.tolist()), spec), make)
-    if isinstance(found, str):
-        raise NotApplicable(found)
+    bound = released.cached("error bound", (tuple(labels.tolist()), spec), make)
+    if isinstance(bound, str):
+        raise NotApplicable(bound)
     criterion = released.criterion
     (low, high) = released.task.input_range
     return Bound(
-        name=found.name,
-        value=nine(found.value, up=False),
-        psnr=short(psnr_of_mse(found.value, high - low)),
-        prior=found.prior,
-        covers=found.covers,
-        rests_on_prior=found.rests_on_prior,
+        name=bound.name,
+        value=nine(bound.value, up=False),
+        psnr=short(psnr_of_mse(bound.value, high - low)),
+        prior=bound.prior,
+        covers=bound.covers,
+        rests_on_prior=bound.rests_on_prior,
         excludes_threshold=False,
-        on_average=found.covers == "all"
-        and found.value > criterion.error
+        on_average=bound.covers == "all"
+        and bound.value > criterion.error
         and released.examples == 1,
-        equation=found.equation,
-        assumptions=tuple(found.assumptions),
-        standard_error=short(found.standard_error),
-        confidence=found.confidence,
+        equation=bound.equation,
+        assumptions=tuple(bound.assumptions),
+        standard_error=short(bound.standard_error),
+        confidence=bound.confidence,
     )
 
 
@@ -214,11 +215,11 @@ def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec
 
     None if the release is not private or no such bound is requested.
     """
-    found = None if error.kind == "none" else private_noise(released, risk)
-    if found is None or released.public is None or released.public.size < 2:
+    private = None if error.kind == "none" else private_noise(released, risk)
+    if private is None or released.public is None or released.public.size < 2:
         return None
     refuse_other_distances(released)
-    noise, scope, _ = found
+    noise, scope, _ = private
     sample = known_sample(released)
     (low, high) = released.task.input_range
     levels = (high - low) ** 2 * 10 ** (-np.array(GRID) / 10)
@@ -290,9 +291,9 @@ def _without_smoothness(
 def _explained(estimate: ErrorBound, channel: Channel, batch: Batch) -> ErrorBound:
     """The estimate, with the other conditions that its theorem lacks: smoothness, public noise."""
     assert isinstance(channel.law, Gaussian)  # checked when the channel was built
-    found = not_smooth(channel.task, batch.inputs, batch.labels, channel.defense)
-    if found:
-        words = f"what is sent is not known to be smooth in the inputs ({', '.join(found)})"
+    parts = not_smooth(channel.task, batch.inputs, batch.labels, channel.defense)
+    if parts:
+        words = f"what is sent is not known to be smooth in the inputs ({', '.join(parts)})"
     elif channel.law.private:
         words = "the noise of private data is taken along one draw of the defense's directions"
     else:
@@ -333,12 +334,11 @@ def _basis(prior: Prior) -> Tensor | None:
 
 def _prior_variance(prior: Prior) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The prior's variance of every value, (m,)."""
+    basis = prior.basis
     if prior.information.ndim == 1:
-        own = np.where(prior.information > 0, 1 / np.maximum(prior.information, 1e-300), 0)
-        if prior.basis is None:
-            return np.asarray(own)
-        return np.asarray(prior.basis**2 @ own)
+        variance = np.where(prior.information > 0, 1 / np.maximum(prior.information, 1e-300), 0)
+        return np.asarray(variance if basis is None else basis**2 @ variance)
     covariance = np.linalg.inv(prior.matrix)
-    if prior.basis is None:
+    if basis is None:
         return np.asarray(np.diagonal(covariance))
-    return np.asarray(np.einsum("ij,jk,ik->i", prior.basis, covariance, prior.basis))
+    return np.asarray(np.einsum("ij,jk,ik->i", basis, covariance, basis))

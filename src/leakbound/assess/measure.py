@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -163,14 +163,6 @@ def _by_label(domain: Domain, blind: Tensor, labels: Tensor, public: Batch) -> l
     return own
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What a record shows of examples: fields of an `Assessment`, and files by name."""
-
-    fields: dict[str, Any]
-    files: dict[str, bytes] = field(default_factory=dict)
-
-
 def shown(
     domain: Domain,
     truth: Tensor | None,
@@ -180,43 +172,41 @@ def shown(
     leaks: Tensor | None = None,
     baseline: Tensor | None = None,
     agreement: Tensor | None = None,
-) -> Shown:
-    """Pictures or columns, depending on the domain; without `images` only matches by column.
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What a record shows of examples: fields of an `Assessment`, and files by name.
 
+    Pictures or columns, depending on the domain; without `images` only matches by column.
     `guess` is in the order of the truth, as is `agreement` (N, m); `leaks` is a leak map in [0, 1].
     """
-    own = domain.fields(truth, guess, baseline)
-    columns = [*(own.columns or ())]
+    parts = domain.fields(truth, guess, baseline)
+
+    def agreed(part: Any, shares: list[float]) -> Any:
+        return msgspec.structs.replace(part, agreement=tuple(short(v) or 0.0 for v in shares))
+
+    columns = parts.columns or ()
     if agreement is not None and columns:
-        shares = agreement.T.tolist()
-        columns = [
-            msgspec.structs.replace(column, agreement=tuple(short(v) or 0.0 for v in own))
-            for column, own in zip(columns, shares, strict=True)
-        ]
+        columns = tuple(map(agreed, columns, agreement.T.tolist()))
     if not images:
-        columns = [
+        columns = tuple(
             msgspec.structs.replace(column, truth=(), reconstruction=()) for column in columns
-        ]
-    fields: dict[str, Any] = {"columns": tuple(columns)} if columns else {}
+        )
+    fields: dict[str, Any] = {"columns": columns} if columns else {}
     if not images:
-        return Shown(fields)
-    if own.sequences is not None:
-        fields["sequences"] = own.sequences
+        return fields, {}
+    if parts.sequences is not None:
+        fields["sequences"] = parts.sequences
         if agreement is not None:
-            fields["sequences"] = tuple(
-                msgspec.structs.replace(one, agreement=tuple(short(v) or 0.0 for v in row))
-                for one, row in zip(own.sequences, agreement.tolist(), strict=False)
-            )
+            fields["sequences"] = tuple(map(agreed, parts.sequences, agreement.tolist()))
     files = {}
     named = {}
-    strips = [(name, part, domain.input_range) for name, part in (own.pictures or {}).items()]
+    strips = [(name, part, domain.input_range) for name, part in (parts.pictures or {}).items()]
     if leaks is not None and strips:
         strips.append(("leak_map", leaks, (0.0, 1.0)))
     for name, part, span in strips:
         file, content = strip(part, span)
         files[file] = content
         named[name] = file
-    return Shown({**fields, "pictures": named, "values": own.values}, files)
+    return {**fields, "pictures": named, "values": parts.values}, files
 
 
 def objective_of(answer: Reconstruction) -> ObjectiveValues:

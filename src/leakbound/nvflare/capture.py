@@ -89,7 +89,13 @@ def capture_job(
     ready_folder(out)
     with tempfile.TemporaryDirectory(prefix="leakbound-nvflare-") as made:
         base = Path(made)
-        _copy(place, base / "job")
+        size = sum(path.lstat().st_size for path in place.rglob("*"))
+        if size > MOST_BYTES:
+            raise ValueError(
+                f"folder {str(place)!r} holds {size} bytes, but the limit is {MOST_BYTES}; keep "
+                "data outside of the job"
+            )
+        shutil.copytree(place, base / "job")
         watch = {
             "out": str(Path(out).resolve()),
             "rounds": wanted,
@@ -131,16 +137,6 @@ def _clients(meta: Mapping[str, Any], count: int) -> list[str]:
     sites = set[str]().union(*map(sites_in, apps.values()))
     named = [site for site in sites if site != "server" and site.upper() != ALL_SITES]
     return sorted(named) or [f"site-{number + 1}" for number in range(count)]
-
-
-def _copy(source: Path, target: Path) -> None:
-    size = sum(path.lstat().st_size for path in source.rglob("*"))
-    if size > MOST_BYTES:
-        raise ValueError(
-            f"folder {str(source)!r} holds {size} bytes, but the limit is {MOST_BYTES}; keep data "
-            "outside of the job"
-        )
-    shutil.copytree(source, target)
 
 
 def _add_watch(job: Path, watch: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ that what a page offers is never a guess.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -194,12 +193,4 @@ def _command(known: Table) -> str:
 
 
 def _words(spec: Table) -> str:
-    return ",".join([spec["name"], *(f"{key}={_setting(v)}" for key, v in spec["settings"])])
-
-
-def _setting(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_setting, value)) + "]"
-    if not isinstance(value, bool | int | float | str):
-        raise ValueError(f"{value!r} has no form in TOML")
-    return json.dumps(value, ensure_ascii=False)
+    return ",".join([spec["name"], *(f"{key}={toml(value)}" for key, value in spec["settings"])])

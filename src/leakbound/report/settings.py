@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from leakbound._util.groups import grouped
 from leakbound.assess.record import PROTECTS, VERDICTS, Basis, Verdict
 from leakbound.assess.verdict import together
 from leakbound.report.tables import (
@@ -19,7 +20,6 @@ from leakbound.report.tables import (
     ShareInterval,
     TrainingCost,
     defined,
-    grouped,
     largest_share,
     title,
 )

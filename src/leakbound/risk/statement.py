@@ -90,7 +90,8 @@ def of_bound(bound: Bound, goal: str | None = None, *, reasons: bool = True) -> 
     Without `reasons`, an estimate is still called not proved, but the reason is left out.
     """
     if bound.probability is not None:
-        return f"{bound.name}: {_of_probability(bound, goal)}"
+        doubts = (f"; but {one}" for one in bound.assumptions if one.startswith(DOUBTED))
+        return f"{bound.name}: {_claimed(bound, goal)}{next(doubts, '')}"
     error = f"{format_lower(bound.value)}" + (
         "" if bound.psnr is None else f" ({format_fixed(bound.psnr, up=True)} dB)"
     )
@@ -108,11 +109,6 @@ def of_bound(bound: Bound, goal: str | None = None, *, reasons: bool = True) -> 
         f"{name}: no attacker has a mean squared error below {error} on average over the prior "
         f"{bound.prior}" + (f" ({bound.confidence:.0%} confidence)" if sampled else "")
     )
-
-
-def _of_probability(bound: Bound, goal: str | None) -> str:
-    doubt = next((f"; but {one}" for one in bound.assumptions if one.startswith(DOUBTED)), "")
-    return _claimed(bound, goal) + doubt
 
 
 def _claimed(bound: Bound, goal: str | None) -> str:

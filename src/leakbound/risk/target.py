@@ -107,14 +107,13 @@ class Target:
             form = "psnr>=20"
             if domain is not None and parts:
                 what = f"are {domain.noun}s, which count by {domain.metric}"
-                form = domain.metric
-                form += ">=0.9"
+                form = f"{domain.metric}>=0.9"
             raise ValueError(
                 f'target is {text[:200]!r}, but the data {what}; write it as "{form} ..."'
             )
         if domain is not None:
-            given = {"share" if parts else "psnr": threshold}
-            return Target.of_criterion(Criterion.of(domain, **given), gamma)
+            criterion = Criterion.of(domain, **{"share" if parts else "psnr": threshold})
+            return Target.of_criterion(criterion, gamma)
         if is_psnr:
             return Target.of_psnr(threshold, gamma, input_range=input_range)
         return Target(threshold, gamma)

@@ -157,9 +157,9 @@ def write(path: Path, named: Mapping[str, Tensor], about: Mapping[str, str] | No
     if path.suffix != ".safetensors":
         raise ValueError(f"path is {str(path)!r}; give a name that ends in .safetensors")
     # safetensors rejects tensors that share memory.
-    own = {key: value.detach().cpu().contiguous().clone() for key, value in named.items()}
+    copies = {key: value.detach().cpu().contiguous().clone() for key, value in named.items()}
     text = {str(key): str(value) for key, value in (about or {}).items()}
-    files.write(path, save(own, metadata={**text, SEALED: files.SEAL}))
+    files.write(path, save(copies, metadata={**text, SEALED: files.SEAL}))
 
 
 def _safetensors(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -61,7 +61,13 @@ def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> st
     for place, subject in enumerate(content.subjects):
         words = meanings(truth_known=not subject.measured.captured)
         beside = files[place] if place < len(files) else {}
-        warnings = _warnings(subject)
+        # What to know before signing: what does not hold first, then what is missing.
+        broken = [
+            f"Does not hold: {check.words} ({check.detail}). Do not sign before you know why."
+            for check in subject.checks
+            if check.holds is False
+        ]
+        warnings = [shortened(text, WARNED) for text in (*broken, *subject.notices)]
         epsilons = [epsilon_line(audit) for audit in subject.epsilon_audits]
         trainings = [] if subject.training is None else [training_line(subject.training)]
         lines = [*warnings, *epsilons, *trainings]
@@ -126,16 +132,6 @@ def fact(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {fact(item)}" for key, item in value.items()) or "–"
     return str(value)
-
-
-def _warnings(subject: Subject) -> list[str]:
-    """What to know before signing: what does not hold first, then what is missing."""
-    said = [
-        f"Does not hold: {check.words} ({check.detail}). Do not sign before you know why."
-        for check in subject.checks
-        if check.holds is False
-    ]
-    return [shortened(text, WARNED) for text in (*said, *subject.notices)]
 
 
 def _pictures(run: Run, subject: Subject) -> dict[str, Strip]:
