@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from leakbound.bounds.law import Array, arguments, groups, one
-from leakbound.bounds.privacy_loss import Pair, curve
+from leakbound.bounds.privacy_loss import LossCurve, Pair, curve
 from leakbound.bounds.roots import least_where
 
 __all__ = ["delta", "epsilon", "log_delta", "mu"]
@@ -147,22 +147,22 @@ def _full_epsilon(m: Array, level: Array) -> Array:
     return np.where(m == 0, 0.0, np.where(m == np.inf, np.inf, found))
 
 
-def _larger(noise: float, q: float, count: int, replace: bool) -> Delta | None:
-    """The larger delta of both directions; None if the grid would be too coarse."""
-    # "replace" is its own mirror; adding and removing are not.
-    pairs: tuple[Pair, ...] = ("replace",) if replace else ("remove", "add")  # it has a mirror
-    curves = [own for pair in pairs if (own := curve(noise, q, count, pair)) is not None]
-    if len(curves) < len(pairs):
-        return None
-    return lambda level: np.asarray(np.max([own.at(level) for own in curves], axis=0))
-
-
 def _sampled(sigma: Array, q: Array, count: Array, replace: bool) -> Iterator[tuple[Any, Delta]]:
-    """Positions of each kind of sampled steps that has a curve, and its delta."""
+    """Positions of each kind of sampled steps that has a curve, and the larger delta of both
+    directions.
+    """
     if np.all(q == 1):
         return
+    # "replace" is its own mirror; adding and removing are not.
+    pairs: tuple[Pair, ...] = ("replace",) if replace else ("remove", "add")
     for here, (noise, some, number) in groups(sigma, q, count):
-        if some < 1 and 0 < noise < np.inf:
-            found = _larger(noise, some, int(number), replace)
-            if found is not None:
-                yield here, found
+        if some == 1 or not 0 < noise < np.inf:
+            continue
+        made = [curve(noise, some, int(number), pair) for pair in pairs]
+        curves = [own for own in made if own is not None]
+        if len(curves) == len(pairs):  # else the grid would be too coarse
+
+            def largest(level: Array, curves: list[LossCurve] = curves) -> Array:
+                return np.asarray(np.max([own.at(level) for own in curves], axis=0))
+
+            yield here, largest

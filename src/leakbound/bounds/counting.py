@@ -310,21 +310,23 @@ class PublicSample(Baseline):
     def _limit(self, eta: float, tail: float) -> float:
         if not math.isfinite(eta):
             return 1.0
-        if self._open(eta):
-            return self._by_column(eta, tail)
-        found = self.counts(eta)
+        return min(1.0, (self._by_column if self._open(eta) else self._by_ball)(eta, tail))
+
+    def _by_ball(self, eta: float, tail: float) -> float:
+        """A limit from the examples that one candidate matches, or one of each class."""
+        counts = self.counts(eta)
         held = sum(
             min(self.guesses * own.most, len(group))
-            for own, group in zip(found, self._groups, strict=True)
+            for own, group in zip(counts, self._groups, strict=True)
         )
         limit = count_limit(held, self.n, confidence=1 - tail)
         # No two of a class match: a birthday bound. Examples of a class not seen may match, too.
-        classes = 0 if self.classes is None else max(self.classes, len(found))
-        if classes > 1 and held == len(found):
+        classes = 0 if self.classes is None else max(self.classes, len(counts))
+        if classes > 1 and held == len(counts):
             met = lambda x: classes * math.log1p(x / classes) - x - math.log(tail)  # noqa: E731
             far = 10 * (classes + 1) * (1 - math.log(tail))
             limit = min(limit, float(optimize.brentq(met, 0.0, far)) / self.n)
-        return min(1.0, limit * self.density)
+        return limit * self.density
 
     def _by_column(self, eta: float, tail: float) -> float:
         """Markov: with the probability kappa_j that a value of column j matches, a candidate
@@ -336,7 +338,7 @@ class PublicSample(Baseline):
             return 1.0
         held = np.sum([self.distance.widest(own) for own in self._rows], 0)
         total = sum(self._share(int(most), tail / count) for most in held)
-        return min(1.0, self.guesses * self.density * total / (count - math.floor(eta)))
+        return self.guesses * self.density * total / (count - math.floor(eta))
 
     def _share(self, count: int, tail: float) -> float:
         """Upper limit on the share of new examples that one candidate matches, from a count."""
@@ -412,12 +414,8 @@ class TheseExamples(PublicSample):
         """What the bound rests on, as text."""
         return f"these {self.n} {self._noun}, {self._known}"
 
-    def _limit(self, eta: float, tail: float) -> float:
-        if not math.isfinite(eta):
-            return 1.0
-        if self._open(eta):
-            return self._by_column(eta, tail)
-        return min(1.0, self.guesses * self.largest(eta) / self._left)
+    def _by_ball(self, eta: float, tail: float) -> float:
+        return self.guesses * self.largest(eta) / self._left
 
     def _share(self, count: int, tail: float) -> float:
         return count / self._left

@@ -334,6 +334,7 @@ class BundledConvolution(_Weighted):
 
 class BundledActivation(ActivationRule):
     def forward(self, a: Tensor) -> Tensor:
+        self.shape = a.shape
         # Piecewise linear functions have the same bits on every path of a kernel.
         whole = a.is_contiguous() and a[0].numel() % WHOLE == 0
         if whole or not self.function.curved:
@@ -348,7 +349,7 @@ class BundledActivation(ActivationRule):
 
     def moved(self, dd: Tensor) -> Tensor:
         moved = self.function.times_slope(self.saved, dd)  # f' dd + f'' da d
-        if self.function.curved and self.x is not None:
+        if self.x is not None:
             moved.addcmul_(self.function.second(self.saved), self.x * self.delta)
         return moved
 

@@ -31,7 +31,7 @@ from leakbound.engines.reader import (
     convolution,
     max_pool,
 )
-from leakbound.engines.tape import Call, PerExample, Recording, Slot, record
+from leakbound.engines.tape import Call, PerExample, Recording, Slot, leaves, record
 
 _SEQUENCES: WeakKeyDictionary[nn.Module, dict[Shape, Layers | str]] = WeakKeyDictionary()
 
@@ -196,20 +196,10 @@ def _known(call: Call, found: Recording, uses: Counter[int]) -> Known | None:
     named = {own for own in (*weights, *buffers) if own is not None}
     # A shared weight is a layer of its own, where its gradients are added up.
     alone = all(uses[own] == 1 for own in weights if own is not None)
-    fixed = not any(isinstance(own, PerExample) for own in _inside(at.options))
+    fixed = not any(isinstance(own, PerExample) for own in leaves(at.options))
     if not named <= found.named.keys() or not named.isdisjoint(values) or not alone or not fixed:
         return None
     return Known(at.kind, at.options, values, weights, buffers)
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple | list):
-        for own in value:
-            yield from _inside(own)
-    else:
-        yield value
 
 
 def _any_call(call: Call, live: set[int]) -> Known:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from leakbound.engines.activations import Kernel
 from leakbound.engines.base import kernels
 from leakbound.engines.norms import others
-from leakbound.engines.rules import Back, Given, Rule, paired, there
+from leakbound.engines.rules import Back, Given, Rule, paired, sides, there
 
 _convolve: Kernel = torch.ops.aten.convolution.default
 _adjoints: Callable[..., list[Tensor]] = torch.ops.aten.convolution_backward.default
@@ -120,7 +120,8 @@ class ConvolutionRule(Rule):
         return back
 
     def pulled(self, delta: Tensor) -> Tensor:
-        return self._back(delta, self.weight, [True, False, False])[0]
+        x = sides(self.x, delta)
+        return _adjoints(delta, x, self.weight, None, *self.how, [True, False, False])[0]
 
     def tangent(self, x: Tensor | None) -> Tensor | None:
         own = None if x is None else _convolve(x, self.weight, None, *self.how)

@@ -11,7 +11,7 @@ from torch import Tensor
 from leakbound.randomness import Source, normal
 
 BYTES = 2**26
-TOGETHER = 16
+TOGETHER = 32
 """Up to this many rows, small kernels take as long for several directions as for one."""
 
 

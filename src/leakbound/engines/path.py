@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from leakbound import client
 from leakbound._util import copies
@@ -597,22 +598,10 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors_in(tuple(value.values()))
-    elif isinstance(value, tuple | list):
-        for own in value:
-            yield from _tensors_in(own)
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def _replaced(value: Any, tensors: Sequence[Tensor]) -> Any:
     """Nested arguments with their tensors replaced in order."""
     left = iter(tensors)
-
-    def of(own: Any) -> Any:
-        if isinstance(own, Tensor):
-            return next(left)
-        return [of(part) for part in own] if isinstance(own, tuple | list) else own
-
-    return [of(own) for own in value]
+    return tree_map_only(Tensor, lambda _: next(left), value)

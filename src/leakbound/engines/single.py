@@ -204,10 +204,9 @@ def layers_of(task: Task, shape: Shape) -> Layers:
 def _plan(task: Task, shape: Shape, curved: bool) -> Layers | None:
     try:
         weights = arbitrary_weights(task)
-        plain = replace(task, public=None, parameters=weights, kept=None)
-        plain = replace(
-            plain, loss=lambda outputs, _: torch.sin(outputs).mean()
-        )  # no special place
+        # A loss in which no place is special.
+        loss = lambda outputs, _: torch.sin(outputs).mean()  # noqa: E731
+        plain = replace(task, public=None, parameters=weights, kept=None, loss=loss)
         double = plain.to(task.parameters.device, torch.float64)
         for own, within in ((double, EXACT), (plain, ROUNDED)):
             found = layers_of(own, shape)  # constants have the task's type

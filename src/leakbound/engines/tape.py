@@ -127,7 +127,7 @@ class _Recorder(TorchFunctionMode):
                 return _attention(*args, **kwargs)
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        tensors = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if any(id(own) in self.numbers for own in tensors):
             if name in _BRANCHES:
                 raise Unrecordable(f"the model reads values in Python ({name})")
@@ -209,12 +209,13 @@ def _attention(
     return scores.softmax(-1) @ value
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
+    """What nested lists, dictionaries and slices hold."""
     if isinstance(value, tuple | list):
         for own in value:
-            yield from _leaves(own)
+            yield from leaves(own)
     elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
+        yield from leaves(tuple(value.values()))
     elif isinstance(value, slice):
         yield from (value.start, value.stop, value.step)
     else:
