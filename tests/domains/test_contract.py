@@ -43,7 +43,7 @@ def drawn(domain, seed, n=40):
 
 
 def corners(domain):
-    """The lowest example, the highest, and their halves: where a distance that is no metric fails."""
+    """The lowest example, the highest, their halves: where distances that are no metric fail."""
     low, high = domain.input_range
     ends = torch.tensor([low, high], dtype=domain.dtype)
     size = math.prod(domain.shape)

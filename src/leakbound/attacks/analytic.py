@@ -65,9 +65,9 @@ class LinearInversion(Attack):
         task = summed_task(observation)
         name, path = first_layer(task, observation.input_shape)
         weight, bias = layer_part(task, observation.update.rows.sum(0), name)
-        trust = torch.ones_like(observation.update.rows)
-        if observation.weights is not None:
-            trust = observation.weights
+        trust = observation.weights
+        if trust is None:
+            trust = torch.ones_like(observation.update.rows)
         kept, bias_kept = layer_part(task, trust.amax(0), name)
         if path is not None:
             weight = path.back(weight, bias)
@@ -87,8 +87,9 @@ class LinearInversion(Attack):
             return answered(observation, task, image, problem, labels=labels, objective=left)
         known = (kept > 0) & (bias_kept[:, None] > 0)
         error = torch.zeros_like(bias)
-        if observation.noise_variance is not None:
-            spread, bias_spread = layer_part(task, observation.noise_variance.sum(0), name)
+        noise = observation.noise_variance
+        if noise is not None:
+            spread, bias_spread = layer_part(task, noise.sum(0), name)
             spread = spread if path is None else path.spread(spread, bias_spread)
             error = ((spread.mean(1) + bias_spread).sqrt() / bias.abs()).to(bias)
         return self._separate(observation, task, weight, bias, known, error)

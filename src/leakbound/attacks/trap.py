@@ -308,8 +308,7 @@ def _trap_rows(task: Task, rows: Tensor, name: str = "layer.weight") -> Tensor:
     """What rows (R, P) hold of the trap, (R, M, N), float64."""
     at = {n: (shape, start, stop) for n, shape, start, stop in task.layout}
     shape, start, stop = at[name]
-    part = rows[:, start:stop].reshape(len(rows), *shape)
-    return part.double()
+    return rows[:, start:stop].reshape(len(rows), *shape).double()
 
 
 def _matched(observation: Observation, task: Task, caught: Tensor) -> tuple[Tensor, Tensor]:
@@ -341,8 +340,7 @@ def _matched(observation: Observation, task: Task, caught: Tensor) -> tuple[Tens
 def _ratios(observation: Observation) -> Tensor:
     """dW_j / db_j, the mean over the rows whose bias gradient is not zero, (R, N)."""
     task = _task(observation)
-    assert isinstance(task.model, Trap)  # checked by _task
-    if task.model.layer.bias is None:
+    if "layer.bias" not in task.names:
         raise NotApplicable("the server's trap has no bias to divide by")
     weight = _trap_rows(task, observation.update.rows)
     bias = _trap_rows(task, observation.update.rows, "layer.bias")

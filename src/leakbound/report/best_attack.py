@@ -136,8 +136,8 @@ def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAt
         ValueError: no round, or an attack with another number of examples.
 
     Example:
-        >>> found = best_attack_error({"a": {0: [0.01], 1: [0.04]}}, {0: [0.09], 1: [0.09]})
-        >>> found.attack, round(found.rmse, 3), round(found.baseline, 3), found.held_out
+        >>> error = best_attack_error({"a": {0: [0.01], 1: [0.04]}}, {0: [0.09], 1: [0.09]})
+        >>> error.attack, round(error.rmse, 3), round(error.baseline, 3), error.held_out
         ('a', 0.15, 0.3, {0: 0.1, 1: 0.2})
     """
     rounds = sorted(baseline)

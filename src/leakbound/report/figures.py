@@ -54,17 +54,17 @@ def examples(
     for row, (word, batch) in enumerate((("true", truth), ("reconstructed", guess))):
         for place in range(shown):
             axes = grid[row][place]
-            own = batch[place].detach().cpu().double()
-            if pictures.is_image(own[None]):
+            example = batch[place].detach().cpu().double()
+            if pictures.is_image(example[None]):
                 (low, high) = input_range
-                level = own.permute(1, 2, 0).numpy()
+                level = example.permute(1, 2, 0).numpy()
                 color = level.shape[2] > 1
                 # For colors, `imshow` ignores vmin and vmax.
                 level = np.clip((level - low) / (high - low), 0, 1) if color else level.squeeze(-1)
                 axes.imshow(level, cmap="gray", vmin=low, vmax=high)
                 axes.set(xticks=[], yticks=[])
             else:
-                axes.plot(own.flatten().numpy(), marker=".", lw=0.8)
+                axes.plot(example.flatten().numpy(), marker=".", lw=0.8)
                 axes.set(ylim=input_range, xticks=[])
             axes.grid(False)
             if place == 0:
@@ -74,9 +74,9 @@ def examples(
     return drawn
 
 
-def assessments(own: Sequence[Assessment]) -> Figure:
+def assessments(records: Sequence[Assessment]) -> Figure:
     """By attack and defense every example's score, or how much of an update is explained."""
-    ran = [one for one in own if one.status == "ok"]
+    ran = [one for one in records if one.status == "ok"]
     measured = any(one.scores for one in ran)
     rows: dict[str, list[float]] = {}
     for one in ran:
@@ -161,8 +161,8 @@ def leak_map(known: Tensor) -> Figure:
     return _drawn(draw, (4.4, 3.6))
 
 
-def _explained(own: Assessment) -> list[float]:
-    explained = None if own.capture is None else own.capture.explained
+def _explained(record: Assessment) -> list[float]:
+    explained = None if record.capture is None else record.capture.explained
     return [] if explained is None or explained.direction is None else [explained.direction]
 
 
