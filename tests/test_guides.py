@@ -58,6 +58,8 @@ def test_the_defense_of_the_guide_keeps_the_contract(capsys):
     assert capsys.readouterr().out
     with pytest.raises(ContractError):
         made("add_a_defense", "(update.rows / self.step).round() * self.step", "update.rows * 2")
+    with pytest.raises(ContractError, match="jumps by"):
+        made("add_a_defense", "continuous = False", "continuous = True")
 
 
 def test_the_domain_of_the_guide_runs(capsys):

@@ -165,9 +165,11 @@ class CandidateLikelihood(Attack):
 
     def _candidates(self, observation: Observation) -> Batch:
         known = _public(observation)
-        if observation.labels is not None:
+        labels = observation.labels
+        # Soft labels have one number for each class: no public example has the same.
+        if labels is not None and labels.shape[1:] == known.labels.shape[1:]:
             # An example may have many labels, one for each token.
-            same = (known.labels == observation.labels).reshape(known.size, -1).all(1)
+            same = (known.labels == labels).reshape(known.size, -1).all(1)
             if same.any():
                 known = Batch(known.inputs[same], known.labels[same])
         return Batch(known.inputs[: self.limit], known.labels[: self.limit])

@@ -19,7 +19,7 @@ from leakbound.data.packaged import TABLES
 from leakbound.engines.base import kernels
 
 OWN = ("leakbound", "torch", "numpy", "scipy", "pillow")
-BUILT_IN = frozenset({"mnist5k", "digits", "photos", "topics", *TABLES})
+BUILT_IN = frozenset({"mnist5k", "digits", "photos", "topics", "ecg", *TABLES})
 COMPARED = {
     "schema": "another schema",
     "plan": "another plan",

@@ -18,7 +18,7 @@ _NUMBER = r"([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)\s*(%?)"
 _LEAST = "(?:>=|≥)"
 _MOST = "(?:<=|≤)"
 _PATTERN = re.compile(
-    rf"\s*(psnr\s*{_LEAST}|mse\s*{_MOST}|(?:columns|tokens)\s*{_LEAST})\s*{_NUMBER}\s*(db)?\s+"
+    rf"\s*(p?snr\s*{_LEAST}|mse\s*{_MOST}|(?:columns|tokens)\s*{_LEAST})\s*{_NUMBER}\s*(db)?\s+"
     rf"with\s+probability\s*{_MOST}\s*{_NUMBER}\s*",
     re.I,
 )
@@ -84,7 +84,7 @@ class Target:
         # Each number may have a percent sign of its own.
         kind, level, percent, decibels, chance, per_cent = match.groups()
         kind = re.split(r"\W", kind.lower())[0]
-        is_psnr = kind == "psnr"
+        is_psnr = kind in ("psnr", "snr")
         is_share = kind in ("columns", "tokens")
         if (percent and not is_share) or (decibels and not is_psnr):
             raise ValueError(f"target is {text[:200]!r}; {kind} has no {decibels or '%'}")
@@ -102,7 +102,9 @@ class Target:
             )
         parts = domain is not None and domain.parts is not None
         fits = kind == domain.metric if parts and domain is not None else not is_share
-        if not fits or (kind == "mse" and domain is not None):
+        # Decibels of a series are over its own scale: reports name them snr.
+        strange = kind == "snr" and (domain is None or domain.distance_is_rmse)
+        if not fits or strange or (kind == "mse" and domain is not None):
             what = "count by mean squared error"
             form = "psnr>=20"
             if domain is not None and parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import scipy
 import torch
@@ -40,6 +41,12 @@ from leakbound.testing.common import (
 # Draws that show whether a release is exact, and draws for the statistics of a noisy one.
 FEW = 4
 MANY = 256
+PLACES = 32
+HALVINGS = 20
+JUMP = 0.01
+"""Places on the way to other rows, halvings of its steepest part, and the share of the change there
+that counts as a jump: of a continuous output a millionth is left.
+"""
 
 
 def check_defense(
@@ -53,6 +60,7 @@ def check_defense(
     - the declared distribution by its variance, shape, independence and mean over many streams;
     - the basis of differential privacy: the bound and the noise;
     - `imitate`, which must be the noise-free part;
+    - an output without jumps, if the defense says `continuous`;
     - a server that gives no context, and updates that are zero or not finite.
 
     `ContractError` states the first violation.
@@ -114,6 +122,9 @@ class _DefenseContract:
             _check_draws(draw, center, name, promise=link.guarantee)
             for value in (0.0, float("nan"), float("inf")):
                 self._check_survives(link, update, value)
+            # Noise that depends on the batch has assumptions of its own.
+            if link.continuous and not link.data_dependent_law:
+                self._check_continuous(link, update)
 
     def _plain(self, link: Defense, unit: Unit) -> Update:
         """Rows of a unit before any defense; bounded to 1 if the link needs a bound."""
@@ -172,6 +183,41 @@ class _DefenseContract:
                 f"{name} gives another update without a context; declare uses_context = True",
             )
         return out
+
+    def _check_continuous(self, link: Defense, update: Update) -> None:
+        """No jump on the way to other rows, under one source: its steepest place is bisected.
+
+        Coordinates that are withheld at either end do not count: fewer of them tell no more.
+        """
+        away = normal(update.rows.shape, stream(0, "contract", "away")).to(update.rows)
+        away = away * update.rows.norm() / away.norm()
+
+        def sent(part: float) -> Update:
+            return self._transformed(link, replace(update, rows=update.rows + part * away), 0)
+
+        def change(one: Update, other: Update) -> float:
+            apart = (one.rows - other.rows).abs()
+            for own in (one.mask, other.mask):
+                apart = apart if own is None else apart * own
+            return float(apart.max())
+
+        ends = [(place / PLACES, sent(place / PLACES)) for place in range(PLACES + 1)]
+        steepest = max(pairwise(ends), key=lambda pair: change(pair[0][1], pair[1][1]))
+        (low, first), (high, last) = steepest
+        before = change(first, last)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            between = sent(middle)
+            if change(first, between) > change(between, last):
+                high, last = middle, between
+            else:
+                low, first = middle, between
+        require(
+            change(first, last) <= JUMP * before,
+            f"the output of {link!r} jumps by {change(first, last):.3g} where its input changes by "
+            "nearly nothing, so bounds from derivatives do not hold behind it; declare continuous "
+            "= False",
+        )
 
     def _check_survives(self, link: Defense, update: Update, value: float) -> None:
         rows = torch.full_like(update.rows, value)
