@@ -66,13 +66,21 @@ __all__ = [
 ]
 
 
-def forward(task: Task, inputs: Tensor, parameters: Tensor | None = None) -> Tensor:
+def forward(
+    task: Task,
+    inputs: Tensor,
+    parameters: Tensor | None = None,
+) -> Tensor:
     """Model output for inputs (B, *S) at the task's weights, or at other flat weights (P,)."""
     return call(task, task.tensors(parameters), inputs)
 
 
 def call(
-    task: Task, tensors: Mapping[str, Tensor], inputs: Tensor, *, twice: bool = True
+    task: Task,
+    tensors: Mapping[str, Tensor],
+    inputs: Tensor,
+    *,
+    twice: bool = True,
 ) -> Tensor:
     """The output of the task's model with these tensors, by name, for inputs (B, *S).
 
@@ -201,7 +209,13 @@ class _Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.wholes: list[Tensor] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         value = func(*args, **(kwargs or {}))
         copied = func is torch.ops.aten._to_copy.default and args[0].is_floating_point()
         if copied and not value.is_floating_point() and value.dtype != torch.bool:
@@ -267,7 +281,11 @@ def _slopes(model: nn.Module, inputs: Tensor) -> Tensor:
         combined = (output * sizes).sum()
         parts = [output.detach()]
         if combined.requires_grad:
-            parts += torch.autograd.grad(combined, weights, materialize_grads=True)
+            parts += torch.autograd.grad(
+                combined,
+                weights,
+                materialize_grads=True,
+            )
     # NaN would differ from itself.
     return torch.cat([part.double().nan_to_num().flatten() for part in parts])
 
@@ -358,11 +376,19 @@ def plain_attention() -> Iterator[None]:
         with _LOCK:
             before = _INSIDE.pop()
             if not _INSIDE:
-                for (_, switch, _), value in zip(_SWITCHES, before, strict=True):
+                for (_, switch, _), value in zip(
+                    _SWITCHES,
+                    before,
+                    strict=True,
+                ):
                     switch(value)
 
 
-def layer_inputs(task: Task, inputs: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+def layer_inputs(
+    task: Task,
+    inputs: Tensor,
+    names: Sequence[str],
+) -> dict[str, Tensor]:
     """The inputs of the named layers for inputs (B, *S), as tensors (B, ...), differentiable.
 
     Raises:
@@ -394,7 +420,10 @@ def layer_inputs(task: Task, inputs: Tensor, names: Sequence[str]) -> dict[str, 
 
 
 def clients_layer_inputs(
-    task: Task, inputs: Tensor, names: Sequence[str], cohort: Sequence[int]
+    task: Task,
+    inputs: Tensor,
+    names: Sequence[str],
+    cohort: Sequence[int],
 ) -> dict[str, Tensor]:
     """As `layer_inputs`, if consecutive slices of the inputs belong to different clients.
 
@@ -428,7 +457,10 @@ def statistics_of(value: Tensor) -> Statistics:
 
 
 def gradient(
-    task: Task, inputs: Tensor, labels: Tensor, parameters: Tensor | None = None
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    parameters: Tensor | None = None,
 ) -> Tensor:
     """Gradient (P,) of the batch-mean loss with respect to the weights.
 
@@ -472,14 +504,21 @@ def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
     except RuntimeError as error:  # such as masks of padding in transformers
         if _DEPENDS_ON_DATA not in str(error):
             raise
-        pairs = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
+        pairs = zip(
+            torch.split(inputs, 1),
+            torch.split(labels, 1),
+            strict=True,
+        )
         return torch.stack([gradient(task, *pair) for pair in pairs])
     rows = [each[name].reshape(len(inputs), leaves[name].numel()) for name in leaves]
     return _of_kept(task, torch.cat(rows, 1))
 
 
 def local_update(
-    task: Task, inputs: Tensor, labels: Tensor, slope: Callable[..., Tensor] = gradient
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    slope: Callable[..., Tensor] = gradient,
 ) -> Tensor:
     """The update (P,) after the task's local plan, in gradient units.
 
@@ -505,7 +544,10 @@ _ADAM = (0.9, 0.999)  # PyTorch's defaults
 
 
 def _change(
-    plan: LocalPlan, step: int, slope: Tensor, state: tuple[Tensor, ...] | None
+    plan: LocalPlan,
+    step: int,
+    slope: Tensor,
+    state: tuple[Tensor, ...] | None,
 ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
     """What the optimizer's step (1, 2, ...) subtracts over the learning rate; and its state."""
     if plan.optimizer == "adam":
@@ -527,7 +569,11 @@ Each = Callable[[Task, Tensor, Tensor], Tensor]
 
 
 def rows(
-    task: Task, inputs: Tensor, labels: Tensor, unit: Unit, each: Each = example_gradients
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    unit: Unit,
+    each: Each = example_gradients,
 ) -> Tensor:
     """One client's rows before any defense: (B, P) for EXAMPLE, (1, P) for CLIENT.
 
@@ -648,13 +694,21 @@ def pure_simulate(
     return together.imitate(alone.imitate(plain))
 
 
-def input_jvp(task: Task, inputs: Tensor, labels: Tensor, tangent: Tensor) -> Tensor:
+def input_jvp(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    tangent: Tensor,
+) -> Tensor:
     """Change (P,) of the gradient when the inputs move along `tangent` (B, *S)."""
     return cast(Tensor, jvp(lambda x: pure_gradient(task, x, labels), (inputs,), (tangent,))[1])
 
 
 def pure_gradient(
-    task: Task, inputs: Tensor, labels: Tensor, parameters: Tensor | None = None
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    parameters: Tensor | None = None,
 ) -> Tensor:
     """As `gradient`, but without autograd calls, so that `torch.func` transforms can trace it."""
     leaves = task.unflatten(task.parameters if parameters is None else parameters)

@@ -177,7 +177,14 @@ class Factor:
             if size > MOST_BYTES:
                 raise ValueError(f"it has {size} bytes, more than {MOST_BYTES}")
             # mapped, because a header may name a size that the file does not have
-            return cls(np.load(path, mmap_mode="r", allow_pickle=False), str(path))
+            return cls(
+                np.load(
+                    path,
+                    mmap_mode="r",
+                    allow_pickle=False,
+                ),
+                str(path),
+            )
         except Exception as error:  # NumPy's reader of headers raises many kinds
             raise ValueError(f"{path}: {error}; give a .npy file with a matrix (n, T)") from None
 
@@ -363,7 +370,13 @@ def squared_sensitivity(gram: ArrayLike) -> float:
 
 def _bisr(rounds: int, width: str) -> Array:
     first = np.eye(rounds)[0]
-    return _lower(linalg.solve_triangular(_lower(_power(rounds, 0.5, width)), first, lower=True))
+    return _lower(
+        linalg.solve_triangular(
+            _lower(_power(rounds, 0.5, width)),
+            first,
+            lower=True,
+        )
+    )
 
 
 def _blt(rounds: int, numbers: str) -> Array:

@@ -32,7 +32,11 @@ class LowRank:
         return 1 + self.basis.square() @ ((1 + self.gain).square() - 1)
 
     def to(self, like: Tensor) -> LowRank:
-        return replace(self, basis=self.basis.to(like), gain=self.gain.to(like))
+        return replace(
+            self,
+            basis=self.basis.to(like),
+            gain=self.gain.to(like),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +106,10 @@ class Structured:
     blocks: tuple[LowRank | Kronecker, ...] = ()
 
     @staticmethod
-    def of(diagonal: Tensor, factors: list[tuple[int, int, Tensor]] | None = None) -> Structured:
+    def of(
+        diagonal: Tensor,
+        factors: list[tuple[int, int, Tensor]] | None = None,
+    ) -> Structured:
         """diag(diagonal) plus U Uᵀ for each (start, stop, U); U is (stop - start, k)."""
         if not ((diagonal > 0) & diagonal.isfinite()).all():
             raise ValueError(

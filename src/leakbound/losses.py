@@ -220,7 +220,11 @@ class NamedLoss:
         labels = self.searched(free)
         return labels.round() if self.targets in ("binary", "mask") else labels
 
-    def classified(self, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def classified(
+        self,
+        output: Tensor,
+        labels: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Predicted and true classes (N,) of outputs (B, K, ...): of all examples, pixels of a
         mask, or scored tokens.
         """
@@ -301,7 +305,11 @@ def next_labels(tokens: Tensor, padding: int | None) -> Tensor:
 
 def token_cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy of outputs (B, n, V) for the labels (B, n) of their own places."""
-    return functional.cross_entropy(output.flatten(0, 1), labels.flatten(), ignore_index=UNSCORED)
+    return functional.cross_entropy(
+        output.flatten(0, 1),
+        labels.flatten(),
+        ignore_index=UNSCORED,
+    )
 
 
 def _softmax(output: Tensor) -> Tensor:

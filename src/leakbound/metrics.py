@@ -116,7 +116,10 @@ def ms_ssim(paired: Paired, *, data_range: float) -> Values:
 
 
 def _similarity(
-    answer: Tensor, truth: Tensor, data_range: float, window: int
+    answer: Tensor,
+    truth: Tensor,
+    data_range: float,
+    window: int,
 ) -> tuple[Tensor, Tensor]:
     """The means (N,) of similarity and of its part for contrast, over all whole windows."""
     places = torch.arange(window, dtype=torch.float64) - window // 2
@@ -144,8 +147,20 @@ def ncc(paired: Paired, *, data_range: float) -> Values:
     a = answer - answer.mean(1, keepdim=True)
     b = truth - truth.mean(1, keepdim=True)
     # The default eps would lower the value of faint images. Constant ones are None below.
-    values = torch.nn.functional.cosine_similarity(a, b, dim=1, eps=0.0).clamp(-1, 1)
-    return [None if skip else v for skip, v in zip(constant.tolist(), values.tolist(), strict=True)]
+    values = torch.nn.functional.cosine_similarity(
+        a,
+        b,
+        dim=1,
+        eps=0.0,
+    ).clamp(-1, 1)
+    return [
+        None if skip else v
+        for skip, v in zip(
+            constant.tolist(),
+            values.tolist(),
+            strict=True,
+        )
+    ]
 
 
 def label_accuracy(paired: Paired, *, data_range: float) -> Values:
@@ -202,7 +217,11 @@ def evaluate(
 ) -> dict[str, Values]:
     """All of `METRICS`, and `more`, on every image, by name."""
     return {
-        metric.name: metric.function(paired, data_range=data_range, distractors=distractors)
+        metric.name: metric.function(
+            paired,
+            data_range=data_range,
+            distractors=distractors,
+        )
         if metric.needs_distractors
         else metric.function(paired, data_range=data_range)
         for metric in (*METRICS, *more)

@@ -59,7 +59,12 @@ class Round:
         return self.observation._repr_html_() + pictures.note(held)
 
 
-def send(task: Task, batch: Batch, defense: Defense, source: Source) -> Update:
+def send(
+    task: Task,
+    batch: Batch,
+    defense: Defense,
+    source: Source,
+) -> Update:
     """One client's defended update, before any aggregation.
 
     Raises:
@@ -69,7 +74,11 @@ def send(task: Task, batch: Batch, defense: Defense, source: Source) -> Update:
 
 
 def step(
-    task: Task, batch: Batch, defense: Chain, source: Source, state: State = None
+    task: Task,
+    batch: Batch,
+    defense: Chain,
+    source: Source,
+    state: State = None,
 ) -> tuple[Update, State]:
     """One of several rounds of a client: as `send`, with a resolved defense.
 
@@ -81,7 +90,12 @@ def step(
     return respond(task, batch, defense, source, state, example_gradients)
 
 
-def resolve(defense: Defense, task: Task, examples: int, previous: Chain | None = None) -> Chain:
+def resolve(
+    defense: Defense,
+    task: Task,
+    examples: int,
+    previous: Chain | None = None,
+) -> Chain:
     """The defense as a chain, with all values from public knowledge filled in."""
     return _as_chain(defense).resolve(task, examples, previous)
 

@@ -188,7 +188,12 @@ def takes_list(entry: Entry, name: str) -> bool:
     return bool(LISTS & set(_kinds(_hints(entry.build).get(name, Any))))
 
 
-def build(kind: str, name: str, settings: Mapping[str, Any], **data: Any) -> Any:
+def build(
+    kind: str,
+    name: str,
+    settings: Mapping[str, Any],
+    **data: Any,
+) -> Any:
     """Build the object; `data` is what the data determine (a model's shape and generator)."""
     if kind == "model" and ":" in name:
         return load_user_model(name, **data, **settings)
@@ -249,7 +254,16 @@ class Grid:
 
     def __iter__(self) -> Iterator[Spec]:
         for combination in product(*self.values.values()):
-            settled = settle(self.entry, dict(zip(self.values, combination, strict=True)))
+            settled = settle(
+                self.entry,
+                dict(
+                    zip(
+                        self.values,
+                        combination,
+                        strict=True,
+                    )
+                ),
+            )
             yield Spec(self.entry.name, frozen_settings(settled))
 
 

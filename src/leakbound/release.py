@@ -116,10 +116,19 @@ class Update:
         elif isinstance(law, Laplace):
             law = replace(law, scale=law.scale * abs(factor))
         bound = None if self.bound is None else self.bound * abs(factor)
-        return replace(self, rows=self.rows * factor, law=law, bound=bound)
+        return replace(
+            self,
+            rows=self.rows * factor,
+            law=law,
+            bound=bound,
+        )
 
     def noised(
-        self, noise: Gaussian | Laplace, source: Source, *, keep_mask: bool = False
+        self,
+        noise: Gaussian | Laplace,
+        source: Source,
+        *,
+        keep_mask: bool = False,
     ) -> Update:
         """Add independent noise of the given distribution to every coordinate, also masked ones.
 
@@ -137,7 +146,12 @@ class Update:
             if self.mask_private and isinstance(before, Exact):
                 before = Exact()  # only the mask is private, and it stays visible
             law = _sum_of(before, _restricted(noise, kept))
-            return replace(self, rows=rows, law=law, spread_public=public)
+            return replace(
+                self,
+                rows=rows,
+                law=law,
+                spread_public=public,
+            )
         law = _sum_of(self.law, noise)
         if self.mask_private and isinstance(law, Gaussian | Laplace):
             law = replace(law, private=True)
@@ -162,13 +176,30 @@ class Update:
         elif isinstance(law, Gaussian | Laplace):
             law = Unknown("coordinates were mixed after the noise")
         rows = root.whiten(self.rows) if whiten else root.color(self.rows)
-        moved = replace(self, rows=rows, law=law, bound=None)
+        moved = replace(
+            self,
+            rows=rows,
+            law=law,
+            bound=None,
+        )
         if self.mask is not None and root.blocks:
             law = Unknown("coordinates were mixed after a mask")
-            return replace(moved, law=law, mask=None, drawn=False, mask_private=False)
+            return replace(
+                moved,
+                law=law,
+                mask=None,
+                drawn=False,
+                mask_private=False,
+            )
         return moved
 
-    def masked(self, mask: Tensor, *, by_value: bool, drawn: bool = False) -> Update:
+    def masked(
+        self,
+        mask: Tensor,
+        *,
+        by_value: bool,
+        drawn: bool = False,
+    ) -> Update:
         """Withhold the coordinates where `mask` (R, P) is False.
 
         A mask chosen `by_value` of the rows is itself a release (the law is private), and after
@@ -228,10 +259,21 @@ class Update:
         total = (wide if self.mask is None else wide * self.mask).sum(0)
         return replace(law, covariance=total)
 
-    def opaque(self, rows: Tensor, reason: str, *, bound: float | None = None) -> Update:
+    def opaque(
+        self,
+        rows: Tensor,
+        reason: str,
+        *,
+        bound: float | None = None,
+    ) -> Update:
         """Rows changed by any other function of the rows: the noise distribution is then lost."""
         law = Unknown(reason) if isinstance(self.law, Gaussian | Laplace) else self.law
-        return replace(self, rows=rows, law=law, bound=bound)
+        return replace(
+            self,
+            rows=rows,
+            law=law,
+            bound=bound,
+        )
 
     def seen(self, *, defense_known: bool = True) -> Update:
         """The update as a server sees it, which knows the defense or nothing about it.
@@ -274,7 +316,12 @@ class Update:
         )
 
 
-def _noisy(rows: Tensor, noise: Gaussian | Laplace, source: Source, mask: Tensor | None) -> Tensor:
+def _noisy(
+    rows: Tensor,
+    noise: Gaussian | Laplace,
+    source: Source,
+    mask: Tensor | None,
+) -> Tensor:
     """Add noise on a mask to rows; from system entropy in float64, and on a grid if white."""
     if not isinstance(source, SecureSource):
         draw = _draw(rows, noise, source)
@@ -311,7 +358,11 @@ def _law_of_rows(updates: list[Update]) -> Law:
         rows = update.rows
         if not isinstance(law, Gaussian) or isinstance(law.covariance, Structured):
             return Unknown("the clients' release distributions differ")
-        covariance = torch.as_tensor(law.covariance, dtype=torch.float64, device=rows.device)
+        covariance = torch.as_tensor(
+            law.covariance,
+            dtype=torch.float64,
+            device=rows.device,
+        )
         parts.append(covariance.expand(rows.shape))
     return Gaussian(torch.cat(parts), any(update.law.private for update in updates))
 

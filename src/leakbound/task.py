@@ -292,7 +292,11 @@ class Task:
             )
         return replace(self, parameters=self.parameters * kept, kept=kept)
 
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Task:
+    def to(
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype | None = None,
+    ) -> Task:
         """The task on another device, and in another floating-point type if one is given."""
 
         def move(value: Tensor) -> Tensor:
@@ -303,7 +307,13 @@ class Task:
         buffers = {name: move(value) for name, value in self.buffers.items()}
         public = self.public and Batch(move(self.public.inputs), self.public.labels.to(device))
         kept = None if self.kept is None else self.kept.to(device)
-        moved = replace(self, model=model, buffers=buffers, public=public, kept=kept)
+        moved = replace(
+            self,
+            model=model,
+            buffers=buffers,
+            public=public,
+            kept=kept,
+        )
         return replace(moved, parameters=move(self.parameters))
 
 

@@ -105,7 +105,10 @@ def check_regular(path: Path, what: str = "file") -> None:
 
 @contextmanager
 def writing(
-    place: Path, mend: str = "make room, or name another place", *, name: str = "out"
+    place: Path,
+    mend: str = "make room, or name another place",
+    *,
+    name: str = "out",
 ) -> Iterator[None]:
     """Errors of our writes in this block become a ValueError that names the place."""
     try:
@@ -186,7 +189,12 @@ def check(*paths: Path, key: str | None = None) -> None:
         _known(path, key)
 
 
-def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = None) -> None:
+def write(
+    path: Path,
+    content: bytes | Iterable[bytes],
+    *,
+    key: str | None = None,
+) -> None:
     """Write a file in one step; readable by its owner only. It replaces only leakbound's files.
 
     A kill or a loss of power leaves the old file or the new one (of a picture in a run, perhaps
@@ -208,7 +216,11 @@ def write(path: Path, content: bytes | Iterable[bytes], *, key: str | None = Non
         before = _known(path, key)
     part, descriptor = _new_part(path)
     try:
-        with os.fdopen(descriptor, "wb", buffering=0):  # `_write_all` writes past any buffer
+        with os.fdopen(
+            descriptor,
+            "wb",
+            buffering=0,
+        ):  # `_write_all` writes past any buffer
             for lines in content:
                 _write_all(descriptor, lines)
             # Before it gets its name, which must not stand for an empty file after a loss of power.
@@ -268,7 +280,12 @@ def append(path: Path, record: Mapping[str, Any], key: str) -> None:
 def encode(record: Mapping[str, Any]) -> bytes:
     """One record as one JSON line, in one canonical form."""
     # JSON has no NaN: other readers would reject the whole line.
-    text = json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(
+        record,
+        sort_keys=True,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
     return text.encode("ascii") + b"\n"
 
 
@@ -409,7 +426,12 @@ def _holds(path: Path, content: bytes) -> bool:
         return False
 
 
-def _known(path: Path, key: str | None, *, named: bool = False) -> os.stat_result | None:
+def _known(
+    path: Path,
+    key: str | None,
+    *,
+    named: bool = False,
+) -> os.stat_result | None:
     """Leakbound's file at the path; if `named` by its content's digest, also a damaged copy."""
     try:
         status = os.lstat(path)

@@ -147,7 +147,12 @@ def _png(level: Tensor) -> bytes:
     return buffer.getvalue()
 
 
-def _figure(content: bytes, name: str, size: Sequence[int], caption: str) -> str:
+def _figure(
+    content: bytes,
+    name: str,
+    size: Sequence[int],
+    caption: str,
+) -> str:
     grown = max(1, round(72 / max(size)))
     style = f"image-rendering:pixelated;width:{size[1] * grown}px;height:{size[0] * grown}px"
     wide = "min-width:124px;" if caption else ""

@@ -16,7 +16,12 @@ from torch.nn.utils.rnn import PackedSequence
 State = tuple[Tensor, ...]
 
 
-def _step(kind: str, x: Tensor, hidden: Tensor, state: State) -> State:
+def _step(
+    kind: str,
+    x: Tensor,
+    hidden: Tensor,
+    state: State,
+) -> State:
     """The next state from both linear maps (B, G): of the input and of the hidden state."""
     if kind == "GRU":
         (reset, update, new) = x.chunk(3, -1)
@@ -62,7 +67,13 @@ class _StepByStep(nn.RNNBase):
         output = output.squeeze(1) if alone else output
         return output, last[0] if len(last) == 1 else tuple(last)
 
-    def _scan(self, x: Tensor, name: str, state: State, back: bool) -> tuple[Tensor, State]:
+    def _scan(
+        self,
+        x: Tensor,
+        name: str,
+        state: State,
+        back: bool,
+    ) -> tuple[Tensor, State]:
         """Outputs (T, B, H) of one layer in one direction, and its last state."""
 
         def weight(part: str) -> Tensor | None:

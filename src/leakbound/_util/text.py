@@ -20,7 +20,12 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 def digest(value: Any) -> str:
     """Sixteen hex digits that name a JSON value."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    text = json.dumps(
+        value,
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=True,
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -95,7 +95,10 @@ class Contradiction(RuntimeError):
     """A proof says that the reconstruction is the input, and the given truth differs."""
 
 
-def judge(evidence: Evidence, settings: RiskSettings) -> tuple[Assessment, dict[str, bytes]]:
+def judge(
+    evidence: Evidence,
+    settings: RiskSettings,
+) -> tuple[Assessment, dict[str, bytes]]:
     """The record with its results and verdict, and the pictures that it names.
 
     Draws for the bounds are named by the record's seed, so every caller gets the same numbers.

@@ -80,7 +80,11 @@ class ErrorBoundSpec:
                 "kind is 'weiss_weinstein' with prior 'flat'; it needs a Gaussian prior"
             )
         check.one_of(["gaussian", "isotropic", "flat"], prior=self.prior)
-        check.count(components=self.components, images=self.images, directions=self.directions)
+        check.count(
+            components=self.components,
+            images=self.images,
+            directions=self.directions,
+        )
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,10 @@ class Limits:
 
 
 def of_release(
-    released: Released, error: ErrorBoundSpec, risk: RiskSpec, source: torch.Generator
+    released: Released,
+    error: ErrorBoundSpec,
+    risk: RiskSpec,
+    source: torch.Generator,
 ) -> Limits:
     """All available bounds for a release, and the attained success."""
     bounds: list[Bound] = []
@@ -124,7 +131,11 @@ def of_release(
     return Limits(tuple(bounds), note, attained(released, risk))
 
 
-def error_bound(released: Released, spec: ErrorBoundSpec, source: torch.Generator) -> Bound | None:
+def error_bound(
+    released: Released,
+    spec: ErrorBoundSpec,
+    source: torch.Generator,
+) -> Bound | None:
     """The requested lower bound on every attacker's mean squared error.
 
     The prior is one Gaussian per class, and labels count as known, since an update often reveals
@@ -210,7 +221,11 @@ def leak_map(released: Released, spec: ErrorBoundSpec) -> Tensor | None:
     return torch.as_tensor(known).reshape(truth.inputs.shape)
 
 
-def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec) -> Bound | None:
+def sample_error_bound(
+    released: Released,
+    error: ErrorBoundSpec,
+    risk: RiskSpec,
+) -> Bound | None:
     """A lower bound on every attacker's mean squared error from public examples, without a model.
 
     None if the release is not private or no such bound is requested.
@@ -252,7 +267,10 @@ def sample_error_bound(released: Released, error: ErrorBoundSpec, risk: RiskSpec
 
 
 def _error_bound(
-    released: Released, spec: ErrorBoundSpec, labels: Tensor, source: torch.Generator
+    released: Released,
+    spec: ErrorBoundSpec,
+    labels: Tensor,
+    source: torch.Generator,
 ) -> ErrorBound:
     channel = _channel(released)
     by_class = _by_class(spec, released)
@@ -267,20 +285,35 @@ def _error_bound(
     if spec.kind == "weiss_weinstein":
         return _without_smoothness(channel, prior, drawn, basis)
     traces = [
-        fisher_trace(channel, b, source, directions=spec.directions, basis=basis) for b in drawn
+        fisher_trace(
+            channel,
+            b,
+            source,
+            directions=spec.directions,
+            basis=basis,
+        )
+        for b in drawn
     ]
     return _explained(trace_bound_from_samples(traces, prior), channel, drawn[0])
 
 
 def _without_smoothness(
-    channel: Channel, prior: Prior, drawn: list[Batch], basis: Tensor | None
+    channel: Channel,
+    prior: Prior,
+    drawn: list[Batch],
+    basis: Tensor | None,
 ) -> ErrorBound:
     """The Weiss-Weinstein bound, along the directions that a few pilot draws reveal least."""
     pilot = drawn[:PILOT]
     rest = drawn[PILOT:]
     fisher = np.mean([fisher_matrix(channel, b, basis) for b in pilot], axis=0)
     directions, known = least_informed(fisher, prior, max(1, prior.rank // 2))
-    steps = default_steps(prior, STEPS, directions=directions, information=known)
+    steps = default_steps(
+        prior,
+        STEPS,
+        directions=directions,
+        information=known,
+    )
     frame = torch.as_tensor(directions)
     frame = frame if basis is None else basis @ frame
     return weiss_weinstein_bound(
@@ -288,7 +321,11 @@ def _without_smoothness(
     )
 
 
-def _explained(estimate: ErrorBound, channel: Channel, batch: Batch) -> ErrorBound:
+def _explained(
+    estimate: ErrorBound,
+    channel: Channel,
+    batch: Batch,
+) -> ErrorBound:
     """The estimate, with the other conditions that its theorem lacks: smoothness, public noise."""
     assert isinstance(channel.law, Gaussian)  # checked when the channel was built
     parts = not_smooth(channel.task, batch.inputs, batch.labels, channel.defense)

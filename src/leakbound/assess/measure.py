@@ -75,7 +75,12 @@ def measure(
     low, high = domain.input_range
     found: dict[str, Any] = {}
     if domain.distance_is_rmse and not quick:
-        found = metrics.evaluate(paired, data_range=high - low, distractors=distractors, more=more)
+        found = metrics.evaluate(
+            paired,
+            data_range=high - low,
+            distractors=distractors,
+            more=more,
+        )
     found.setdefault(domain.metric, domain.score(truth.inputs, paired.inputs).tolist())
     # Paired in the same way as the answer, so that neither has an advantage.
     baseline = pair(truth, Reconstruction(guesses(domain, truth, public)), domain.costs)
@@ -85,7 +90,14 @@ def measure(
     if not proved and any(met):
         if test.p_value is None:
             close = _unlike_any_guess(domain, paired, baseline.inputs, public, decoys)
-            met = tuple(one and own for one, own in zip(met, close, strict=True))
+            met = tuple(
+                one and own
+                for one, own in zip(
+                    met,
+                    close,
+                    strict=True,
+                )
+            )
             test = msgspec.structs.replace(test, closer=any(met))
         elif not test.excluded:
             met = (False,) * truth.size
@@ -101,7 +113,11 @@ def measure(
 
 
 def _unlike_any_guess(
-    domain: Domain, paired: Paired, baseline: Tensor, public: Batch | None, decoys: Batch | None
+    domain: Domain,
+    paired: Paired,
+    baseline: Tensor,
+    public: Batch | None,
+    decoys: Batch | None,
 ) -> list[bool]:
     """For each example, whether its match is closer than a fixed guess comes to any example."""
     inputs = paired.truth.inputs
@@ -143,7 +159,12 @@ def guesses(domain: Domain, truth: Batch, public: Batch | None) -> Tensor:
     return torch.stack(every)[apart.argmin(0), torch.arange(shape[0])]
 
 
-def _by_label(domain: Domain, blind: Tensor, labels: Tensor, public: Batch) -> list[Tensor]:
+def _by_label(
+    domain: Domain,
+    blind: Tensor,
+    labels: Tensor,
+    public: Batch,
+) -> list[Tensor]:
     """The best guesses (B, *S) from public examples with these labels: equal ones, and if they are
     numbers the closest, alone and with NEAR others.
     """
@@ -188,7 +209,12 @@ def shown(
         columns = tuple(map(agreed, columns, agreement.T.tolist()))
     if not images:
         columns = tuple(
-            msgspec.structs.replace(column, truth=(), reconstruction=()) for column in columns
+            msgspec.structs.replace(
+                column,
+                truth=(),
+                reconstruction=(),
+            )
+            for column in columns
         )
     fields: dict[str, Any] = {"columns": columns} if columns else {}
     if not images:
@@ -215,7 +241,10 @@ def objective_of(answer: Reconstruction) -> ObjectiveValues:
 
 
 def release_of(
-    update: Update, utility: dict[str, float | None], *, noise_share: float | None = None
+    update: Update,
+    utility: dict[str, float | None],
+    *,
+    noise_share: float | None = None,
 ) -> ReleaseInfo:
     withheld = 0.0 if update.mask is None else 1 - float(update.mask.double().mean())
     return ReleaseInfo(
@@ -228,7 +257,11 @@ def release_of(
     )
 
 
-def utility_of(update: Update, truth: Batch, seen: Observation) -> dict[str, float | None]:
+def utility_of(
+    update: Update,
+    truth: Batch,
+    seen: Observation,
+) -> dict[str, float | None]:
     """First-order utility kept, and the equal noise of the same second-order cost (paper A).
 
     Both are shares of the plain gradient's: <g, E y> / ||g||², and sqrt(Σ g² v / ||g||²) for noise
@@ -252,7 +285,10 @@ def utility_of(update: Update, truth: Batch, seen: Observation) -> dict[str, flo
     return {"first_order": short(share), "second_order": 0.0}
 
 
-def strip(images: Tensor, input_range: tuple[float, float]) -> tuple[str, bytes]:
+def strip(
+    images: Tensor,
+    input_range: tuple[float, float],
+) -> tuple[str, bytes]:
     """The images (B, C, H, W) side by side as one PNG; returns its file name and bytes.
 
     One channel becomes gray, three become RGB; of other numbers only the first is shown.
@@ -265,7 +301,12 @@ def strip(images: Tensor, input_range: tuple[float, float]) -> tuple[str, bytes]
     if pixels.shape[1] != 3:
         pixels = pixels[:, :1]
     count, channels, height, width = pixels.shape
-    canvas = torch.ones(channels, height, count * width + (count - 1) * GAP, dtype=torch.float64)
+    canvas = torch.ones(
+        channels,
+        height,
+        count * width + (count - 1) * GAP,
+        dtype=torch.float64,
+    )
     for i, image in enumerate(pixels):
         canvas[:, :, i * (width + GAP) : i * (width + GAP) + width] = image
     array = (canvas * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()

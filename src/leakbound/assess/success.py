@@ -247,7 +247,10 @@ def these_probability(released: Released, spec: RiskSpec) -> Bound | None:
     )
 
 
-def known_model_probability(released: Released, spec: RiskSpec) -> Bound | None:
+def known_model_probability(
+    released: Released,
+    spec: RiskSpec,
+) -> Bound | None:
     """Upper bound on the probability that an honest server succeeds with this model's update.
 
     It uses the posterior over public examples, without a model of the data. None if the server is
@@ -519,15 +522,30 @@ def prior_of(
     return prior, min(0.0, known)
 
 
-def _fitted(kind: str, flat: NDArray[Any], labels: NDArray[Any], components: int) -> Baseline:
+def _fitted(
+    kind: str,
+    flat: NDArray[Any],
+    labels: NDArray[Any],
+    components: int,
+) -> Baseline:
     if kind == "gaussian":
         return record_priors.GaussianImages.from_samples(flat, components=components)
     if kind == "mixture":
-        return record_priors.Mixture.from_samples(flat, labels=labels, components=components)
+        return record_priors.Mixture.from_samples(
+            flat,
+            labels=labels,
+            components=components,
+        )
     return record_priors.Gallery(flat)
 
 
-def after_copy(noise_std: float, prior: Baseline, *, eta: float, baseline: float) -> float:
+def after_copy(
+    noise_std: float,
+    prior: Baseline,
+    *,
+    eta: float,
+    baseline: float,
+) -> float:
     """Log of the largest probability that one candidate from x + w comes within eta of x.
 
     Gaussians: given the copy and its part, x is Gaussian with a covariance that does not depend on
@@ -594,7 +612,10 @@ def attained(released: Released, spec: RiskSpec) -> Attained | None:
     return released.of_public(("attained", *sample_key(released), hits[0], eta, spec), make)
 
 
-def private_noise(released: Released, spec: RiskSpec) -> tuple[float, Scope, str] | None:
+def private_noise(
+    released: Released,
+    spec: RiskSpec,
+) -> tuple[float, Scope, str] | None:
     """The noise multiplier that protects an example, the attackers that this covers, and its name.
 
     For a noisy copy: in units of an example's largest distance from the middle of its range.

@@ -61,7 +61,11 @@ class LinearInversion(Attack):
     def __post_init__(self) -> None:
         check.non_negative(tolerance=self.tolerance)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = summed_task(observation)
         name, path = first_layer(task, observation.input_shape)
         weight, bias = layer_part(task, observation.update.rows.sum(0), name)
@@ -84,7 +88,14 @@ class LinearInversion(Attack):
             if left > _left_by_noise(joint.shape):
                 problem = "objective did not fall: the layer's gradient looks like noise alone"
             labels = observation.labels
-            return answered(observation, task, image, problem, labels=labels, objective=left)
+            return answered(
+                observation,
+                task,
+                image,
+                problem,
+                labels=labels,
+                objective=left,
+            )
         known = (kept > 0) & (bias_kept[:, None] > 0)
         error = torch.zeros_like(bias)
         noise = observation.noise_variance
@@ -168,7 +179,10 @@ def input_layer(task: Task, input_shape: tuple[int, ...]) -> str:
     return sent[0]
 
 
-def first_layer(task: Task, input_shape: tuple[int, ...]) -> tuple[str, Path | None]:
+def first_layer(
+    task: Task,
+    input_shape: tuple[int, ...],
+) -> tuple[str, Path | None]:
     """The first trained linear layer with a bias that gets the example, and the path to it.
 
     None: it gets the flattened example itself, as far as `input_layer` sees. With a path it gets
@@ -226,7 +240,11 @@ def _left_by_noise(shape: torch.Size) -> float:
 
 
 def _agreed(
-    images: Tensor, strength: Tensor, count: int, same: Tensor, noisy: bool
+    images: Tensor,
+    strength: Tensor,
+    count: int,
+    same: Tensor,
+    noisy: bool,
 ) -> tuple[Tensor, int]:
     """Up to `count` distinct candidates, those with most agreement first, and on how many of them
     two rows agree. `same` (n, n) is the largest distance between two rows of one input. Noisy rows

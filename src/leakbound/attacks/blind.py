@@ -21,7 +21,11 @@ def gray(observation: Observation, problem: str = VANISHED) -> Reconstruction:
     return Reconstruction(boxed(nothing, observation.task), problem=problem)
 
 
-def public_examples(observation: Observation, *, fitting: bool = True) -> Batch | None:
+def public_examples(
+    observation: Observation,
+    *,
+    fitting: bool = True,
+) -> Batch | None:
     """Public examples: the attacker's own, otherwise those that came with the task.
 
     If `fitting`, only of the shape of the client's own.
@@ -86,7 +90,11 @@ class ConstantImage(Attack):
         if self.value is not None and not math.isfinite(self.value):
             raise ValueError(f"value is {self.value!r}; give a finite number or None")
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         value = self.value
         if value is None:
             public = public_images(observation)
@@ -94,7 +102,14 @@ class ConstantImage(Attack):
                 raise NotApplicable(MISSING)
             value = float(public.double().mean())
         shape = observation.input_shape
-        return _blind(observation, torch.full(shape, value, dtype=torch.float64))
+        return _blind(
+            observation,
+            torch.full(
+                shape,
+                value,
+                dtype=torch.float64,
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -118,7 +133,11 @@ class MeanImage(Attack):
         True
     """
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         public = public_images(observation)
         if public is None:
             raise NotApplicable(MISSING)
@@ -133,4 +152,9 @@ class MeanImage(Attack):
 
 def _blind(observation: Observation, image: Tensor) -> Reconstruction:
     inputs = image.expand(observation.batch_shape).clone()
-    return answered(observation, observation.task, inputs, labels=observation.labels)
+    return answered(
+        observation,
+        observation.task,
+        inputs,
+        labels=observation.labels,
+    )

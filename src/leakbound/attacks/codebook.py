@@ -113,10 +113,20 @@ class Codebook(Attack):
         weights = task.parameters.new_zeros(len(words))
         buffers = {"words": words, "shares": shares}
         # The model is replaced as a whole, so none of its weights is pruned.
-        planted = replace(task, model=model, parameters=weights, loss=TrapLoss(1), kept=None)
+        planted = replace(
+            task,
+            model=model,
+            parameters=weights,
+            loss=TrapLoss(1),
+            kept=None,
+        )
         return replace(planted, buffers=buffers)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = sent_by_attacker(
             observation,
             seen_task,
@@ -128,8 +138,17 @@ class Codebook(Attack):
         prior = task.buffers["shares"].double().log()
         named_words = []
         sure = 1.0
-        rows = zip(update.rows.double(), _precision(observation), sizes, strict=True)
-        for (row, precision, size), examples in zip(rows, update.examples, strict=True):
+        rows = zip(
+            update.rows.double(),
+            _precision(observation),
+            sizes,
+            strict=True,
+        )
+        for (row, precision, size), examples in zip(
+            rows,
+            update.examples,
+            strict=True,
+        ):
             named, trust = _most_probable(row, precision, float(size), prior, examples)
             named_words.append(named)
             sure = min(sure, trust)
@@ -178,7 +197,11 @@ def _precision(observation: Observation) -> Tensor:
 
 
 def _most_probable(
-    row: Tensor, precision: Tensor, size: float, prior: Tensor, examples: int
+    row: Tensor,
+    precision: Tensor,
+    size: float,
+    prior: Tensor,
+    examples: int,
 ) -> tuple[Tensor, float]:
     """The most probable codewords of a row (examples,), and the last one's probability given the
     others. The log-probability is concave in every count, so a greedy choice is optimal.

@@ -135,7 +135,11 @@ class CandidateLikelihood(Attack):
     def why_not(self, defense: DefenseProtocol, examples: int) -> str | None:
         return several(examples)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         _single(observation)
         candidates = self._candidates(observation)
         replays = replay(observation, candidates, generator, draws=self.draws)
@@ -209,7 +213,11 @@ def _defense(observation: Observation) -> DefenseProtocol:
 
 
 def replay(
-    observation: Observation, candidates: Batch, generator: Source, *, draws: int = 1
+    observation: Observation,
+    candidates: Batch,
+    generator: Source,
+    *,
+    draws: int = 1,
 ) -> list[Replay]:
     """Run client and defense on every candidate: single images, each one client's whole batch.
 
@@ -226,14 +234,24 @@ def replay(
 
 
 def _singles(batch: Batch) -> list[Batch]:
-    parts = zip(torch.split(batch.inputs, 1), torch.split(batch.labels, 1), strict=True)
+    parts = zip(
+        torch.split(batch.inputs, 1),
+        torch.split(batch.labels, 1),
+        strict=True,
+    )
     return [Batch(*part) for part in parts]
 
 
 def _sent(observation: Observation, one: Batch, source: Source) -> Update:
     defense = _defense(observation)
     # The task as it was sent: `respond` prepares it by the defense.
-    update, _ = respond(observation.task, one, defense, source, each=example_gradients)
+    update, _ = respond(
+        observation.task,
+        one,
+        defense,
+        source,
+        each=example_gradients,
+    )
     together = defense.sides[1]
     state = together.init(observation.task)
     return together.transform(Update.stack([update]), state, None, source)[0]
@@ -255,7 +273,12 @@ def _averaged(mean: Tensor, sent: list[Update]) -> Replay:
     return Replay(mean, law, kept)
 
 
-def score(observation: Observation, replays: list[Replay], *, use_mean: bool = True) -> Tensor:
+def score(
+    observation: Observation,
+    replays: list[Replay],
+    *,
+    use_mean: bool = True,
+) -> Tensor:
     """Log-likelihood of the update under every replay, (n,) in float64, up to a constant.
 
     Without noise: the agreement of the masks plus the cosine of the rows. `use_mean`: False takes
@@ -268,7 +291,12 @@ def score(observation: Observation, replays: list[Replay], *, use_mean: bool = T
     return torch.tensor(scores, dtype=torch.float64)
 
 
-def _one(seen: Tensor, shown: Tensor, candidate: Replay, use_mean: bool) -> Tensor:
+def _one(
+    seen: Tensor,
+    shown: Tensor,
+    candidate: Replay,
+    use_mean: bool,
+) -> Tensor:
     mean = candidate.mean.double() * shown
     if isinstance(candidate.law, Exact):
         both = (seen.square().sum() * mean.square().sum()).clamp_min(1e-300)
@@ -338,7 +366,10 @@ def negative_log_likelihood(
     return (each * mask).sum() / count, (pull.detach() * mask).sum() / count
 
 
-def _public_law(observation: Observation, left: Tensor) -> tuple[Tensor, Tensor]:
+def _public_law(
+    observation: Observation,
+    left: Tensor,
+) -> tuple[Tensor, Tensor]:
     """The same for Gaussian noise of a public distribution, without its constant logarithm."""
     law = observation.update.law
     if not isinstance(law, Gaussian):
@@ -391,7 +422,11 @@ class VarianceReadout(Attack):
     def why_not(self, defense: DefenseProtocol, examples: int) -> str | None:
         return several(examples) or (None if defense.data_dependent_law else PUBLIC_NOISE)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         _single(observation)
         task = seen_task(observation)
         defense = _defense(observation)
@@ -411,7 +446,13 @@ class VarianceReadout(Attack):
         problem = None
         if not float(left) < 1 - MIXED:
             problem = "the noise of public images reveals almost nothing of their pixels"
-        answer = answered(observation, task, inputs, problem, labels=observation.labels)
+        answer = answered(
+            observation,
+            task,
+            inputs,
+            problem,
+            labels=observation.labels,
+        )
         return replace(answer, objective=float(left))
 
 
@@ -421,7 +462,11 @@ def _log_power(task: Task, rows: Tensor, name: str) -> Tensor:
     squares = weight.double().square()
     squares = squares[squares.amax(1) > 0]
     if len(squares) == 0:
-        return torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
+        return torch.zeros(
+            weight.shape[1],
+            dtype=torch.float64,
+            device=weight.device,
+        )
     # The logarithm of an exact zero would dominate the mean.
     logs = squares.clamp_min(1e-30 * float(squares.max())).log()
     return (logs - logs.median(1, keepdim=True).values).mean(0)
@@ -472,11 +517,19 @@ class LawMatching(Attack):
 
     def __post_init__(self) -> None:
         check.count(steps=self.steps)
-        check.positive(learning_rate=self.learning_rate, floor=self.floor, freedom=self.freedom)
+        check.positive(
+            learning_rate=self.learning_rate,
+            floor=self.floor,
+            freedom=self.freedom,
+        )
         check.non_negative(total_variation=self.total_variation, lift=self.lift)
         check.one_of(["random", "candidate", "readout"], start=self.start)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = seen_task(observation)
         defense = _defense(observation)
         _one_client(observation)
@@ -588,7 +641,11 @@ class LawEvolution(Attack):
     def why_not(self, defense: DefenseProtocol, examples: int) -> str | None:
         return None if self.public_laws or defense.data_dependent_law else PUBLIC_NOISE
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         if not self.public_laws and (reason := self.why_not(_defense(observation), 1)):
             raise NotApplicable(reason)
         task = seen_task(observation)
@@ -615,12 +672,21 @@ class LawEvolution(Attack):
         with torch.no_grad():
             first = cost(middle)
             if not observation.update.rows.any():
-                return answered(observation, task, image(middle), labels=labels)
+                return answered(
+                    observation,
+                    task,
+                    image(middle),
+                    labels=labels,
+                )
             best = middle
             lowest = first
             trace = [first]
             for _ in range(self.generations):
-                drawn = normal((self.population, *middle.shape), generator, like=middle)
+                drawn = normal(
+                    (self.population, *middle.shape),
+                    generator,
+                    like=middle,
+                )
                 tried = middle + spread * drawn
                 costs = torch.tensor([cost(z) for z in tried], dtype=torch.float64)
                 # One candidate alone has no spread, and the search would end.
@@ -644,7 +710,11 @@ class LawEvolution(Attack):
 _SPANS = RecentCache[tuple[Tensor, Tensor, Tensor]](2**26)
 
 
-def _principal(public: Batch, like: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+def _principal(
+    public: Batch,
+    like: Tensor,
+    most: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Center (D,), leading principal components (k, D) and coefficients (n, k) of the images."""
 
     def find() -> tuple[Tensor, Tensor, Tensor]:
@@ -657,7 +727,11 @@ def _principal(public: Batch, like: Tensor, most: int) -> tuple[Tensor, Tensor, 
     return _SPANS.get((public, like.dtype, like.device, most), find)
 
 
-def _by_label(known: Tensor, every: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _by_label(
+    known: Tensor,
+    every: Tensor,
+    labels: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Mean and spread (N, K) of the public coefficients of each label; of all if few have it."""
     middles = []
     spreads = []
@@ -669,7 +743,11 @@ def _by_label(known: Tensor, every: Tensor, labels: Tensor) -> tuple[Tensor, Ten
     return torch.stack(middles), torch.stack(spreads)
 
 
-def monotone_fit(x: Tensor, y: Tensor, bins: int) -> Callable[[Tensor], Tensor]:
+def monotone_fit(
+    x: Tensor,
+    y: Tensor,
+    bins: int,
+) -> Callable[[Tensor], Tensor]:
     """Isotonic regression, in the direction of the covariance, of means over equal bins: linear
     between them, constant beyond the ends.
     """
@@ -679,7 +757,11 @@ def monotone_fit(x: Tensor, y: Tensor, bins: int) -> Callable[[Tensor], Tensor]:
     means = torch.stack([part.mean() for part in torch.split(y[order], size)])
     count = [len(part) for part in torch.split(x, size)]
     falls = float(((x - x.mean()) * (y - y.mean())).sum()) < 0
-    fitted = isotonic_regression(means.cpu().numpy(), weights=count, increasing=not falls).x
+    fitted = isotonic_regression(
+        means.cpu().numpy(),
+        weights=count,
+        increasing=not falls,
+    ).x
     value = torch.as_tensor(fitted.copy()).to(means)
 
     def curve(x: Tensor) -> Tensor:

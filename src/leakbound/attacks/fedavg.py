@@ -95,7 +95,11 @@ class FedAvgMatching(MatchingSettings):
         check.one_of(["moments", "matched"], together=self.together)
         check.non_negative(together_weight=self.together_weight)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         if not observation.update.rows.any():
             return gray(observation)
         plan = self.find_plan(observation, generator)
@@ -104,7 +108,11 @@ class FedAvgMatching(MatchingSettings):
         run(search.settings, [search.search])
         return search.answer()
 
-    def find_plan(self, observation: Observation, generator: torch.Generator) -> LocalPlan:
+    def find_plan(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> LocalPlan:
         """The local training: set by a known defense, or the best of the candidates."""
         stated = seen_task(observation).plan
         if stated != observation.task.plan:
@@ -122,7 +130,10 @@ class FedAvgMatching(MatchingSettings):
         return self._best(observation, generator, options).plan
 
     def _deal(
-        self, observation: Observation, generator: torch.Generator, plan: LocalPlan
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+        plan: LocalPlan,
     ) -> _Assumed:
         """The deal of the labels to the minibatches whose short search ends nearest."""
         first = self._assumed(observation, generator, plan)
@@ -134,7 +145,10 @@ class FedAvgMatching(MatchingSettings):
         return self._best(observation, generator, [first, *more])
 
     def _assumed(
-        self, observation: Observation, generator: torch.Generator, plan: LocalPlan
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+        plan: LocalPlan,
     ) -> _Assumed:
         """The plan, and the labels dealt in a separate order for each client and epoch."""
         planned = _planned(observation, plan)
@@ -166,7 +180,10 @@ class FedAvgMatching(MatchingSettings):
         return math.ceil(plan.steps * size / min(observation.cohort))
 
     def _best(
-        self, observation: Observation, generator: torch.Generator, options: list[_Assumed]
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+        options: list[_Assumed],
     ) -> _Assumed:
         if len(options) == 1:
             return options[0]
@@ -246,7 +263,11 @@ class LocalSearch:
     def orders(self, images: Tensor) -> list[Tensor]:
         """For each client (E, n): the index in the first epoch of each epoch's images."""
         matched = []
-        for block, named in zip(self.blocks(images), self.blocks(self.search.labels), strict=True):
+        for block, named in zip(
+            self.blocks(images),
+            self.blocks(self.search.labels),
+            strict=True,
+        ):
             flat = block.detach().double().flatten(2)
             rows = [torch.arange(block.shape[1])]
             for epoch in range(1, self.copies):
@@ -261,8 +282,21 @@ class LocalSearch:
     def matched_apart(self, images: Tensor) -> Tensor:
         """Mean squared distance of matched images from their mean over the epochs."""
         parts = []
-        for block, order in zip(self.blocks(images), self.orders(images), strict=True):
-            matched = torch.stack([epoch[row] for epoch, row in zip(block, order, strict=True)])
+        for block, order in zip(
+            self.blocks(images),
+            self.orders(images),
+            strict=True,
+        ):
+            matched = torch.stack(
+                [
+                    epoch[row]
+                    for epoch, row in zip(
+                        block,
+                        order,
+                        strict=True,
+                    )
+                ]
+            )
             parts.append((matched - matched.mean(0)).square().mean())
         return torch.stack(parts).mean()
 
@@ -282,14 +316,28 @@ class LocalSearch:
         last = self.search.images().detach()
         plan = task.plan
         named = self.blocks(answer.labels)
-        for block, order, names in zip(self.blocks(last), self.orders(last), named, strict=True):
+        for block, order, names in zip(
+            self.blocks(last),
+            self.orders(last),
+            named,
+            strict=True,
+        ):
             size = block.shape[1]
             at = torch.arange(self.copies * size, device=block.device).view(self.copies, size)
             # Images behind the last step were never trained on, so they do not count.
             trained = at < plan.steps * (plan.batch_size or size)
             share = trained.gather(1, order).to(block)
             share = (share / share.sum(0))[(...,) + (None,) * (block.ndim - 2)]
-            alike = torch.stack([epoch[row] for epoch, row in zip(block, order, strict=True)])
+            alike = torch.stack(
+                [
+                    epoch[row]
+                    for epoch, row in zip(
+                        block,
+                        order,
+                        strict=True,
+                    )
+                ]
+            )
             images.append((share * alike).sum(0))
             labels.append(names[0])
         inputs = boxed(torch.cat(images).detach(), task)

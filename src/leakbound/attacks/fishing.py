@@ -168,7 +168,11 @@ class Fishing(Attack):
         ends = torch.cat([ends[:1] - 1, ends, ends[-1:] + 1])
         return rows[row], label, float(ends[at : at + 2].mean())
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = sent_by_attacker(
             observation,
             summed_task,
@@ -194,7 +198,12 @@ class Fishing(Attack):
             problem = f"{problem}; {left.problem}" if left.problem else problem
         return answered(observation, task, answer, problem)
 
-    def _slope(self, observation: Observation, task: Task, label: int) -> tuple[float, float]:
+    def _slope(
+        self,
+        observation: Observation,
+        task: Task,
+        label: int,
+    ) -> tuple[float, float]:
         """The mean of p - (y = c) over the examples fished, and how many examples that mean has."""
         name = f"{_head(task)}.bias"
         seen = float(sum(task.unflatten(row)[name][label] for row in observation.update.rows))
@@ -229,7 +238,12 @@ def _label(task: Task) -> int | None:
     return int(rows[0]) if len(rows) == 1 else None
 
 
-def _written(task: Task, label: int, row: Tensor, bias: float) -> Task:
+def _written(
+    task: Task,
+    label: int,
+    row: Tensor,
+    bias: float,
+) -> Task:
     """The task with an output layer of one row."""
     head = _head(task)
     flat = task.parameters.clone()
@@ -252,7 +266,11 @@ def _discriminants(seen: Tensor, mine: Tensor) -> Tensor:
 
 
 def _remaining(
-    observation: Observation, task: Task, label: int, slope: float, count: int
+    observation: Observation,
+    task: Task,
+    label: int,
+    slope: float,
+    count: int,
 ) -> Observation:
     """What remains, as the update of `count` examples of class c under p = 0, without the layer."""
     head = _head(task)
@@ -279,9 +297,24 @@ def _remaining(
     ).pruned(None if task.kept is None else task.kept[index])
     factor = torch.tensor(-1 / slope, dtype=torch.float64, device=index.device)
     update = chosen(observation.update.summed(Unit.CLIENT), index, factor)
-    seen = replace(observation, update=replace(update, examples=(count,)), task=below)
+    seen = replace(
+        observation,
+        update=replace(update, examples=(count,)),
+        task=below,
+    )
     labels = torch.full((count,), label, device=index.device)
     # The defense and the statistics are those of the whole batch.
-    seen = replace(seen, cohort=(count,), labels=labels, defense=None, statistics=None)
+    seen = replace(
+        seen,
+        cohort=(count,),
+        labels=labels,
+        defense=None,
+        statistics=None,
+    )
     threat = replace(observation.threat, labels_known=True)
-    return replace(seen, threat=threat, sent=None, history=())
+    return replace(
+        seen,
+        threat=threat,
+        sent=None,
+        history=(),
+    )

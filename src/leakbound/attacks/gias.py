@@ -27,7 +27,12 @@ UNTRAINED = "untrained"
 class Untrained(nn.Module):
     """A small network of upsampling convolutions from latents (N, `latent`) to images in [0, 1]."""
 
-    def __init__(self, shape: tuple[int, int, int], latent: int, width: int) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        latent: int,
+        width: int,
+    ) -> None:
         super().__init__()
         self.latent = latent
         self.shape = shape
@@ -54,7 +59,12 @@ class Generated(Images):
     """Images of a generator: the search moves its latents, or one copy of its weights per image."""
 
     def __init__(
-        self, model: nn.Module, latents: Tensor, box: tuple[float, float], *, weights: bool
+        self,
+        model: nn.Module,
+        latents: Tensor,
+        box: tuple[float, float],
+        *,
+        weights: bool,
     ) -> None:
         self.model = model
         self.box = box
@@ -83,7 +93,11 @@ class Generated(Images):
 
 
 def build(
-    name: str, shape: tuple[int, ...], task: Task, generator: torch.Generator, latent: int
+    name: str,
+    shape: tuple[int, ...],
+    task: Task,
+    generator: torch.Generator,
+    latent: int,
 ) -> nn.Module:
     """The generator that a setting names, frozen, in eval mode, on the task's device: "untrained"
     with latents of size `latent`, or "package.module:build". `build(input_shape=(C, H, W))` returns
@@ -104,7 +118,11 @@ def build(
     return model.to(task.parameters).eval().requires_grad_(False)
 
 
-def _untrained(shape: tuple[int, int, int], latent: int, generator: torch.Generator) -> nn.Module:
+def _untrained(
+    shape: tuple[int, int, int],
+    latent: int,
+    generator: torch.Generator,
+) -> nn.Module:
     model = unfilled(lambda: Untrained(shape, latent, 32))
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -171,10 +189,18 @@ class Gias(Attack):
         settings = {name: getattr(self, name) for name in names}
         more = 0.04 if self.total_variation else 0.0
         return GradientMatching(
-            **settings, noise_variation=more, steps=steps, learning_rate=rate, signed=False
+            **settings,
+            noise_variation=more,
+            steps=steps,
+            learning_rate=rate,
+            signed=False,
         )
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         first = self._stage(self.latent_steps, self.latent_rate)
         second = self._stage(self.weight_steps, self.weight_rate)
         if not observation.update.rows.any():
@@ -186,14 +212,29 @@ class Gias(Attack):
             size = (observation.examples, int(model.latent))  # type: ignore[arg-type]
             latents = normal(size, generator, like=task.parameters)
             images = Generated(model, latents, task.input_range, weights=False)
-            search = begin(first, Objective.of(first, observation), generator, images=images)
+            search = begin(
+                first,
+                Objective.of(first, observation),
+                generator,
+                images=images,
+            )
             run(first, [search])
             search.recall()
             starts.append((float(search.best), images, search))
         _, images, first_search = min(starts, key=lambda start: start[0])
         latents = images.latents.detach()
-        images = Generated(images.model, latents, task.input_range, weights=True)
-        search = begin(second, Objective.of(second, observation), generator, images=images)
+        images = Generated(
+            images.model,
+            latents,
+            task.input_range,
+            weights=True,
+        )
+        search = begin(
+            second,
+            Objective.of(second, observation),
+            generator,
+            images=images,
+        )
         search.labels = first_search.labels
         run(second, [search])
         search.trace = first_search.trace + search.trace

@@ -86,7 +86,11 @@ class GradInversion(Attack):
         settings = {name: getattr(self, name) for name in SEARCHED}
         return GradientMatching(**settings, signed=False, schedule="cosine")
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         if not has_neighbors(observation.input_shape):
             raise NotApplicable("registration needs images (C, H, W)")
         settings = self.search()
@@ -123,7 +127,11 @@ class GradInversion(Attack):
         # NaN counts as worse than every correlation.
         rows, columns = linear_sum_assignment(-likeness.nan_to_num(-9.0).cpu().numpy())
         moved = [
-            torch.roll(others[b], tuple(int(v) for v in shifts[a, b]), dims=(1, 2))
+            torch.roll(
+                others[b],
+                tuple(int(v) for v in shifts[a, b]),
+                dims=(1, 2),
+            )
             for a, b in zip(rows, columns, strict=True)
         ]
         return torch.stack(moved)
@@ -141,7 +149,11 @@ class GradInversion(Attack):
         Evaluator([best]).evaluate()
 
 
-def _correlations(images: Tensor, others: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+def _correlations(
+    images: Tensor,
+    others: Tensor,
+    reach: int,
+) -> tuple[Tensor, Tensor]:
     """Best circular correlation (N, N) within `reach` pixels, and the shifts (N, N, 2) that give
     it: a shift moves the second image onto the first.
     """

@@ -136,7 +136,11 @@ class RobbingTheFed(Attack):
         thresholds = torch.cat([first, self._thresholds(seen).clamp(least, most)])
         return direction.expand(self.bins, features), -thresholds
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         return self._read(observation, planted_task(observation, "imprint"))
 
     def _read(self, observation: Observation, task: Task) -> Reconstruction:
@@ -200,13 +204,27 @@ class Routed(Front):
     """
 
     def __init__(
-        self, shape: torch.Size, clients: int, units: int, gain: float, inner: nn.Module
+        self,
+        shape: torch.Size,
+        clients: int,
+        units: int,
+        gain: float,
+        inner: nn.Module,
     ) -> None:
         super().__init__(shape.numel(), units, gain, "loki", inner)
         columns = clients * (shape.numel() + 1)
         channels = clients * (shape[0] + 1)
-        self.layer = nn.Linear(columns, units, bias=False).requires_grad_(False)
-        self.routes = nn.Conv2d(shape[0], channels, 3, padding=1).requires_grad_(False)
+        self.layer = nn.Linear(
+            columns,
+            units,
+            bias=False,
+        ).requires_grad_(False)
+        self.routes = nn.Conv2d(
+            shape[0],
+            channels,
+            3,
+            padding=1,
+        ).requires_grad_(False)
         self.clients = clients
 
     def seen(self, inputs: Tensor) -> Tensor:
@@ -286,7 +304,11 @@ class Loki(RobbingTheFed):
             planted.append(placed(task, model, block.repeat(1, clients).flatten(), *rest))
         return planted
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = planted_task(observation, "loki")
         update = observation.update.summed(Unit.COHORT)
         return self._read(replace(observation, update=update), task)
@@ -313,7 +335,11 @@ class _Edges:
         return not torch.equal(inputs @ self.layer.T > 0, inputs @ after.T > 0)
 
 
-def _decoded(row: Caught, edges: _Edges, prior: PixelPrior) -> tuple[Tensor, int]:
+def _decoded(
+    row: Caught,
+    edges: _Edges,
+    prior: PixelPrior,
+) -> tuple[Tensor, int]:
     """The images (n, N) behind the steps, the clearest first, and how many are clear: their
     expected squared error is at most a quarter of the prior's.
     """
@@ -383,7 +409,13 @@ def _steps(values: Tensor, precision: Tensor) -> list[int]:
     return starts[::-1]
 
 
-def _size(step: Tensor, variance: Tensor, edges: _Edges, at: int, prior: PixelPrior) -> Tensor:
+def _size(
+    step: Tensor,
+    variance: Tensor,
+    edges: _Edges,
+    at: int,
+    prior: PixelPrior,
+) -> Tensor:
     """The step of the bias, estimated from itself and from q.x, which its bin confines."""
     rise = step[-1]
     trust = 1 / variance[-1]

@@ -50,7 +50,10 @@ class LastLayer:
         return self.weight
 
 
-def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor:
+def infer_labels(
+    observation: Observation,
+    generator: torch.Generator,
+) -> Tensor:
     """Labels (N,), sorted, of the examples behind the update: the rule "bias".
 
     Under cross-entropy, the last layer's bias gradient is the mean of p - y. With one example, its
@@ -97,7 +100,10 @@ def infer_labels(observation: Observation, generator: torch.Generator) -> Tensor
     return fill(expected, observation.examples, certain=layer.bias < 0)
 
 
-def label_totals(observation: Observation, generator: torch.Generator) -> Tensor:
+def label_totals(
+    observation: Observation,
+    generator: torch.Generator,
+) -> Tensor:
     """Expected sums (K,) of the labels of all examples, one per output; for class maps, of pixels.
 
     The last layer's bias gradient is scale (mean - label) / (B terms), summed over examples and
@@ -129,7 +135,10 @@ def label_totals(observation: Observation, generator: torch.Generator) -> Tensor
 
 
 def _of_loss(
-    loss: NamedLoss, layer: LastLayer, observation: Observation, generator: torch.Generator
+    loss: NamedLoss,
+    layer: LastLayer,
+    observation: Observation,
+    generator: torch.Generator,
 ) -> Tensor:
     pixels = layer.weight is not None and layer.weight.ndim > 2
     if pixels or not loss.elementwise:
@@ -163,7 +172,10 @@ def _of_loss(
 
 
 def _exact(
-    loss: NamedLoss, layer: LastLayer, observation: Observation, generator: torch.Generator
+    loss: NamedLoss,
+    layer: LastLayer,
+    observation: Observation,
+    generator: torch.Generator,
 ) -> Tensor:
     """The label (K,) of one example, as the loss takes it."""
     if layer.bias is not None and loss.targets == "binary":
@@ -186,7 +198,13 @@ def _exact(
     return label.to(layer.bias)
 
 
-def _solved(task: Task, name: str, row: Tensor, image: Tensor, start: Tensor) -> Tensor:
+def _solved(
+    task: Task,
+    name: str,
+    row: Tensor,
+    image: Tensor,
+    start: Tensor,
+) -> Tensor:
     """The label (K,) for which local training on the image gives the update, by its last bias."""
     bias = task.unflatten(row)[name]
 
@@ -216,7 +234,10 @@ def _solved(task: Task, name: str, row: Tensor, image: Tensor, start: Tensor) ->
     raise NotApplicable("no label explains the last layer's gradient after the local steps")
 
 
-def known_or_inferred(observation: Observation, generator: torch.Generator) -> Tensor:
+def known_or_inferred(
+    observation: Observation,
+    generator: torch.Generator,
+) -> Tensor:
     """The labels that the attacker knows, else those of `infer_labels`."""
     labels = observation.labels
     return infer_labels(observation, generator) if labels is None else labels
@@ -247,7 +268,12 @@ def counts(output: Tensor, signal: Tensor, observation: Observation) -> Tensor:
     return observation.examples * output - per_client * signal
 
 
-def fill(expected: Tensor, examples: int, *, certain: Tensor | None = None) -> Tensor:
+def fill(
+    expected: Tensor,
+    examples: int,
+    *,
+    certain: Tensor | None = None,
+) -> Tensor:
     """The most likely multiset of labels, largest expected count (K,) first. `certain` (K,) marks
     classes that get at least one example each, as long as examples remain.
     """
@@ -298,7 +324,11 @@ def _last(task: Task, outputs: int | None) -> str:
     return str(layers[-1][0])
 
 
-def infer(rule: str, observation: Observation, generator: torch.Generator) -> Tensor:
+def infer(
+    rule: str,
+    observation: Observation,
+    generator: torch.Generator,
+) -> Tensor:
     """Labels (N,), sorted, of the examples behind the update, by the named rule.
 
     Assumptions: a linear last layer with one row per class; cross-entropy for all rules but "bias".
@@ -479,7 +509,12 @@ def _checked(observation: Observation) -> LastLayer:
     return layer
 
 
-def _by_sums(layer: LastLayer, output: Tensor, total: Tensor, observation: Observation) -> Tensor:
+def _by_sums(
+    layer: LastLayer,
+    output: Tensor,
+    total: Tensor,
+    observation: Observation,
+) -> Tensor:
     """Expected examples (K,) by mean probabilities, the rows and the mean sum of their input."""
     return counts(output, layer.rows.sum(1) / _positive(total), observation)
 

@@ -37,7 +37,9 @@ class Pace:
     """
 
     def __init__(
-        self, seconds: float | None = None, watch: Callable[[int], None] | None = None
+        self,
+        seconds: float | None = None,
+        watch: Callable[[int], None] | None = None,
     ) -> None:
         # Monotonic: a change of the system's clock must not move the limit.
         self.end = math.inf if seconds is None else time.monotonic() + seconds

@@ -62,7 +62,11 @@ class PatchInversion(Attack):
         True
     """
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = summed_task(observation)
         if observation.examples > 1:
             raise NotApplicable("the patches of several images add up: it is for one image")
@@ -128,10 +132,22 @@ def patch_layer(task: Task, shape: tuple[int, ...]) -> tuple[str, Any]:
 
 def _places(layer: Any, shape: tuple[int, ...]) -> int:
     """How many patches an image of this shape has."""
-    return math.prod(s // k for s, k in zip(shape[1:], layer.kernel_size, strict=True))
+    return math.prod(
+        s // k
+        for s, k in zip(
+            shape[1:],
+            layer.kernel_size,
+            strict=True,
+        )
+    )
 
 
-def _positions(sent: dict[str, Tensor], bias: str, count: int, width: int) -> tuple[Tensor, float]:
+def _positions(
+    sent: dict[str, Tensor],
+    bias: str,
+    count: int,
+    width: int,
+) -> tuple[Tensor, float]:
     """(count, width) the gradients of the patches' positions, which add up to the bias'; and the
     relative difference.
     """
@@ -217,9 +233,17 @@ class PatchSpan(Attack):
     most: int = 2048
 
     def __post_init__(self) -> None:
-        check.count(steps=self.steps, starts=self.starts, most=self.most)
+        check.count(
+            steps=self.steps,
+            starts=self.starts,
+            most=self.most,
+        )
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = summed_task(observation)
         count = observation.examples
         if count < 2:
@@ -241,15 +265,30 @@ class PatchSpan(Attack):
         best = middle
         left = math.inf
         for near in (NEAR, *[FAR] * (self.starts - 1)):
-            start = middle + near * (high - low) * normal((unknown,), generator, like=middle)
-            best, left = min((best, left), fit.searched(start, self.steps), key=lambda at: at[1])
+            start = middle + near * (high - low) * normal(
+                (unknown,),
+                generator,
+                like=middle,
+            )
+            best, left = min(
+                (best, left),
+                fit.searched(start, self.steps),
+                key=lambda at: at[1],
+            )
             if left <= UNEXPLAINED or tick():
                 break
         problem = f"the answer leaves {left:.1g} of the update" if left > UNEXPLAINED else None
         name, _ = patch_layer(task, observation.input_shape)
         problem = problem or unlike(task, observation.input_shape, name)
         images = space.images(best)
-        return answered(observation, task, images, problem, labels=labels, objective=left)
+        return answered(
+            observation,
+            task,
+            images,
+            problem,
+            labels=labels,
+            objective=left,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,10 +306,20 @@ class _Space:
         patches = self.base.to(free) + numbers @ self.basis.T.to(free)
         kernel = self.layer.kernel_size
         stride = self.layer.stride
-        return nn.functional.fold(patches.transpose(1, 2), self.side, kernel, stride=stride)
+        return nn.functional.fold(
+            patches.transpose(1, 2),
+            self.side,
+            kernel,
+            stride=stride,
+        )
 
 
-def _space(task: Task, update: Tensor, shape: tuple[int, ...], count: int) -> _Space:
+def _space(
+    task: Task,
+    update: Tensor,
+    shape: tuple[int, ...],
+    count: int,
+) -> _Space:
     """Where the patches lie: their vectors behind the norm are in the span of the readers' rows."""
     name, layer = patch_layer(task, shape)
     places = _places(layer, shape)
@@ -329,8 +378,20 @@ def _first_norm(
     if not readers or seen[0][1].ndim != 3 or not seen[0][1].requires_grad:
         raise NotApplicable("no trained linear layers see a norm of the patches' vectors")
     norm, vectors, _ = seen[0]
-    slopes = torch.autograd.grad(vectors.sum(), list(leaves.values()), allow_unused=True)
-    early = frozenset(n for n, s in zip(leaves, slopes, strict=True) if s is not None)
+    slopes = torch.autograd.grad(
+        vectors.sum(),
+        list(leaves.values()),
+        allow_unused=True,
+    )
+    early = frozenset(
+        n
+        for n, s in zip(
+            leaves,
+            slopes,
+            strict=True,
+        )
+        if s is not None
+    )
     return vectors[0].detach(), norm, readers, early
 
 
@@ -411,7 +472,12 @@ class _Fit:
             slope, fresh = (slope, False) if ratio < STALE else (None, False)
         return free, float(left.norm()) / total
 
-    def _step(self, free: Tensor, left: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    def _step(
+        self,
+        free: Tensor,
+        left: Tensor,
+        slope: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """The step with the least damping among those with a good fall, and what it leaves."""
         values, turn = torch.linalg.eigh(slope.T @ slope)
         along = turn.T @ (slope.T @ left)

@@ -34,7 +34,14 @@ class Front(nn.Module):
     no share of a clip norm.
     """
 
-    def __init__(self, features: int, units: int, gain: float, kind: str, inner: nn.Module) -> None:
+    def __init__(
+        self,
+        features: int,
+        units: int,
+        gain: float,
+        kind: str,
+        inner: nn.Module,
+    ) -> None:
         super().__init__()
         self.layer = nn.Linear(features, units).requires_grad_(False)
         self.inner = inner
@@ -64,7 +71,13 @@ def takes_numbers(task: Task) -> bool:
     return task.domain is None or task.domain.dtype.is_floating_point
 
 
-def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -> Task:
+def in_front(
+    task: Task,
+    weight: Tensor,
+    bias: Tensor,
+    gain: float,
+    kind: str,
+) -> Task:
     """The task with a malicious layer of weight (units, N) and bias (units,) before its model. W
     and b are divided by (gain units): the image is brightened by the mean of relu(W_i x + b_i) for
     any gain, and the model still works. The task is unchanged if the model takes tokens.
@@ -76,7 +89,12 @@ def in_front(task: Task, weight: Tensor, bias: Tensor, gain: float, kind: str) -
     return placed(task, model, torch.cat([weight.flatten(), bias]) / (gain * units))
 
 
-def placed(task: Task, model: nn.Module, before: Tensor, *after: Tensor) -> Task:
+def placed(
+    task: Task,
+    model: nn.Module,
+    before: Tensor,
+    *after: Tensor,
+) -> Task:
     """The task with its model inside another, whose own weights come before and after."""
     like = task.parameters
     kept = task.kept
@@ -86,7 +104,12 @@ def placed(task: Task, model: nn.Module, before: Tensor, *after: Tensor) -> Task
         first, *rest = (kept.new_ones(len(at)) for at in (before, *after))
         kept = torch.cat([first, kept, *rest])
     buffers = {f"inner.{name}": value for name, value in task.buffers.items()}
-    moved = replace(task, model=model.to(like), parameters=torch.cat(parts), kept=kept)
+    moved = replace(
+        task,
+        model=model.to(like),
+        parameters=torch.cat(parts),
+        kept=kept,
+    )
     return replace(moved, buffers=buffers)
 
 
@@ -134,7 +157,12 @@ class Caught:
     examples: int
 
 
-def caught(observation: Observation, task: Task, *, differences: bool) -> list[Caught]:
+def caught(
+    observation: Observation,
+    task: Task,
+    *,
+    differences: bool,
+) -> list[Caught]:
     """What each row of the update holds of the malicious layer; each client's part of it, if the
     model keeps these apart. `differences`: most units equal their neighbor (bins); otherwise some
     units are empty (traps). These units show unknown noise.
@@ -187,7 +215,11 @@ def chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
     law: Law = update.law
 
     def at_index(values: float | Tensor) -> Tensor:
-        wide = torch.as_tensor(values, dtype=torch.float64, device=index.device)
+        wide = torch.as_tensor(
+            values,
+            dtype=torch.float64,
+            device=index.device,
+        )
         return wide.expand(update.rows.shape[-1:])[index]
 
     if isinstance(law, Gaussian) and isinstance(law.covariance, Structured):
@@ -198,7 +230,12 @@ def chosen(update: Update, index: Tensor, factor: Tensor) -> Update:
         law = replace(law, scale=at_index(law.scale) * factor.square().sqrt())
     mask = None if update.mask is None else update.mask[:, index]
     rows = (update.rows[:, index].double() * factor).to(update.rows)
-    return replace(update, rows=rows, law=law, mask=mask)
+    return replace(
+        update,
+        rows=rows,
+        law=law,
+        mask=mask,
+    )
 
 
 @dataclass(frozen=True, eq=False)

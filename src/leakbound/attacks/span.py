@@ -142,7 +142,10 @@ class Span:
 
 
 def independent(
-    points: Tensor, most: int, least: float, basis: Tensor | None = None
+    points: Tensor,
+    most: int,
+    least: float,
+    basis: Tensor | None = None,
 ) -> tuple[list[int], Tensor]:
     """The first of points (n, d) that depend neither on those before nor on a basis (k, d).
 
@@ -165,7 +168,10 @@ def independent(
 
 
 def above_noise(
-    observation: Observation, values: Tensor, variance: Tensor, chance: float
+    observation: Observation,
+    values: Tensor,
+    variance: Tensor,
+    chance: float,
 ) -> Tensor:
     """Which rows (n, d) noise of these variances alone would give with less than a chance.
 

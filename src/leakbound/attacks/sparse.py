@@ -126,7 +126,11 @@ class SparseRecovery(Attack):
         check.non_negative(starts=self.starts)
         check.count(samples=self.samples)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = summed_task(observation)
         count = observation.examples
         if not observation.update.rows.isfinite().all():
@@ -174,7 +178,13 @@ class _Layer:
     (units, N + 1) with the bias last, float64.
     """
 
-    def __init__(self, task: Task, name: str, path: Path | None, observation: Observation) -> None:
+    def __init__(
+        self,
+        task: Task,
+        name: str,
+        path: Path | None,
+        observation: Observation,
+    ) -> None:
         self.task = task
         self.name = name
         row = observation.update.rows.sum(0) / task.plan.total_weight
@@ -185,13 +195,21 @@ class _Layer:
         self.weights = torch.cat([weights[0], weights[1][:, None]], 1)
         self.joint = torch.cat([joint[0], joint[1][:, None]], 1)
 
-    def factors(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
+    def factors(
+        self,
+        count: int,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Tensor, float]:
         """L (units, r) with orthonormal columns and R (r, N + 1), with L R the gradient and r at
         most `count`; and the next singular value, relative to the first. Random projections find
         the range: a full decomposition is slower.
         """
         width = self.joint.shape[1]
-        span = self.joint @ normal((width, count + SPARE), generator, like=self.joint)
+        span = self.joint @ normal(
+            (width, count + SPARE),
+            generator,
+            like=self.joint,
+        )
         # Power steps: without them small singular values drown in large ones.
         for _ in range(2):
             span = self.joint @ (self.joint.T @ torch.linalg.qr(span).Q)
@@ -201,7 +219,12 @@ class _Layer:
         more = float(s[count] / s[0]) if len(s) > count else 0.0
         return span @ u[:, :rank], s[:rank, None] * v[:rank], more
 
-    def ahead(self, observation: Observation, count: int, generator: torch.Generator) -> Tensor:
+    def ahead(
+        self,
+        observation: Observation,
+        count: int,
+        generator: torch.Generator,
+    ) -> Tensor:
         """(units, k) columns that span what the derivatives behind the ReLU can be, by the weights
         and the gradients of the linear layers that see it; empty if none does. Under a known
         dropout, all units that are kept have one scale, and the others have no gradient.
@@ -231,7 +254,11 @@ class _Layer:
                 parts.append(behind.T)
         return torch.cat(parts, 1)
 
-    def wrong(self, inputs: Tensor, columns: Tensor) -> tuple[float, str | None]:
+    def wrong(
+        self,
+        inputs: Tensor,
+        columns: Tensor,
+    ) -> tuple[float, str | None]:
         """How many units disagree between the inputs and their columns, and why an answer is
         refused, if it is.
         """
@@ -254,7 +281,12 @@ class _Layer:
             return extra + missing, f"{reason}{missing} on have none"
         return extra + missing, None
 
-    def labels(self, observation: Observation, inputs: Tensor, columns: Tensor) -> Tensor:
+    def labels(
+        self,
+        observation: Observation,
+        inputs: Tensor,
+        columns: Tensor,
+    ) -> Tensor:
         """The class (B,) for which each input's derivatives point along its column."""
         classes = self.task.label_range
         known = observation.labels
@@ -272,26 +304,50 @@ class _Layer:
             return self.task.loss(outputs, label[None])
 
         tried = torch.tensor(options, device=inputs.device)
-        each = vmap(vmap(grad(loss), (None, None, 0)), (None, 0, None), chunk_size=AT_ONCE)
+        each = vmap(
+            vmap(grad(loss), (None, None, 0)),
+            (None, 0, None),
+            chunk_size=AT_ONCE,
+        )
         slopes = each(tensors[key], inputs, tried)
-        return tried[torch.cosine_similarity(slopes, columns.T[:, None], dim=2).argmax(1)]
+        return tried[
+            torch.cosine_similarity(
+                slopes,
+                columns.T[:, None],
+                dim=2,
+            ).argmax(1)
+        ]
 
 
-def _unmixed(basis: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _unmixed(
+    basis: Tensor,
+    left: Tensor,
+    right: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Inputs (B, N) and columns (units, B) of a basis; the appended 1 gives each input's scale."""
     mixed = torch.linalg.solve(basis.T, right)
     scale = mixed[:, -1]
     return mixed[:, :-1] / scale[:, None], left @ basis.T * scale
 
 
-def _left(observation: Observation, task: Task, inputs: Tensor, labels: Tensor) -> float:
+def _left(
+    observation: Observation,
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+) -> float:
     sent = expected_rows(observation, task, inputs, labels).detach().sum(0)
     seen = observation.update.rows.sum(0)
     return float((sent - seen).norm() / seen.norm())
 
 
 def _bases(
-    left: Tensor, ahead: Tensor, moving: bool, starts: int, samples: int, generator: torch.Generator
+    left: Tensor,
+    ahead: Tensor,
+    moving: bool,
+    starts: int,
+    samples: int,
+    generator: torch.Generator,
 ) -> Iterator[Tensor]:
     """Bases (B, B) of unit directions q, sorted by the number of zeros of L q. A combination of two
     columns has only the zeros of both, so it comes after them. `moving`: over local steps.
@@ -344,7 +400,11 @@ def _drawn(rows: Tensor, generator: torch.Generator) -> Tensor:
     return torch.cat([drawn[:0], *[_orthogonal(rows[z])[None] for z in _zeros(rows, drawn)]])
 
 
-def _fitted(off: Tensor, ahead: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _fitted(
+    off: Tensor,
+    ahead: Tensor,
+    weight: Tensor,
+) -> tuple[Tensor, Tensor]:
     """(n, k) the d with the least |off (off - ahead d) weight| for each `off` (n, units), and the
     share of |off off weight| that it leaves.
     """
@@ -354,7 +414,12 @@ def _fitted(off: Tensor, ahead: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]
     return d[:, :, 0], ((aim - slope @ d).norm(dim=1) / aim.norm(dim=1))[:, 0]
 
 
-def _rounded(rows: Tensor, ahead: Tensor, q: Tensor, d: Tensor) -> Tensor:
+def _rounded(
+    rows: Tensor,
+    ahead: Tensor,
+    q: Tensor,
+    d: Tensor,
+) -> Tensor:
     """Directions (n, B) by reweighted least squares on the units that are nearer to zero than to
     `ahead` d.
     """
@@ -396,7 +461,11 @@ def _descended(
 
 
 def _settled(
-    rows: Tensor, ahead: Tensor, weight: Tensor, q: Tensor, d: Tensor
+    rows: Tensor,
+    ahead: Tensor,
+    weight: Tensor,
+    q: Tensor,
+    d: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Where the steps of Levenberg and Marquardt end, on the sphere |q| = 1."""
     count = rows.shape[1]
@@ -439,7 +508,12 @@ def _settled(
 
 def _chosen(better: Tensor, new: State, old: State) -> State:
     point, off, on = (
-        torch.where(better[:, None], a, b) for a, b in zip(new[:3], old[:3], strict=True)
+        torch.where(better[:, None], a, b)
+        for a, b in zip(
+            new[:3],
+            old[:3],
+            strict=True,
+        )
     )
     return point, off, on, torch.where(better, new[3], old[3])
 

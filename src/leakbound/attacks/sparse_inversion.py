@@ -51,7 +51,11 @@ class SparseInversion(Attack):
     def plant(self, task: Task) -> Task:
         return self.search.plant(task)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         gradients = evidence(observation, self.mask)
         if self.eval_point == "start":
             return self.search(gradients, generator)
@@ -125,7 +129,15 @@ def sparse_gradient_inversion(
         steps, total_variation, learning_rate, 1, noise_variation, smoothing
     )
     assert isinstance(search, GradientMatching)  # of one start
-    attack = SparseInversion(replace(search, labels=labels, ordered=ordered), mask, eval_point)
+    attack = SparseInversion(
+        replace(
+            search,
+            labels=labels,
+            ordered=ordered,
+        ),
+        mask,
+        eval_point,
+    )
     return BestOf(attack, restarts) if restarts > 1 else attack
 
 
@@ -178,7 +190,13 @@ def evidence(observation: Observation, mask: str) -> Observation:
         rows = rows * seen
     threat = replace(observation.threat, defense_known=True)  # the update contains what is known
     return replace(
-        observation, update=replace(observation.update, rows=rows, mask=seen), threat=threat
+        observation,
+        update=replace(
+            observation.update,
+            rows=rows,
+            mask=seen,
+        ),
+        threat=threat,
     )
 
 

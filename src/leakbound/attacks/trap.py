@@ -42,7 +42,12 @@ class Trap(nn.Module):
     """
 
     def __init__(
-        self, features: int, rows: int, scale: float, bias: bool, inner: nn.Module | None
+        self,
+        features: int,
+        rows: int,
+        scale: float,
+        bias: bool,
+        inner: nn.Module | None,
     ) -> None:
         super().__init__()
         self.layer = nn.Linear(features, rows, bias).requires_grad_(False)
@@ -168,16 +173,33 @@ class LinearTrap(Attack):
         loss = TrapLoss(self.rows, task.loss if self.inside else None)
         if self.inside:
             return replace(placed(task, model, weights), loss=loss)
-        return replace(task, model=model, parameters=weights, loss=loss, buffers={}, kept=None)
+        return replace(
+            task,
+            model=model,
+            parameters=weights,
+            loss=loss,
+            buffers={},
+            kept=None,
+        )
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         estimates = self.estimate(observation)
         task = _task(observation)
         together = max(observation.update.examples)
         problem = f"the answer is the mean of {together} inputs" if together > 1 else None
         if not _trap_rows(task, observation.update.rows).any():
             problem = VANISHED
-        return answered(observation, task, estimates, problem, labels=observation.labels)
+        return answered(
+            observation,
+            task,
+            estimates,
+            problem,
+            labels=observation.labels,
+        )
 
     def estimate(self, observation: Observation) -> Tensor:
         """The estimates before they are moved into the input range, (examples, N), float64.
@@ -225,7 +247,13 @@ class _Reader:
             scale = self._scale(norms)
         else:
             norms, scale = self._inferred()
-        rows = zip(self.means, scale.tolist(), self.noise.tolist(), norms.tolist(), strict=True)
+        rows = zip(
+            self.means,
+            scale.tolist(),
+            self.noise.tolist(),
+            norms.tolist(),
+            strict=True,
+        )
         return [TrapReading(*row) for row in rows]
 
     def _full(self, value: float) -> Tensor:
@@ -284,7 +312,11 @@ class _Reader:
         directions[~directions.any(1)] = self.width**-0.5
         labels = observation.labels
         if labels is None:
-            labels = torch.zeros(observation.examples, dtype=torch.long, device=norms.device)
+            labels = torch.zeros(
+                observation.examples,
+                dtype=torch.long,
+                device=norms.device,
+            )
         each = torch.tensor(update.examples, device=norms.device)
         inputs = (norms[:, None] * directions).repeat_interleave(each, 0)
         inputs = inputs.to(update.rows).reshape(observation.batch_shape)
@@ -311,7 +343,11 @@ def _trap_rows(task: Task, rows: Tensor, name: str = "layer.weight") -> Tensor:
     return rows[:, start:stop].reshape(len(rows), *shape).double()
 
 
-def _matched(observation: Observation, task: Task, caught: Tensor) -> tuple[Tensor, Tensor]:
+def _matched(
+    observation: Observation,
+    task: Task,
+    caught: Tensor,
+) -> tuple[Tensor, Tensor]:
     """The rows' mean (R, N) weighted by their noise, and its standard deviation (R,). Unknown noise
     is estimated from the spread of the rows (0 for a single row).
     """
@@ -388,7 +424,11 @@ class CorrelatedTrap(LinearTrap):
         if not whole or len({*self.pattern}) < len(self.pattern):
             raise ValueError(f"pattern is {self.pattern}; give different rounds from 0 on")
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         return super().__call__(self._together(observation), generator)
 
     def estimate(self, observation: Observation) -> Tensor:
@@ -411,14 +451,32 @@ class CorrelatedTrap(LinearTrap):
         factor = Factor.parse("none", count) if known is None else known.first(count)
         weights = factor.weights(pattern)
         none = torch.zeros_like(last.rows)
-        rows = sum((float(w) * u.rows for w, u in zip(weights, seen, strict=True)), none)
+        rows = sum(
+            (
+                float(w) * u.rows
+                for w, u in zip(
+                    weights,
+                    seen,
+                    strict=True,
+                )
+            ),
+            none,
+        )
         law = last.law
         if isinstance(law, Gaussian):
             # One release has noise sigma |last row of C^-1|, the weighted sum has sigma / |C p|.
             last_noise = float(factor.inverse[-1] @ factor.inverse[-1])
             least = 1 / factor.attained(pattern) ** 2
             law = replace(law, covariance=law.covariance * (least / last_noise))
-        return replace(observation, update=replace(last, rows=rows, law=law), history=())
+        return replace(
+            observation,
+            update=replace(
+                last,
+                rows=rows,
+                law=law,
+            ),
+            history=(),
+        )
 
 
 @dataclass(frozen=True, eq=False)

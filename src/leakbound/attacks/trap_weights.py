@@ -108,7 +108,11 @@ class TrapWeights(Attack):
         # The bias moves the lowest value to 0, for which the rows were tuned.
         return in_front(task, weight, -low * weight.sum(1), self.gain, "trap")
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = planted_task(observation, "trap")
         prior = PixelPrior.of(observation)
         images = []
@@ -142,7 +146,11 @@ class _WeightReader:
         self.left = row.values.clone()
         self.seen = (row.precision > 0).double()
         self.typical = row.precision.sum(0) / self.seen.sum(0).clamp_min(1)
-        self.used = torch.zeros(len(self.left), dtype=torch.bool, device=self.left.device)
+        self.used = torch.zeros(
+            len(self.left),
+            dtype=torch.bool,
+            device=self.left.device,
+        )
         shared = self.seen @ self.seen.T
         # All pairs of rows share the chance.
         limit = scipy.stats.chi2.isf(CHANCE / len(shared) ** 2, shared.clamp_min(1).cpu().numpy())

@@ -294,7 +294,11 @@ class PlanContext:
 
 
 def others_in_round(
-    context: PlanContext, size: int, clients: int, seed: int, number: int
+    context: PlanContext,
+    size: int,
+    clients: int,
+    seed: int,
+    number: int,
 ) -> list[Batch]:
     """Batches of other clients in a round before the attacked one, as far as there are examples."""
     rest = context._order(size, clients, seed)[size * clients :]

@@ -221,7 +221,10 @@ def _undecided(folder: Path) -> list[str]:
     return names
 
 
-def diagnose_unit(unit: plans.Experiment, context: PlanContext) -> records.Diagnosis:
+def diagnose_unit(
+    unit: plans.Experiment,
+    context: PlanContext,
+) -> records.Diagnosis:
     """Diagnose one experiment of a plan."""
     return diagnose(
         play_round(unit, context),
@@ -268,17 +271,30 @@ class _Truth:
     """Of public examples; without them of equal variances, the baseline's error."""
 
     @staticmethod
-    def of(played: Round, criterion: Criterion, public: Batch | None) -> _Truth:
+    def of(
+        played: Round,
+        criterion: Criterion,
+        public: Batch | None,
+    ) -> _Truth:
         seen = played.observation
         truth = played.truth
         threat = ThreatModel(server=seen.threat.server)
         observation = replace(
-            seen, threat=threat, update=played.update, defense=played.defense, labels=truth.labels
+            seen,
+            threat=threat,
+            update=played.update,
+            defense=played.defense,
+            labels=truth.labels,
         )
         baseline = guesses(criterion.domain, truth, public)
         error = max(float((baseline - truth.inputs).double().square().mean()), 1e-12)
         wide = _double(observation)
-        prior = PublicGaussian.of(wide, wide.task, truth.labels, known=public is not None)
+        prior = PublicGaussian.of(
+            wide,
+            wide.task,
+            truth.labels,
+            known=public is not None,
+        )
         prior = prior if len(prior.extra) else replace(prior, rest=error)
         return _Truth(observation, truth, criterion, error, prior)
 
@@ -299,7 +315,10 @@ class _Truth:
         return float(domain.score(self.truth.inputs, paired.inputs).median())
 
 
-def _attraction(point: _Truth, source: torch.Generator) -> tuple[records.Start, ...]:
+def _attraction(
+    point: _Truth,
+    source: torch.Generator,
+) -> tuple[records.Start, ...]:
     """Searches from ever closer starts, until one comes closer and reaches the threshold."""
     objective = Objective.of(MatchingSettings(distance="euclidean"), point.observation)
     newton = GaussNewton(steps=STEPS, directions=DIRECTIONS)
@@ -309,7 +328,15 @@ def _attraction(point: _Truth, source: torch.Generator) -> tuple[records.Start, 
         # By 20, not by 10: `within` is a root mean square.
         spread = point.criterion.within / 10 ** (closer / 20)
         truth = point.truth.inputs
-        start = (truth + spread * normal(truth.shape, source, like=truth)).clamp(low, high)
+        start = (
+            truth
+            + spread
+            * normal(
+                truth.shape,
+                source,
+                like=truth,
+            )
+        ).clamp(low, high)
         adam = GradientMatching(steps=POLISH, learning_rate=spread / 2)
         first = begin(
             adam, Objective.of(adam, point.observation), source, images=Pixels(start.clone())
@@ -322,7 +349,10 @@ def _attraction(point: _Truth, source: torch.Generator) -> tuple[records.Start, 
     return tuple(starts)
 
 
-def _radius(starts: Iterable[records.Start], criterion: Criterion) -> float | None:
+def _radius(
+    starts: Iterable[records.Start],
+    criterion: Criterion,
+) -> float | None:
     level = criterion.info.value
     drawn = [one.before for one in starts if one.after >= max(level, one.before + GAIN)]
     return min(drawn, default=None)
@@ -375,7 +405,10 @@ class _Release:
 
 
 def _spread(
-    law: Law, off: Tensor, observation: Observation, point: _Truth
+    law: Law,
+    off: Tensor,
+    observation: Observation,
+    point: _Truth,
 ) -> tuple[Tensor | Structured, records.Unit]:
     """The deviation of the noise, at least that of the rounding of every tensor."""
     seen = observation.update.rows
@@ -399,7 +432,11 @@ def _spread(
 def _double(observation: Observation) -> Observation:
     update = observation.update
     task = observation.task.to(update.rows.device, torch.float64)
-    return replace(observation, task=task, update=replace(update, rows=update.rows.double()))
+    return replace(
+        observation,
+        task=task,
+        update=replace(update, rows=update.rows.double()),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -460,7 +497,13 @@ def _traces(
     ends = np.zeros(2)
     for _ in range(PROBES):
         # Random signs have the least variance of such estimates of a trace (Hutchinson 1990).
-        v = root(normal((m,), source, like=torch.zeros(1, dtype=torch.float64)).sign())
+        v = root(
+            normal(
+                (m,),
+                source,
+                like=torch.zeros(1, dtype=torch.float64),
+            ).sign()
+        )
         size = float(v.square().sum())
         alpha, beta = _lanczos(product, v / size**0.5, ORDER)
         low, high = (
@@ -508,7 +551,11 @@ def _with_node_at_zero(
     return diagonal
 
 
-def _quadrature(alpha: NDArray[np.float64], beta: NDArray[np.float64], floor: float) -> float:
+def _quadrature(
+    alpha: NDArray[np.float64],
+    beta: NDArray[np.float64],
+    floor: float,
+) -> float:
     matrix = np.diag(alpha) + np.diag(beta, 1) + np.diag(beta, -1)
     nodes, vectors = np.linalg.eigh(matrix)
     # Weights of Gauss quadrature: the squared first components (Golub and Welsch 1969).
@@ -516,7 +563,10 @@ def _quadrature(alpha: NDArray[np.float64], beta: NDArray[np.float64], floor: fl
 
 
 def _witness(
-    point: _Truth, release: _Release, known: _Known, source: torch.Generator
+    point: _Truth,
+    release: _Release,
+    known: _Known,
+    source: torch.Generator,
 ) -> records.Witness | None:
     """Another example with the same update, at a fixed distance from the truth.
 
@@ -539,7 +589,11 @@ def _witness(
     def off(x: Tensor) -> Tensor:
         return torch.sub(release.rows(x), release.at_truth).square().sum()
 
-    optimizer = optimizers.LBFGS([free], max_iter=POLISH, line_search_fn="strong_wolfe")
+    optimizer = optimizers.LBFGS(
+        [free],
+        max_iter=POLISH,
+        line_search_fn="strong_wolfe",
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -557,4 +611,8 @@ def _witness(
         return None
     # Phi(-distance / 2): the error of the best test between the two updates.
     error = None if release.noise == "rounding" else 0.5 * math.erfc(distance / 2 / 2**0.5)
-    return records.Witness(score=score, distance=distance, error=error)
+    return records.Witness(
+        score=score,
+        distance=distance,
+        error=error,
+    )

@@ -88,7 +88,11 @@ def groups_of(bundle: Iterable[Unit]) -> list[tuple[Unit, ...]]:
     return [tuple(group) for group in grouped((key(unit), unit) for unit in bundle).values()]
 
 
-def _run_group(group: tuple[Unit, ...], context: PlanContext, pictures: bool) -> list[Result]:
+def _run_group(
+    group: tuple[Unit, ...],
+    context: PlanContext,
+    pictures: bool,
+) -> list[Result]:
     results = [run_training(unit, context) for unit in group if isinstance(unit, TrainingUnit)]
     experiments = [unit for unit in group if isinstance(unit, Experiment)]
     return results or run_experiments(experiments, context, pictures=pictures)
@@ -116,7 +120,10 @@ def bundles(
 
 
 def run_experiments(
-    units: Sequence[plans.Experiment], context: PlanContext, *, pictures: bool = True
+    units: Sequence[plans.Experiment],
+    context: PlanContext,
+    *,
+    pictures: bool = True,
 ) -> list[Result]:
     """As `run_experiment` for each, to the bit; if the attack raises, each runs alone."""
 
@@ -151,7 +158,10 @@ def run_experiments(
     return [results.get(unit.id) or alone(unit) for unit in units]
 
 
-def _both(round_: Round, answer: Reconstruction) -> tuple[Round, Reconstruction]:
+def _both(
+    round_: Round,
+    answer: Reconstruction,
+) -> tuple[Round, Reconstruction]:
     return round_, answer
 
 
@@ -323,7 +333,11 @@ def _start_worker(spec: DataSpec, fingerprint: str, device: str) -> None:
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        watch = threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True)
+        watch = threading.Thread(
+            target=_die_with,
+            args=(parent.sentinel,),
+            daemon=True,
+        )
         watch.start()
     _bench = PlanContext(spec, device)
     _fingerprint = fingerprint

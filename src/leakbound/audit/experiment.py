@@ -135,7 +135,10 @@ def assessed(
     except Exception as error:  # a crash is also a result: recorded, counted, exit code 1
         stops.reraise(error)
         record = replace(
-            record, status="failed", reason=reason_of(error), verdict=records.UNDECIDED
+            record,
+            status="failed",
+            reason=reason_of(error),
+            verdict=records.UNDECIDED,
         )
     stops.check()
     return Result(record, files, time.perf_counter() - began)
@@ -154,15 +157,28 @@ def run_training(unit: plans.TrainingUnit, context: PlanContext) -> Result:
         }
         record = _training(unit, context, curve=curve, **found)
     except (NotApplicable, Refused) as error:
-        record = _training(unit, context, status="not_applicable", reason=_said(error))
+        record = _training(
+            unit,
+            context,
+            status="not_applicable",
+            reason=_said(error),
+        )
     except Exception as error:  # as above
         stops.reraise(error)
-        record = _training(unit, context, status="failed", reason=reason_of(error))
+        record = _training(
+            unit,
+            context,
+            status="failed",
+            reason=reason_of(error),
+        )
     stops.check()
     return Result(record, {}, time.perf_counter() - began)
 
 
-def refused(units: Iterable[plans.Experiment], context: PlanContext) -> list[str]:
+def refused(
+    units: Iterable[plans.Experiment],
+    context: PlanContext,
+) -> list[str]:
     """What a model or its data refuse, in sentences: known before the first experiment.
 
     One round of each model and defense is tried, for at most `TRIAL` seconds together.
@@ -194,10 +210,22 @@ def died(unit: plans.Unit, context: PlanContext) -> Result:
     if isinstance(unit, plans.TrainingUnit):
         return Result(_training(unit, context, status="failed", reason=DIED))
     record = _header(unit, context)
-    return Result(replace(record, status="failed", reason=DIED, verdict=records.UNDECIDED))
+    return Result(
+        replace(
+            record,
+            status="failed",
+            reason=DIED,
+            verdict=records.UNDECIDED,
+        )
+    )
 
 
-def play_round(unit: plans.Experiment, context: PlanContext, *, planted: bool = True) -> Round:
+def play_round(
+    unit: plans.Experiment,
+    context: PlanContext,
+    *,
+    planted: bool = True,
+) -> Round:
     """The round behind an experiment; without `planted`, of the model that no attack changed."""
     defense = plans.build_defense(unit.defense)
     clients = context.batches(unit.batch_size, defense.cohort_size, unit.seed)
@@ -252,7 +280,10 @@ def _model(spec: plans.ModelSpec, context: PlanContext) -> records.ModelInfo:
     )
 
 
-def _header(unit: plans.Experiment, context: PlanContext) -> records.Assessment:
+def _header(
+    unit: plans.Experiment,
+    context: PlanContext,
+) -> records.Assessment:
     built = plans.build_defense(unit.defense)
     domain = context.domain
     return records.Assessment(
@@ -274,7 +305,11 @@ def _header(unit: plans.Experiment, context: PlanContext) -> records.Assessment:
     )
 
 
-def _training(unit: plans.TrainingUnit, context: PlanContext, **found: Any) -> records.Training:
+def _training(
+    unit: plans.TrainingUnit,
+    context: PlanContext,
+    **found: Any,
+) -> records.Training:
     return records.Training(
         training=unit.id,
         defense=defense_info(plans.build_defense(unit.defense), unit.defense),
@@ -323,7 +358,12 @@ def _judge(
     if unit.lpips_weights is not None:
         low, _ = context.domain.input_range
         metrics = (context.lpips(unit.lpips_weights).metric(low),)
-    settings = RiskSettings(unit.error_bound, unit.risk, metrics, pictures=images)
+    settings = RiskSettings(
+        unit.error_bound,
+        unit.risk,
+        metrics,
+        pictures=images,
+    )
     return judged(played, evidence, settings)
 
 

@@ -159,7 +159,12 @@ def audit(
 
         tell()
         results = run(
-            plan, skipped, started=started, workers=workers, pictures=pictures, context=context
+            plan,
+            skipped,
+            started=started,
+            workers=workers,
+            pictures=pictures,
+            context=context,
         )
         with closing(records), closing(utility), closing(results):
             for result in results:
@@ -287,10 +292,22 @@ def run_audit(
             table["utility"] = {"rounds": rounds, "repeats": len(seeds)}
         plan = parse(table)
     if out is not None:
-        return audit(plan, Path(out), workers=workers, pictures=pictures, watch=watch)
+        return audit(
+            plan,
+            Path(out),
+            workers=workers,
+            pictures=pictures,
+            watch=watch,
+        )
     place = Path(tempfile.mkdtemp(prefix="leakbound-"))
     try:
-        found = audit(plan, place / "run", workers=workers, pictures=pictures, watch=watch)
+        found = audit(
+            plan,
+            place / "run",
+            workers=workers,
+            pictures=pictures,
+            watch=watch,
+        )
     except BaseException:  # also Ctrl-C: nobody else knows the folder
         shutil.rmtree(place, ignore_errors=True)
         raise

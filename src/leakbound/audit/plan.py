@@ -71,7 +71,11 @@ class UtilitySpec:
     optimizer: str = "adam"
 
     def __post_init__(self) -> None:
-        check.count(clients=self.clients, batch_size=self.batch_size, repeats=self.repeats)
+        check.count(
+            clients=self.clients,
+            batch_size=self.batch_size,
+            repeats=self.repeats,
+        )
         check.non_negative(rounds=self.rounds)
         check.positive(learning_rate=self.learning_rate)
         check.one_of(["adam", "sgd"], optimizer=self.optimizer)

@@ -165,7 +165,14 @@ def simulate(
     domain = domain or of_shape(shape, input_range)
     every = public
     public, decoys = halves(public)
-    task = Task.of(model, loss=loss, plan=plan, classes=classes, public=public, domain=domain)
+    task = Task.of(
+        model,
+        loss=loss,
+        plan=plan,
+        classes=classes,
+        public=public,
+        domain=domain,
+    )
     # One source for each client, and the last one for links on their sum.
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
@@ -262,15 +269,34 @@ def error_bound(
     clients, public = typed(model, clients_of(batch), public)
     built, _ = defense_of(defense)
     domain = domain or of_shape(clients[0].inputs.shape[1:], input_range)
-    task = Task.of(model, loss=loss, classes=classes, public=public, domain=domain)
+    task = Task.of(
+        model,
+        loss=loss,
+        classes=classes,
+        public=public,
+        domain=domain,
+    )
     threat = threat or ThreatModel()
     spec = ErrorBoundSpec(kind, prior, components, images)
     sources = [stream(seed, "defense", i) for i in range(len(clients) + 1)]
     with one_thread():
         check_outputs(task, clients[0])
-        played = play(task, clients, built, sources, threat=threat, auxiliary=public)
+        played = play(
+            task,
+            clients,
+            built,
+            sources,
+            threat=threat,
+            auxiliary=public,
+        )
         criterion = Criterion.of(domain, psnr=psnr, share=share)
-        released = experiment.released(played, criterion, threat, public, fresh=fresh)
+        released = experiment.released(
+            played,
+            criterion,
+            threat,
+            public,
+            fresh=fresh,
+        )
         limits = of_release(released, spec, RiskSpec(probability), stream(seed, "bounds", kind))
         known = leak_map(released, spec) if any(b.on_error for b in limits.bounds) else None
     return ReleaseBounds(limits.bounds, limits.note, criterion.info, limits.attained, known)

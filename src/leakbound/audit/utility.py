@@ -78,7 +78,11 @@ def _tested(task: Task, context: PlanContext) -> dict[str, float | int | None]:
     return quality(task.loss, _outputs(task, batch), batch.labels)
 
 
-def quality(loss: Loss, output: Tensor, labels: Tensor) -> dict[str, float | int | None]:
+def quality(
+    loss: Loss,
+    output: Tensor,
+    labels: Tensor,
+) -> dict[str, float | int | None]:
     """How good outputs (B, K, ...) are for the labels, in ways that see rare classes.
 
     `accuracy`; `majority`, that of the best constant answer; `tested`, the number of answers;
@@ -111,7 +115,11 @@ def quality(loss: Loss, output: Tensor, labels: Tensor) -> dict[str, float | int
     return measured
 
 
-def _class_scores(loss: NamedLoss, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+def _class_scores(
+    loss: NamedLoss,
+    output: Tensor,
+    labels: Tensor,
+) -> tuple[Tensor, Tensor] | None:
     """Scores (B, K) that rise with the probability of each class, and which are true (B, K).
 
     None if labels are pixels, tokens or numbers.

@@ -57,7 +57,12 @@ ANCHORS = 12
 """Number of thresholds of a curve at which balls are counted."""
 
 
-def count_limit(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
+def count_limit(
+    count: int,
+    n: int,
+    *,
+    confidence: float = CONFIDENCE,
+) -> float:
     """Upper confidence limit on a share for which n independent draws show `count`.
 
     Clopper and Pearson 1934, one-sided: for every share, the limit is too small with probability
@@ -73,7 +78,12 @@ def count_limit(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
     return clopper_pearson(int(held), n, tail)[1]
 
 
-def count_least(count: int, n: int, *, confidence: float = CONFIDENCE) -> float:
+def count_least(
+    count: int,
+    n: int,
+    *,
+    confidence: float = CONFIDENCE,
+) -> float:
     """Lower confidence limit on a share for which n independent draws show `count`.
 
     Clopper and Pearson 1934, one-sided.
@@ -153,7 +163,11 @@ class PublicSample(Baseline):
             if len(labels) != len(rows):
                 raise ValueError(f"labels holds {len(labels)}; give one for each of {len(rows)}")
             if labels.ndim > 1:  # such as masks: examples of one class have the same
-                labels = np.unique(labels.reshape(len(rows), -1), axis=0, return_inverse=True)[1]
+                labels = np.unique(
+                    labels.reshape(len(rows), -1),
+                    axis=0,
+                    return_inverse=True,
+                )[1]
             labels = labels.reshape(-1)
             object.__setattr__(self, "labels", labels[keep])
         single(whole, guesses=self.guesses)
@@ -242,11 +256,20 @@ class PublicSample(Baseline):
         """
         own = [
             group[found.each == 1]
-            for group, found in zip(self._groups, self.counts(eta), strict=True)
+            for group, found in zip(
+                self._groups,
+                self.counts(eta),
+                strict=True,
+            )
         ]
         return np.sort(self.places[np.concatenate(own)])
 
-    def _pairs(self, place: int, rows: Array, eta: float) -> tuple[list[Array], list[Array]]:
+    def _pairs(
+        self,
+        place: int,
+        rows: Array,
+        eta: float,
+    ) -> tuple[list[Array], list[Array]]:
         """As `neighbors`, taken from those of a larger reach if they are known."""
         known: dict[int, tuple[float, list[Array], list[Array]]] = self._near  # type: ignore[attr-defined]
         reach = self.distance.reach(eta)
@@ -280,7 +303,11 @@ class PublicSample(Baseline):
         found = np.log(np.array(limits[::-1])[np.searchsorted(places, levels)])
         return one(found.reshape(np.shape(eta)))
 
-    def success_bound(self, lift: Lift | float, eta: ArrayLike) -> tuple[Array, Array]:
+    def success_bound(
+        self,
+        lift: Lift | float,
+        eta: ArrayLike,
+    ) -> tuple[Array, Array]:
         """Upper bound on any attacker's success, and the log kappa behind it.
 
         It is the better of the limit on kappa and the profile bound. Each uses half of the failure
@@ -366,7 +393,12 @@ class PublicSample(Baseline):
         bound = self.success_bound(lift, levels)[0]
         return float((np.diff(levels, prepend=0.0) * (1 - bound)).sum())
 
-    def _profile(self, envelope: tuple[Array, Array], eta: float, confidence: float) -> float:
+    def _profile(
+        self,
+        envelope: tuple[Array, Array],
+        eta: float,
+        confidence: float,
+    ) -> float:
         """The profile bound of this sample at one eta."""
         if not math.isfinite(eta):
             return 1.0
@@ -420,7 +452,12 @@ class TheseExamples(PublicSample):
     def _share(self, count: int, tail: float) -> float:
         return count / self._left
 
-    def _profile(self, envelope: tuple[Array, Array], eta: float, confidence: float) -> float:
+    def _profile(
+        self,
+        envelope: tuple[Array, Array],
+        eta: float,
+        confidence: float,
+    ) -> float:
         """The largest mean success over all candidates; exact at every confidence."""
         each = [np.asarray(found.each, float) for found in self.counts(eta)]
         seen = sum(_most_success(own, envelope, self.guesses) for own in each)
@@ -443,7 +480,15 @@ def examples_needed(gamma: float, *, confidence: float = CONFIDENCE) -> int:
     """
     wanted = single(probability, gamma=gamma)
     found: int = math.ceil(special.gammaincinv(2, confidence) / wanted)  # Poisson, for rare events
-    while 2 < found < 1_000_000 and count_limit(1, found - 1, confidence=confidence) <= wanted:
+    while (
+        2 < found < 1_000_000
+        and count_limit(
+            1,
+            found - 1,
+            confidence=confidence,
+        )
+        <= wanted
+    ):
         found -= 1
     return found
 
@@ -456,7 +501,10 @@ def anchors(levels: Array) -> Array:
 
 
 def _profile_limit(
-    each: list[Array], envelope: tuple[Array, Array], guesses: int, confidence: float
+    each: list[Array],
+    envelope: tuple[Array, Array],
+    guesses: int,
+    confidence: float,
 ) -> float:
     """Upper limit on every attacker's success, with d_i = `each`, one array per class.
 
@@ -472,7 +520,11 @@ def _profile_limit(
     return min(1.0, self_bounding_limit(seen, confidence=confidence) / n)
 
 
-def self_bounding_limit(seen: float, *, confidence: float = CONFIDENCE) -> float:
+def self_bounding_limit(
+    seen: float,
+    *,
+    confidence: float = CONFIDENCE,
+) -> float:
     """Upper confidence limit on the mean of a self-bounding function from one observed value.
 
     A self-bounding function of independent examples changes by 0 to 1 when one of them is left
@@ -515,13 +567,23 @@ def _envelope(lift: Lift | float) -> tuple[Array, Array]:
     return q[kept], above[kept]
 
 
-def _below(q: Array, above: Array, first: int, middle: int, last: int) -> bool:
+def _below(
+    q: Array,
+    above: Array,
+    first: int,
+    middle: int,
+    last: int,
+) -> bool:
     rise = above[last] - above[first]
     run = q[last] - q[first]
     return bool((above[middle] - above[first]) * run <= rise * (q[middle] - q[first]))
 
 
-def _most_success(each: Array, envelope: tuple[Array, Array], guesses: int) -> float:
+def _most_success(
+    each: Array,
+    envelope: tuple[Array, Array],
+    guesses: int,
+) -> float:
     """An upper bound on the largest sum of F(q_i) with sum q_i / d_i <= `guesses`.
 
     By duality: any multiplier l > 0 gives the limit l `guesses` + sum max_q (F(q) - l q / d_i).
@@ -536,11 +598,19 @@ def _most_success(each: Array, envelope: tuple[Array, Array], guesses: int) -> f
         return float(math.exp(log) * guesses + number @ (above[at] - price * q[at]))
 
     # Every multiplier gives a valid limit, so an inexact minimum errs upwards only.
-    found = optimize.minimize_scalar(dual, bounds=(-40.0, 60.0), options={"xatol": 1e-6})
+    found = optimize.minimize_scalar(
+        dual,
+        bounds=(-40.0, 60.0),
+        options={"xatol": 1e-6},
+    )
     return min(float(len(each)), float(found.fun) * (1 + ROUNDING))
 
 
-def same_law(first: ArrayLike, second: ArrayLike, source: np.random.Generator) -> float:
+def same_law(
+    first: ArrayLike,
+    second: ArrayLike,
+    source: np.random.Generator,
+) -> float:
     """The p-value of a test whether two samples can have one distribution.
 
     The statistic is how often an example's nearest neighbor is from its own sample, compared with

@@ -73,7 +73,11 @@ class BigramText(Baseline):
         )
 
     @classmethod
-    def from_sequences(cls, sequences: ArrayLike, vocabulary: int) -> BigramText:
+    def from_sequences(
+        cls,
+        sequences: ArrayLike,
+        vocabulary: int,
+    ) -> BigramText:
         """Count the tokens of sequences (N, n), padding included.
 
         Raises:
@@ -153,7 +157,12 @@ class BigramText(Baseline):
             for place, column in enumerate(entering.T):
                 tokens, number = np.unique(column[column != candidate[place]], return_counts=True)
                 gains += [
-                    (int(k - leaving[place]), place, v) for v, k in zip(tokens, number, strict=True)
+                    (int(k - leaving[place]), place, v)
+                    for v, k in zip(
+                        tokens,
+                        number,
+                        strict=True,
+                    )
                 ]
             gain, place, token = max(gains, default=(0, 0, 0))
             if gain <= 0:

@@ -234,7 +234,11 @@ def _located(place: Path | str, what: str) -> tuple[Path, AdapterConfig]:
     return path, read_config(path.with_name(CONFIG))
 
 
-def _read(path: Path, config: AdapterConfig, base: nn.Module) -> dict[str, Tensor]:
+def _read(
+    path: Path,
+    config: AdapterConfig,
+    base: nn.Module,
+) -> dict[str, Tensor]:
     """The file's tensors by their names in the adapted model, checked against the base."""
     layers = dict(base.named_modules())
     for target in config.targets:
@@ -263,7 +267,11 @@ def _read(path: Path, config: AdapterConfig, base: nn.Module) -> dict[str, Tenso
 
 
 def _check(
-    path: Path, name: str, value: Tensor, config: AdapterConfig, layers: Mapping[str, nn.Module]
+    path: Path,
+    name: str,
+    value: Tensor,
+    config: AdapterConfig,
+    layers: Mapping[str, nn.Module],
 ) -> None:
     """Reject a tensor that does not fit the base and the configuration."""
     module, _, part = name.partition(".lora_")

@@ -57,7 +57,10 @@ class Case:
     people: int = 1
 
 
-def read_truth(truth: Batch | Path | str | None, schema: str | None = None) -> Batch | None:
+def read_truth(
+    truth: Batch | Path | str | None,
+    schema: str | None = None,
+) -> Batch | None:
     """The true batch, from a file with `inputs` (or x, images) and `labels` (or y), or a source."""
     if truth is None or isinstance(truth, Batch):
         return truth
@@ -140,7 +143,10 @@ def contradicted(truth: Batch, inferred: InferredContext) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def explained(inferred: InferredContext, answer: Reconstruction) -> records.Explained | None:
+def explained(
+    inferred: InferredContext,
+    answer: Reconstruction,
+) -> records.Explained | None:
     """The share of the update that the reconstruction explains; None if the attack infers no labels
     for several images. With a mask, only the coordinates that were sent count.
     """
@@ -171,7 +177,11 @@ def explained(inferred: InferredContext, answer: Reconstruction) -> records.Expl
         return None
     # An update in the opposite direction explains nothing.
     direction = max(0.0, both) ** 2 / (energy * expected)
-    return records.Explained(share=1 - off / energy, direction=direction, scale=both / expected)
+    return records.Explained(
+        share=1 - off / energy,
+        direction=direction,
+        scale=both / expected,
+    )
 
 
 def header(case: Case, name: str, attack: Attack | None) -> records.Assessment:
@@ -180,7 +190,11 @@ def header(case: Case, name: str, attack: Attack | None) -> records.Assessment:
     seen = inferred.observation
     declared_defense = inferred.declared
     capture = case.capture
-    about = records.AttackInfo(name=name, settings=name, hash="none")
+    about = records.AttackInfo(
+        name=name,
+        settings=name,
+        hash="none",
+    )
     if attack is not None:
         about = attack_info(attack, name)
     key = [case.at, capture.digest, name, about.settings, repr(declared_defense), case.title]
@@ -211,7 +225,12 @@ def header(case: Case, name: str, attack: Attack | None) -> records.Assessment:
 
 
 def judged(
-    case: Case, attack: Attack, reconstruction: Reconstruction, *, name: str, pictures: bool
+    case: Case,
+    attack: Attack,
+    reconstruction: Reconstruction,
+    *,
+    name: str,
+    pictures: bool,
 ) -> tuple[records.Assessment, dict[str, bytes]]:
     """The assessment of an attack on a captured update, and the pictures that it names."""
     inferred = case.inferred
@@ -267,7 +286,11 @@ class PublicExamples:
     A random half is kept from attacks as decoys.
     """
 
-    def __init__(self, dataset: Dataset, input_range: tuple[float, float] | None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        input_range: tuple[float, float] | None,
+    ) -> None:
         every = dataset.batch(torch.arange(len(dataset.labels)))
         low, high = input_range or (0.0, 1.0)
         self.every = every
@@ -288,7 +311,11 @@ class PublicExamples:
         return None if public is None else public.inputs[:DISTRACTORS]
 
 
-def public_examples(source: str, form: Domain, schema: str | None = None) -> PublicExamples:
+def public_examples(
+    source: str,
+    form: Domain,
+    schema: str | None = None,
+) -> PublicExamples:
     """Public examples of a data source; images are resized to the model's input if it is square."""
     wanted = form.shape
     # A packaged table has its own schema.

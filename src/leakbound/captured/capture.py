@@ -129,7 +129,12 @@ def none_left(skipped: Sequence[Skipped]) -> ValueError:
     return ValueError(f"none of {len(skipped)} updates can be attacked: {why}{more}")
 
 
-def load(update: Given, before: Given | None = None, *, kind: str = "auto") -> Capture:
+def load(
+    update: Given,
+    before: Given | None = None,
+    *,
+    kind: str = "auto",
+) -> Capture:
     """An update from a file or from memory, with the weights that the client received.
 
     `update` is a .safetensors or .npz file, a folder of `save_pretrained`, tensors by name
@@ -197,7 +202,10 @@ def _place(number: int | str, client: int | str) -> str:
     return f"round-{int(number):04d}/client-{int(client)}.safetensors"
 
 
-def _tensors(source: Given, what: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
+def _tensors(
+    source: Given,
+    what: str,
+) -> tuple[dict[str, Tensor], dict[str, str], str]:
     if isinstance(source, Path | str):
         path = Path(source)
         if path.is_dir() and tensors.weights_in(path) is None:
@@ -242,7 +250,11 @@ def _tensor(value: Any, what: str) -> Tensor:
 
 
 def _kind(
-    about: Mapping[str, str], update: Named, before: Named | None, name: str, notes: list[str]
+    about: Mapping[str, str],
+    update: Named,
+    before: Named | None,
+    name: str,
+    notes: list[str],
 ) -> str:
     if about.get("kind") == TREES:
         raise ValueError(f"{name} holds no weights but bytes, as of trees; add --kind {TREES}")
@@ -327,7 +339,10 @@ def _first(named: Named) -> str:
 
 
 def write(
-    folder: Path, before: Named, update: Named, about: Mapping[str, str | int | float]
+    folder: Path,
+    before: Named,
+    update: Named,
+    about: Mapping[str, str | int | float],
 ) -> Path:
     """Write one client's update of one round, as a server sees it; returns its file.
 

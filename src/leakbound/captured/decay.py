@@ -143,13 +143,23 @@ def detected(task: Task, row: Tensor, spread: Tensor) -> Decay | None:
 def _common(shares: list[DecayShare]) -> float | None:
     """The one multiple behind several, the surer ones counting more; None if they differ."""
     weights = [1 / share.error**2 for share in shares]
-    mean = math.fsum(w * s.value for w, s in zip(weights, shares, strict=True)) / sum(weights)
+    mean = math.fsum(
+        w * s.value
+        for w, s in zip(
+            weights,
+            shares,
+            strict=True,
+        )
+    ) / sum(weights)
     apart = (abs(s.value - mean) - SURE * s.error for s in shares)
     return mean if all(off <= ALIKE * abs(mean) for off in apart) else None
 
 
 def _of_matrix(
-    change: Tensor, held: Tensor, spread: Tensor, source: torch.Generator
+    change: Tensor,
+    held: Tensor,
+    spread: Tensor,
+    source: torch.Generator,
 ) -> DecayShare | None:
     """The multiple of the weights (M, N) in a change; None if it does not show whether there is."""
     if min(change.shape) < LEAST:
@@ -172,7 +182,11 @@ def _of_matrix(
     return _of_rank(*(t[rows][:, columns].double() for t in (change, held, spread)))
 
 
-def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
+def _of_lines(
+    change: Tensor,
+    held: Tensor,
+    spread: Tensor,
+) -> DecayShare | None:
     """The multiple in rows (K, N) whose gradient is zero, so that nothing else is in them."""
     change = change.double()
     held = held.double()
@@ -186,7 +200,11 @@ def _of_lines(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None
     return _pooled(change[plain], held[plain], spread[plain])
 
 
-def _of_rank(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
+def _of_rank(
+    change: Tensor,
+    held: Tensor,
+    spread: Tensor,
+) -> DecayShare | None:
     """The multiple by which a change (M, N) has at most half of its rank left."""
     try:
         # A gradient of at most half the rank leaves the multiple in half of the eigenvalues.
@@ -206,7 +224,11 @@ def _of_rank(change: Tensor, held: Tensor, spread: Tensor) -> DecayShare | None:
 
 
 def _of_bias(
-    change: Tensor, held: Tensor, spread: Tensor, weight: Tensor, rounding: Tensor
+    change: Tensor,
+    held: Tensor,
+    spread: Tensor,
+    weight: Tensor,
+    rounding: Tensor,
 ) -> DecayShare | None:
     """The multiple in a bias (M,), whose gradient lies in the span of the matrix's columns."""
     outer, size, _ = torch.linalg.svd(weight.double(), full_matrices=False)

@@ -62,7 +62,12 @@ class Size:
 
 
 def batch_size(
-    task: Task, row: Tensor, *, input_shape: tuple[int, ...], steps: int | None, spread: Tensor
+    task: Task,
+    row: Tensor,
+    *,
+    input_shape: tuple[int, ...],
+    steps: int | None,
+    spread: Tensor,
 ) -> Size:
     """Bounds on the number of examples from the rank of the linear layers' gradients.
 
@@ -138,7 +143,11 @@ def labels(
     return torch.tensor(best), Finding("labels", value, how, sure)
 
 
-def targets(observation: Observation, *, sure: bool) -> tuple[Tensor | None, Finding]:
+def targets(
+    observation: Observation,
+    *,
+    sure: bool,
+) -> tuple[Tensor | None, Finding]:
     """Labels under another loss than cross-entropy, or their sums; `sure`: rate and steps are."""
     source = stream(0, "captured", "labels", "bias")
     hard = named(observation.task.loss).targets == "binary"
@@ -186,7 +195,10 @@ def shown(labels: Tensor) -> str:
     return ", ".join(text) + (", ..." if len(labels) > 64 else "")
 
 
-def steps(observation: Observation, size: Size) -> tuple[Finding, tuple[int, ...]]:
+def steps(
+    observation: Observation,
+    size: Size,
+) -> tuple[Finding, tuple[int, ...]]:
     """The number of local steps as far as closed forms show it, and the numbers left to try.
 
     If the first layer reveals the single example, training on it is replayed. Otherwise the least
@@ -210,7 +222,11 @@ def steps(observation: Observation, size: Size) -> tuple[Finding, tuple[int, ...
     return Finding("local steps", str(tried[0]), how, False), tried if len(tried) > 1 else ()
 
 
-def searched_steps(observation: Observation, tried: tuple[int, ...], seconds: float) -> Finding:
+def searched_steps(
+    observation: Observation,
+    tried: tuple[int, ...],
+    seconds: float,
+) -> Finding:
     """The number of local steps whose short search leaves the least unexplained.
 
     Numbers are compared after equally many steps of their searches. If a search stops early, no
@@ -263,7 +279,11 @@ def _replayed(observation: Observation) -> Finding | None:
     return Finding("local steps", str(best), how, errors[best] < SURE)
 
 
-def _errors(observation: Observation, image: Tensor, source: torch.Generator) -> dict[int, float]:
+def _errors(
+    observation: Observation,
+    image: Tensor,
+    source: torch.Generator,
+) -> dict[int, float]:
     """The share of the update's norm that training on the image leaves, by the number of steps."""
     task = observation.task
     seen = observation.update.rows[0]
@@ -288,7 +308,10 @@ def _errors(observation: Observation, image: Tensor, source: torch.Generator) ->
     return errors
 
 
-def _rows_an_example(task: Task, input_shape: tuple[int, ...]) -> dict[str, int]:
+def _rows_an_example(
+    task: Task,
+    input_shape: tuple[int, ...],
+) -> dict[str, int]:
     """Linear layers whose gradient is sent, and how many rows each has per example."""
     count = 2 if task.coupled else 1  # a batch norm in training mode refuses one
     probe = probes(task, count, input_shape)

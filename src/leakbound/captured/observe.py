@@ -129,7 +129,14 @@ def observe(
     a search of at most `SEARCH` seconds. `public` are the attacker's data.
     """
     training = training or TrainingInfo()
-    read = partial(infer_context, capture, task, training, input_shape=input_shape, public=public)
+    read = partial(
+        infer_context,
+        capture,
+        task,
+        training,
+        input_shape=input_shape,
+        public=public,
+    )
     inferred = read()
     if inferred.untried:
         inferred = read(
@@ -167,13 +174,23 @@ def infer_context(
         findings.append(_decay_finding(shrunk, info, rate))
     size = reading.Size(1, None, "", 1)
     if not stated.links and not named(task.loss).of_inputs:  # ranks of tokens count otherwise
-        size = reading.batch_size(task, row, input_shape=input_shape, steps=one, spread=spread)
+        size = reading.batch_size(
+            task,
+            row,
+            input_shape=input_shape,
+            steps=one,
+            spread=spread,
+        )
     count = _examples(capture, info, size, findings, notes)
     part = _known("local batch size", info.batch_size, capture.whole("batch_size"), findings)
     if size.layer:
         how = f"of the layer {size.layer!r}: batch size times local steps is at least this"
         findings.append(Finding("rank", str(size.products), f"{how}, {reading.PLAIN}", True))
-    task = replace(task, plan=LocalPlan(known or 1, rate or 1.0, part), public=public)
+    task = replace(
+        task,
+        plan=LocalPlan(known or 1, rate or 1.0, part),
+        public=public,
+    )
     chained = stated.resolve(task, count)
     labels = _labels(info, task, count, input_shape)
     server = Server.MALICIOUS if isinstance(task.model, Front) else Server.HONEST
@@ -207,7 +224,12 @@ def infer_context(
         about[declared.NOTE] = f"the metadata's defense is left out: {false}"
         capture = replace(capture, about=about)
         return infer_context(
-            capture, task, user_info, input_shape=input_shape, public=public, steps=steps
+            capture,
+            task,
+            user_info,
+            input_shape=input_shape,
+            public=public,
+            steps=steps,
         )
     notes += filter(None, [false, None if chained.links else outside(observation)])
     return InferredContext(
@@ -257,7 +279,11 @@ def _decay(
     return decay.same(task, (1 - (1 - rate * stated) ** (steps or 1)) / rate)
 
 
-def _decay_finding(shrunk: decay.Decay, info: TrainingInfo, rate: float | None) -> Finding:
+def _decay_finding(
+    shrunk: decay.Decay,
+    info: TrainingInfo,
+    rate: float | None,
+) -> Finding:
     if info.weight_decay is not None and rate is not None:
         return Finding(DECAY, f"{info.weight_decay:g}", "given; its part is subtracted", True)
     share = shrunk.common
@@ -321,7 +347,10 @@ def _label_finding(
 
 
 def _steps(
-    capture: Capture, observation: Observation, rate: float | None, size: reading.Size
+    capture: Capture,
+    observation: Observation,
+    rate: float | None,
+    size: reading.Size,
 ) -> tuple[Finding, tuple[int, ...]]:
     if capture.kind == "gradient":
         return Finding("local steps", "1", "a gradient is that of one step", True), ()
@@ -358,7 +387,12 @@ def _thawed(capture: Capture, task: Task) -> list[str]:
             expected = value if capture.kind == "weights" else torch.zeros_like(value)
             # A file in half precision also rounds weights that nobody trained.
             rounded = torch.finfo(named[name].dtype).eps
-            if not torch.allclose(named[name].to(expected), expected, rtol=rounded, atol=0):
+            if not torch.allclose(
+                named[name].to(expected),
+                expected,
+                rtol=rounded,
+                atol=0,
+            ):
                 moved.append(name)
     if not moved:
         return []
@@ -371,7 +405,11 @@ def _thawed(capture: Capture, task: Task) -> list[str]:
     return [note]
 
 
-def _rate(capture: Capture, info: TrainingInfo, findings: list[Finding]) -> float | None:
+def _rate(
+    capture: Capture,
+    info: TrainingInfo,
+    findings: list[Finding],
+) -> float | None:
     if capture.kind == "gradient" and info.learning_rate is None:
         return 1.0
     rate = info.learning_rate or capture.number("learning_rate")
@@ -386,7 +424,12 @@ def _rate(capture: Capture, info: TrainingInfo, findings: list[Finding]) -> floa
     return 1.0 if capture.kind == "gradient" else rate  # the rate is not in a gradient
 
 
-def _known(name: str, stated: int | None, about: int | None, findings: list[Finding]) -> int | None:
+def _known(
+    name: str,
+    stated: int | None,
+    about: int | None,
+    findings: list[Finding],
+) -> int | None:
     how = "the file's metadata" if stated is None else "given"
     value = about if stated is None else stated
     if value is not None:
@@ -431,7 +474,10 @@ def _examples(
 
 
 def _labels(
-    info: TrainingInfo, task: Task, count: int, input_shape: tuple[int, ...]
+    info: TrainingInfo,
+    task: Task,
+    count: int,
+    input_shape: tuple[int, ...],
 ) -> Tensor | None:
     if info.labels is None:
         return None
@@ -456,7 +502,11 @@ def _labels(
     return fitting(task, labels, input_shape)
 
 
-def fitting(task: Task, labels: Tensor, input_shape: tuple[int, ...]) -> Tensor:
+def fitting(
+    task: Task,
+    labels: Tensor,
+    input_shape: tuple[int, ...],
+) -> Tensor:
     """Labels in the type that the task's loss takes, on its device, after a test of the loss."""
     loss = named(task.loss)
     whole = loss.has_classes
@@ -542,12 +592,22 @@ def task_of(
             "batch norms are in training mode, as the client's were: examples of a batch affect "
             "each other (build the model with .eval() if the client trained with fixed statistics)"
         )
-    task = Task.of(plain, loss=loss, classes=classes, domain=form)
+    task = Task.of(
+        plain,
+        loss=loss,
+        classes=classes,
+        domain=form,
+    )
     lost = _left_out(capture, task, notes)
     if lost:
         for name in lost:
             plain.get_parameter(name).requires_grad_(False)
-        task = Task.of(plain, loss=loss, classes=classes, domain=form)
+        task = Task.of(
+            plain,
+            loss=loss,
+            classes=classes,
+            domain=form,
+        )
     if capture.before is None:
         notes.append("no weights before were given: the model's own weights were used, as built")
     else:
@@ -711,7 +771,13 @@ def _with_law(
     law = known.law
     if mask is not None and isinstance(law, Gaussian | Laplace):
         law = _on(mask, law)
-    return replace(known, rows=row[None], examples=(count,), mask=mask, law=law)
+    return replace(
+        known,
+        rows=row[None],
+        examples=(count,),
+        mask=mask,
+        law=law,
+    )
 
 
 def _taken(task: Task, images: Tensor, labels: Tensor) -> Tensor:

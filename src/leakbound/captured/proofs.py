@@ -118,7 +118,14 @@ def classes_fact(labels: tuple[int, ...]) -> tuple[Fact, ...]:
     if not labels:
         return ()
     items = tuple(map(str, labels[:LISTED]))
-    return (Fact(kind="classes", items=items, count=len(labels), assumes=PLAIN_LOSS),)
+    return (
+        Fact(
+            kind="classes",
+            items=items,
+            count=len(labels),
+            assumes=PLAIN_LOSS,
+        ),
+    )
 
 
 def batch_statistics(capture: Capture) -> tuple[Fact, ...]:
@@ -155,7 +162,11 @@ def spread(capture: Capture, task: Task, rate: float | None) -> Tensor:
     if capture.kind != "gradient":
         start = task.parameters.abs().mul_(torch.finfo(task.parameters.dtype).eps)
         if capture.before is not None:
-            torch.maximum(start, _of(capture.before, task, "before"), out=start)
+            torch.maximum(
+                start,
+                _of(capture.before, task, "before"),
+                out=start,
+            )
         # A delta was rounded once; a difference of stored weights has the rounding of both.
         if capture.kind == "delta":
             torch.maximum(total, start, out=total)

@@ -418,7 +418,13 @@ def attack_update(
     """
     loaded = capture if isinstance(capture, Capture) else load(capture)
     return attack_all(
-        [loaded], model, settings, training, truth=truth, output=output, listener=listener
+        [loaded],
+        model,
+        settings,
+        training,
+        truth=truth,
+        output=output,
+        listener=listener,
     )
 
 
@@ -522,7 +528,12 @@ class CaseReader:
     truth: Batch | None
     title: str
 
-    def read(self, capture: Capture, at: int, steps: Finding | None = None) -> Case:
+    def read(
+        self,
+        capture: Capture,
+        at: int,
+        steps: Finding | None = None,
+    ) -> Case:
         settings = self.settings
         form = settings.form
         context = None
@@ -547,13 +558,20 @@ class CaseReader:
         if truth is not None:
             truth = check_truth(truth, inferred.observation)
             notes += contradicted(truth, inferred)
-        criterion = Criterion.of(form, psnr=settings.psnr, share=settings.share)
+        criterion = Criterion.of(
+            form,
+            psnr=settings.psnr,
+            share=settings.share,
+        )
         return Case(
             capture, inferred, notes, at, self.title, criterion, context, truth, settings.people
         )
 
 
-def _attacks(settings: Settings, inferred: InferredContext) -> tuple[Spec, ...]:
+def _attacks(
+    settings: Settings,
+    inferred: InferredContext,
+) -> tuple[Spec, ...]:
     """The attacks to run: the requested ones, or the suitable ones, from cheap to strong."""
     if settings.specs is not None:
         return settings.specs
@@ -583,7 +601,12 @@ def _build(spec: Spec, inferred: InferredContext) -> Attack:
     return built
 
 
-def _run(case: Case, spec: Spec, seed: int, pictures: bool) -> Made:
+def _run(
+    case: Case,
+    spec: Spec,
+    seed: int,
+    pictures: bool,
+) -> Made:
     built: Attack | None = None
 
     def ended(**fields: Any) -> Made:
@@ -594,13 +617,23 @@ def _run(case: Case, spec: Spec, seed: int, pictures: bool) -> Made:
         built = _build(spec, case.inferred)
         source = stream(seed, "attack", spec.name, case.inferred.observation.examples)
         answer = noted(built(case.inferred.observation, source))
-        return *judged(case, built, answer, name=spec.name, pictures=pictures), answer
+        return *judged(
+            case,
+            built,
+            answer,
+            name=spec.name,
+            pictures=pictures,
+        ), answer
     except NotApplicable as error:
         stops.check()
         return ended(status="not_applicable", reason=" ".join(error.reason.split()))
     except Exception as error:  # a crash is a result: recorded and counted
         stops.reraise(error)
-        return ended(status="failed", reason=one_line(error), verdict=UNDECIDED)
+        return ended(
+            status="failed",
+            reason=one_line(error),
+            verdict=UNDECIDED,
+        )
 
 
 def _direction(record: Assessment) -> float:
@@ -619,7 +652,12 @@ class _Kept:
         self._journal = Journal(folder / RECORDS, Assessment)
         self._begun = False
 
-    def add(self, work: Work, record: Assessment, pictures: Mapping[str, bytes]) -> None:
+    def add(
+        self,
+        work: Work,
+        record: Assessment,
+        pictures: Mapping[str, bytes],
+    ) -> None:
         with files.writing(self._folder), files.claimed(self._folder):
             if not self._begun:
                 self._write_header(work)
@@ -675,7 +713,10 @@ def check_place(folder: Path) -> None:
 def _header(work: Work) -> dict[str, Any]:
     # A domain and a loss function are no plain values: their names follow below.
     settings = replace(
-        work.settings, attacks=work.settings.specs, domain=None, loss="cross_entropy"
+        work.settings,
+        attacks=work.settings.specs,
+        domain=None,
+        loss="cross_entropy",
     )
     plan = {"name": OWN_DATA, **plain(settings), "loss": named(work.settings.loss).name}
     plan["domain"] = None if work.settings.domain is None else repr(work.settings.domain)

@@ -59,7 +59,12 @@ def audit(command: options.Audit) -> int:
     if command.diagnose:
         with shared.Bar(console, "diagnoses") as bar:
             show = partial(bar, current="why undecided")
-            audits.diagnose_undecided(plan, out, device=command.device, watch=show)
+            audits.diagnose_undecided(
+                plan,
+                out,
+                device=command.device,
+                watch=show,
+            )
     page = reports.write(out, images=not command.no_examples)
     console.print(_counted(out))
     console.say(f"report: {brief(page)}")
@@ -158,14 +163,24 @@ def train(command: options.Train) -> int:
     shared.announce_code(plan)
     with shared.Bar(console) as bar:
         outcome = audits.audit(
-            plan, out, workers=workers, watch=shared.showing(bar), trainings_only=True
+            plan,
+            out,
+            workers=workers,
+            watch=shared.showing(bar),
+            trainings_only=True,
         )
     with (out / "utility.jsonl").open("rb") as stream:
         records = {unit.key: unit for unit in (decode(line, Training) for line in stream)}
     units = [records[unit.id] for unit in plan.trainings()]
     rows = [*tables.training_costs(units, tables.Names([], units)).values()]
     if command.json:
-        print(json.dumps([msgspec.to_builtins(row) for row in rows], indent=1, allow_nan=False))
+        print(
+            json.dumps(
+                [msgspec.to_builtins(row) for row in rows],
+                indent=1,
+                allow_nan=False,
+            )
+        )
     else:
         _show(rows)
     if outcome.failed:

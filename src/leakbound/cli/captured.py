@@ -107,7 +107,11 @@ def attack(command: options.AttackOptions) -> int:
                 settings,
                 training,
                 truth=command.truth,
-                output=Output(command.out, command.model, pictures=not command.no_examples),
+                output=Output(
+                    command.out,
+                    command.model,
+                    pictures=not command.no_examples,
+                ),
                 listener=Listener(bar, inferred=read, ended=ended),
                 skipped=skipped,
             )
@@ -129,7 +133,10 @@ def attack(command: options.AttackOptions) -> int:
     return 0 if "ok" in ends else 2
 
 
-def _settings(command: options.AttackOptions, about: Mapping[str, str]) -> Settings:
+def _settings(
+    command: options.AttackOptions,
+    about: Mapping[str, str],
+) -> Settings:
     schema = None if command.schema is None else Schema.confirmed_by(command.schema)
     classes = command.classes
     if ":" in command.loss:
@@ -225,7 +232,10 @@ def next_command(place: Path, about: Mapping[str, str]) -> str:
     return shlex.join([*words, "--out", "DIR"])
 
 
-def _captures(command: options.AttackOptions, skipped: list[Skipped]) -> list[Capture]:
+def _captures(
+    command: options.AttackOptions,
+    skipped: list[Skipped],
+) -> list[Capture]:
     path = command.update
     assert path is not None  # asked in `attack`
     if any(path.glob("adapter_model.*")) if path.is_dir() else path.stem == "adapter_model":
@@ -235,14 +245,21 @@ def _captures(command: options.AttackOptions, skipped: list[Skipped]) -> list[Ca
         )
     if path.is_dir() and tensors.weights_in(path) is None:
         return captured.load_all(
-            path, command.before, kind=command.kind, round=command.round, skipped=skipped
+            path,
+            command.before,
+            kind=command.kind,
+            round=command.round,
+            skipped=skipped,
         )
     if command.round is not None:
         raise ValueError(f"round is {command.round}, but update is one file; leave round out")
     return [captured.load(path, command.before, kind=command.kind)]
 
 
-def _adapted(command: options.AttackOptions, base: nn.Module) -> tuple[nn.Module, Capture]:
+def _adapted(
+    command: options.AttackOptions,
+    base: nn.Module,
+) -> tuple[nn.Module, Capture]:
     """The base with the server's adapter, and the client's update of the adapter."""
     path = command.update
     adapter = command.adapter
@@ -257,7 +274,12 @@ def _adapted(command: options.AttackOptions, base: nn.Module) -> tuple[nn.Module
     model = captured.read_adapter(adapter, base, update=path)
     sent = captured.sent_tensors(path, base)
     return model, replace(
-        captured.load(sent, model.state_dict(), kind=command.kind), name=path.name
+        captured.load(
+            sent,
+            model.state_dict(),
+            kind=command.kind,
+        ),
+        name=path.name,
     )
 
 
@@ -361,7 +383,12 @@ def _certificate(record: Assessment) -> None:
             console.say(f"  [bold]warning[/bold]: {CONTRADICTED}")
 
 
-def _show(outcome: UpdateResult, shown: Mapping[int, Sequence[Finding]], *, explain: bool) -> None:
+def _show(
+    outcome: UpdateResult,
+    shown: Mapping[int, Sequence[Finding]],
+    *,
+    explain: bool,
+) -> None:
     records = outcome.records
     for at, inferred in enumerate(outcome.inferred):
         attacks = [record for record in records if record.seed == at]

@@ -50,7 +50,12 @@ def bound(command: options.BoundOptions) -> int:
         check_files(command.out, FILES)
     with errors.status("bounding ..."):
         against = _against(command, deployment)
-        rows = state(deployment, delta=command.delta, audiences=command.audience, against=against)
+        rows = state(
+            deployment,
+            delta=command.delta,
+            audiences=command.audience,
+            against=against,
+        )
     result = {
         "deployment": deployment,
         "rows": [row.plain() for row in rows],
@@ -65,7 +70,13 @@ def bound(command: options.BoundOptions) -> int:
         _show(command, deployment, mistakes, rows, against, source)
     if command.out is not None:
         toml = file.text_of(deployment, [f"{one.name}: {one.text}" for one in mistakes])
-        contents = dict(zip(FILES, (text.encode(), toml.encode()), strict=True))
+        contents = dict(
+            zip(
+                FILES,
+                (text.encode(), toml.encode()),
+                strict=True,
+            )
+        )
         write_results(command.out, contents, json=command.json)
     # what leaves without noise is covered by no row
     in_clear = CLEAR in {one.name for one in mistakes}
@@ -90,14 +101,22 @@ def calibration(command: options.Calibrate) -> int:
     with errors.status("calibrating ..."):
         examples = risk.examples_of(command)
         width = width_of(command.input_range)
-        target = Target.parse(command.target, input_range=width, domain=examples.domain)
+        target = Target.parse(
+            command.target,
+            input_range=width,
+            domain=examples.domain,
+        )
         prior = examples.prior(command.prior, labels_known=command.labels_known)
         if prior is None:
             raise ValueError("prior is sphere, under which nothing is protected; leave it out")
         calibrated = least_noise(
             deployment, target, prior, audiences=command.audience, unit=command.unit
         )
-        rows = state(calibrated, delta=command.delta, audiences=command.audience)
+        rows = state(
+            calibrated,
+            delta=command.delta,
+            audiences=command.audience,
+        )
     unit = command.unit or deployment.unit or "example"
     plain = {
         "target": str(target),
@@ -135,7 +154,10 @@ def _read(command: options.BoundOptions) -> tuple[Deployment, tuple[Mistake, ...
     return *read(path), path
 
 
-def _against(command: options.BoundOptions, deployment: Deployment) -> RiskCriteria | None:
+def _against(
+    command: options.BoundOptions,
+    deployment: Deployment,
+) -> RiskCriteria | None:
     dim = deployment.record.dim
     norm = deployment.record.norm
     if command.data is not None:

@@ -72,7 +72,11 @@ def _claims(command: options.AuditEpsilon) -> epsilons.Claims:
         claim = deployment.claim
         local = deployment.local
         stated = (claim.delta, claim.epsilon, deployment.noise.multiplier, local.rate, local.steps)
-        for name, value in zip(names, stated, strict=True):  # an option counts more than the file
+        for name, value in zip(
+            names,
+            stated,
+            strict=True,
+        ):  # an option counts more than the file
             # An option at its default counts as not given.
             if value is not None and said[name] == getattr(options.AuditEpsilon, name):
                 said[name] = value
@@ -89,7 +93,10 @@ def _claims(command: options.AuditEpsilon) -> epsilons.Claims:
     return epsilons.Claims(**said, replace=command.neighbors == "replace")
 
 
-def _model(command: options.AuditEpsilon, context: audits.PlanContext) -> nn.Module:
+def _model(
+    command: options.AuditEpsilon,
+    context: audits.PlanContext,
+) -> nn.Module:
     built: nn.Module = registry.parse(
         "model",
         command.model,

@@ -76,7 +76,11 @@ def evidence(command: options.EvidenceCommand) -> int:
     return 0
 
 
-def _write(out: Path, content: EvidenceReport, runs: Sequence[tuple[Run, str]]) -> list[str]:
+def _write(
+    out: Path,
+    content: EvidenceReport,
+    runs: Sequence[tuple[Run, str]],
+) -> list[str]:
     """Write the page after the files that it names with their digests; the names of these.
 
     `runs`: those of the subjects, and what their plan's file is called.
@@ -92,7 +96,13 @@ def _write(out: Path, content: EvidenceReport, runs: Sequence[tuple[Run, str]]) 
     }
     beside = {
         annex: pages.annex(content, [run for run, _ in runs]).encode(),
-        DATA: json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n",
+        DATA: json.dumps(
+            value,
+            indent=1,
+            sort_keys=True,
+            allow_nan=False,
+        ).encode()
+        + b"\n",
         CARD: pages.card(content).encode(),
         **plans,
     }
@@ -175,7 +185,11 @@ def _audited(paths: Sequence[Path]) -> list[EpsilonPart]:
     return parts
 
 
-def _training(path: Path | None, run: Run, delta: float) -> DeclaredTraining | None:
+def _training(
+    path: Path | None,
+    run: Run,
+    delta: float,
+) -> DeclaredTraining | None:
     """What a deployment file says of all rounds, at a run's threshold."""
     if path is None:
         return None
@@ -206,7 +220,11 @@ def _training(path: Path | None, run: Run, delta: float) -> DeclaredTraining | N
     return DeclaredTraining(path.name, rounds, noise_of(deployment), not why, f"{words}.", why)
 
 
-def _why_not(rows: Sequence[Row], accepted: float | None, mistakes: Sequence[Mistake]) -> str:
+def _why_not(
+    rows: Sequence[Row],
+    accepted: float | None,
+    mistakes: Sequence[Mistake],
+) -> str:
     """What keeps a declared training from being enough; empty if nothing does."""
     if accepted is None or not rows:
         return "the run has no bound that counts public examples, so no fixed guess is bounded"

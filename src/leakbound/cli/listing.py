@@ -169,7 +169,12 @@ def _item(name: str, text: str) -> Iterator[str]:
 
 def _filled(text: str, indent: str = "") -> list[str]:
     line = printable(text)
-    wrapped = textwrap.wrap(line, _width(), initial_indent=indent, subsequent_indent=indent)
+    wrapped = textwrap.wrap(
+        line,
+        _width(),
+        initial_indent=indent,
+        subsequent_indent=indent,
+    )
     return [escape(part) for part in wrapped]
 
 

@@ -69,7 +69,17 @@ def bound(command: options.BoundOptions) -> int:
         _show_bound(result, edges, examples, explain=command.explain)
     if command.out is not None:
         contents = as_json(result).encode(), _plot(edges, command)
-        write_results(command.out, dict(zip(FILES, contents, strict=True)), json=command.json)
+        write_results(
+            command.out,
+            dict(
+                zip(
+                    FILES,
+                    contents,
+                    strict=True,
+                )
+            ),
+            json=command.json,
+        )
     return 0
 
 
@@ -116,7 +126,12 @@ def bounded(
     prior = examples.prior(command.prior, labels_known=command.labels_known)
     attacks = examples.attacks()
     thresholds = thresholds_of(command, examples.domain)
-    edges = corridor(setting, [eta for _, eta in thresholds], prior=prior, attacks=attacks)
+    edges = corridor(
+        setting,
+        [eta for _, eta in thresholds],
+        prior=prior,
+        attacks=attacks,
+    )
     rows: list[dict[str, Any]] = []
     for i, (words, eta) in enumerate(thresholds):
         matches = examples.matches(eta)
@@ -150,7 +165,17 @@ def thresholds_of(
         rising = sorted(criteria, key=lambda one: -one.within)
         return [({"reached": one.info.goal, "within": one.within}, one.within) for one in rising]
     width = width_of(command.input_range)
-    pairs = [(psnr, Target.of_psnr(psnr, 0.5, input_range=width).eta) for psnr in command.psnr]
+    pairs = [
+        (
+            psnr,
+            Target.of_psnr(
+                psnr,
+                0.5,
+                input_range=width,
+            ).eta,
+        )
+        for psnr in command.psnr
+    ]
     for eta in command.eta:
         positive("eta", eta)
         psnr = psnr_of_mse(eta, width)
@@ -163,7 +188,11 @@ def thresholds_of(
 
 
 def _show_bound(
-    result: dict[str, Any], edges: Corridor, examples: Examples, *, explain: bool
+    result: dict[str, Any],
+    edges: Corridor,
+    examples: Examples,
+    *,
+    explain: bool,
 ) -> None:
     console.print(_setting_line(edges, result["epsilon"], result["delta"], examples.source))
     squared = examples.domain is None
@@ -206,7 +235,11 @@ def _show_bound(
     _show_scopes(edges, result["prior"], explain=explain)
 
 
-def _show_membership(epsilon: float | None, delta: float, *verdicts: str) -> None:
+def _show_membership(
+    epsilon: float | None,
+    delta: float,
+    *verdicts: str,
+) -> None:
     """What "protected" does not cover if epsilon is large: whether an example took part."""
     if any(word.startswith("protected") for word in verdicts):
         said = of_membership(math.inf if epsilon is None else epsilon, delta)
@@ -327,7 +360,12 @@ def _show_scope(name: str, scope: Scope) -> None:
         console.print(f"  {word}: {escape(text)}")
 
 
-def _setting_line(edges: Corridor, epsilon: float | None, delta: float, source: str | None) -> str:
+def _setting_line(
+    edges: Corridor,
+    epsilon: float | None,
+    delta: float,
+    source: str | None,
+) -> str:
     setting = edges.setting
     known = "" if source is None else f" of {safe(source)}"
     private = "infinite" if epsilon is None else f"{epsilon:.4g}"

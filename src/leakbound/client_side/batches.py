@@ -106,7 +106,12 @@ def distinct(tapped: Tapped) -> Batch:
     return Batch(batch.inputs[index], batch.labels[index])
 
 
-def one_batch(tapped: Tapped, plan: LocalPlan, who: str, unit: Unit) -> Batch:
+def one_batch(
+    tapped: Tapped,
+    plan: LocalPlan,
+    who: str,
+    unit: Unit,
+) -> Batch:
     """The client's training examples, as one batch that the plan cuts in the same order.
 
     Raises:

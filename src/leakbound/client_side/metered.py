@@ -78,7 +78,13 @@ class ClientMeter:
             return None, self.policy.decide(UNDECIDED, findings, NOT_MEASURED)
         return reading, reading.decision
 
-    def keep(self, who: str, number: int, decision: Decision, reading: Reading | None) -> None:
+    def keep(
+        self,
+        who: str,
+        number: int,
+        decision: Decision,
+        reading: Reading | None,
+    ) -> None:
         """Log the decision of a round on the client, and append it with its reading to the file."""
         reasons = list(decision.reasons)
         if self.logs:
@@ -95,7 +101,11 @@ class ClientMeter:
             line |= {} if reading is None else reading.record()
             files.append(self.path, line | {"schema": 1, "client": who, "round": number}, "client")
 
-    def released(self, decision: Decision, reading: Reading | None) -> dict[str, float]:
+    def released(
+        self,
+        decision: Decision,
+        reading: Reading | None,
+    ) -> dict[str, float]:
         """The numbers that leave: those of the reading, or of a refusal without one."""
         if not self.release or (reading is None and not decision.refused):
             return {}

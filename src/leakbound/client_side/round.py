@@ -111,7 +111,13 @@ class ClientRound:
         ready = resolve(self.defense, self.task, examples or 1, self._previous)
         if self.anew is None:
             assert trained is not None  # only updates that are computed again need none
-            row = row_of(self.start, self.sent, trained, self.rate, is_change=is_change)
+            row = row_of(
+                self.start,
+                self.sent,
+                trained,
+                self.rate,
+                is_change=is_change,
+            )
             update = self._edited(ready, row, tapped)
         else:
             batch = one_batch(tapped, self.task.plan, repr(self.anew), self.defense.starts)

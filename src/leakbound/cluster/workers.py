@@ -29,7 +29,13 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Actors:
-    def __init__(self, plan: Plan, context: PlanContext, pictures: bool, count: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        context: PlanContext,
+        pictures: bool,
+        count: int,
+    ) -> None:
         self._plan = plan
         self._pictures = pictures
         _import_code(plan)
@@ -106,7 +112,11 @@ class Actors:
 
 class Worker:
     def begin(
-        self, plan: Plan, pictures: bool, path: list[str], folder: str
+        self,
+        plan: Plan,
+        pictures: bool,
+        path: list[str],
+        folder: str,
     ) -> tuple[str, dict[str, Any]]:
         """Prepare for a plan; returns this node's name, and the facts on which records depend.
 

@@ -257,7 +257,11 @@ def _is_picture(head: bytes) -> bool:
     return any(test is not None and test(head[:16]) is True for test in tests)
 
 
-def _collect(images: list[tuple[_File, Decoder]], others: Counter[str], options: Options) -> Raw:
+def _collect(
+    images: list[tuple[_File, Decoder]],
+    others: Counter[str],
+    options: Options,
+) -> Raw:
     """Images of equal size and channels, one of each class in turn, classes sorted by name.
 
     The class is the image's folder, below the folder that all images share; 'all' at the top. A
@@ -384,7 +388,12 @@ def _decode_all(
     )
 
 
-def _scaled(image: Tensor, name: str, bits: int, wide: bool) -> Tensor:
+def _scaled(
+    image: Tensor,
+    name: str,
+    bits: int,
+    wide: bool,
+) -> Tensor:
     """Values of 16 bits as parts of the range of `bits` bits."""
     if not wide:
         raise ValueError(

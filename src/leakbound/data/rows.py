@@ -76,14 +76,26 @@ def opened(path: Path, delimiter: str | None = None) -> Iterator[Rows]:
         yield _parquet(path)
         return
     # Excel writes a byte order mark; line ends must stay, as `csv` reads those in quotes itself.
-    with files.opened(path) as raw, TextIOWrapper(raw, "utf-8-sig", newline="") as text:
+    with (
+        files.opened(path) as raw,
+        TextIOWrapper(
+            raw,
+            "utf-8-sig",
+            newline="",
+        ) as text,
+    ):
         lines = _Lines(text)
         # An error that comes before the true reader exists asks for its line.
         reader = csv.reader([])
         try:
             delimiter = lines.start(delimiter)
             # Without `strict`, an unclosed quotation mark would swallow all rows after it.
-            reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+            reader = csv.reader(
+                lines,
+                delimiter=delimiter,
+                skipinitialspace=True,
+                strict=True,
+            )
             names = _header(next(reader, []), lines.skipped + 1)
             blocks = _blocks(reader, names, lines, raw.tell)
             yield Rows(names, delimiter, blocks, path.stat().st_size, lambda: _line_ends(path))
@@ -168,7 +180,10 @@ def _width(line: str, delimiter: str) -> int:
 
 
 def _blocks(
-    reader: Any, names: tuple[str, ...], lines: _Lines, done: Callable[[], int]
+    reader: Any,
+    names: tuple[str, ...],
+    lines: _Lines,
+    done: Callable[[], int],
 ) -> Iterator[RowBlock]:
     size = max(_FEWEST, _VALUES // len(names))
     seen = False
@@ -190,13 +205,33 @@ def _blocks(
         rows.append(row)
         numbers.append(lines.skipped + reader.line_num)
         if len(rows) == size or lines.taken - begun > _LONGEST:
-            yield RowBlock(numbers, dict(zip(names, zip(*rows, strict=True), strict=True)), done())
+            yield RowBlock(
+                numbers,
+                dict(
+                    zip(
+                        names,
+                        zip(*rows, strict=True),
+                        strict=True,
+                    )
+                ),
+                done(),
+            )
             rows = []
             numbers = []
             seen = True
             begun = lines.taken
     if rows:
-        yield RowBlock(numbers, dict(zip(names, zip(*rows, strict=True), strict=True)), done())
+        yield RowBlock(
+            numbers,
+            dict(
+                zip(
+                    names,
+                    zip(*rows, strict=True),
+                    strict=True,
+                )
+            ),
+            done(),
+        )
     elif not seen:
         raise ValueError("it holds a header, but no row; give at least one")
 
@@ -272,7 +307,18 @@ def _parquet(path: Path) -> Rows:
                 texts = [list(map(_text, column.to_pylist())) for column in batch.columns]
                 lines = range(at + 1, at + 1 + batch.num_rows)
                 at = at + batch.num_rows
-                yield RowBlock(lines, dict(zip(names, texts, strict=True)), at, "row")
+                yield RowBlock(
+                    lines,
+                    dict(
+                        zip(
+                            names,
+                            texts,
+                            strict=True,
+                        )
+                    ),
+                    at,
+                    "row",
+                )
         if not at:
             raise ValueError("it holds no row; give at least one")
 

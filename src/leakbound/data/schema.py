@@ -113,7 +113,11 @@ class Schema:
     delimiter: str = ","
     target_decimal: str = "."
     target_unit: str = ""
-    notes: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    notes: Mapping[str, str] = field(
+        default_factory=dict,
+        compare=False,
+        repr=False,
+    )
 
     def __post_init__(self) -> None:
         names = [column.name for column in TableDomain(self.columns).columns]
@@ -200,7 +204,11 @@ class Schema:
 
     @classmethod
     def infer(
-        cls, path: Path | str, target: str | None = None, *, watch: Watch = lambda done, size: None
+        cls,
+        path: Path | str,
+        target: str | None = None,
+        *,
+        watch: Watch = lambda done, size: None,
     ) -> Self:
         """Draft the schema of a CSV or Parquet file; memory does not grow with its rows.
 
@@ -233,7 +241,11 @@ class Schema:
             raise ValueError(f"{what}: {error}") from None
 
 
-def _checked(where: str, row: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+def _checked(
+    where: str,
+    row: Mapping[str, Any],
+    known: Sequence[str],
+) -> dict[str, Any]:
     values: dict[str, Any] = {}
     check.known_keys(where, row, known)
     for key, value in row.items():
@@ -308,7 +320,12 @@ class _Seen:
     digits: set[int] = field(default_factory=set)
     odd: list[str] = field(default_factory=list)
 
-    def add(self, block: rows.RowBlock, at: NDArray[Any], place: NDArray[Any]) -> None:
+    def add(
+        self,
+        block: rows.RowBlock,
+        at: NDArray[Any],
+        place: NDArray[Any],
+    ) -> None:
         """Count the values of a block; its rows `at` go to these places of the sample."""
         texts = block.values[self.name]
         self._count(set(texts))
@@ -356,7 +373,13 @@ class _Seen:
         reading = self.choice.reading
         if reading is None or reading.format or not self.whole or self.texts:
             return ()
-        numbers = dict(zip(known, reading.read([*known]).tolist(), strict=True))
+        numbers = dict(
+            zip(
+                known,
+                reading.read([*known]).tolist(),
+                strict=True,
+            )
+        )
         return tuple(sorted(known, key=numbers.__getitem__)) if 1 < len(known) <= FEW else ()
 
     @property
@@ -434,7 +457,12 @@ class _Seen:
             column = replace(column, typical=typical, spread=known)
         return column, "; ".join(filter(None, self._notes(reading, whole, sample)))
 
-    def _notes(self, reading: NumberFormat, whole: bool, sample: NDArray[Any]) -> Iterator[str]:
+    def _notes(
+        self,
+        reading: NumberFormat,
+        whole: bool,
+        sample: NDArray[Any],
+    ) -> Iterator[str]:
         yield from self.choice.said
         if self.choice.other is not None and self.example:
             yield self.two_readings(reading, self.choice.other)
@@ -455,7 +483,12 @@ class _Seen:
         if self.texts:
             yield f"{self.texts} values are no number, such as {', '.join(self.odd)}: mend them"
 
-    def two_readings(self, reading: NumberFormat, other: NumberFormat, key: str = "decimal") -> str:
+    def two_readings(
+        self,
+        reading: NumberFormat,
+        other: NumberFormat,
+        key: str = "decimal",
+    ) -> str:
         """The question which of two readings is right, and what to set for the other one."""
         text = self.example
         one, two = (choice.read([text])[0] for choice in (reading, other))
@@ -471,7 +504,10 @@ class _Seen:
         )
 
 
-def _wider(limits: tuple[float, float], values: NDArray[Any]) -> tuple[float, float]:
+def _wider(
+    limits: tuple[float, float],
+    values: NDArray[Any],
+) -> tuple[float, float]:
     """The limits of values so far and of more."""
     return min(limits[0], float(np.nanmin(values))), max(limits[1], float(np.nanmax(values)))
 
@@ -489,7 +525,11 @@ def _forms(table: rows.Rows, watch: Watch) -> dict[str, DraftedFormat]:
     return {name: texts.choice(mark) for name, texts in columns.items()}
 
 
-def _seen(table: rows.Rows, choices: Mapping[str, DraftedFormat], watch: Watch) -> list[_Seen]:
+def _seen(
+    table: rows.Rows,
+    choices: Mapping[str, DraftedFormat],
+    watch: Watch,
+) -> list[_Seen]:
     size = min(SAMPLE, SAMPLES // len(table.names))
     count = 0
     source = stream(0, "schema")  # the same file gives the same draft

@@ -168,7 +168,12 @@ class Dataset(Raw):
         expect(fits, "labels", self.labels, f"({len(self.inputs)},) of float32 without classes")
         check.finite("labels", self.labels)
 
-    def _check_names(self, noun: str, numbers: Tensor, names: tuple[str, ...]) -> None:
+    def _check_names(
+        self,
+        noun: str,
+        numbers: Tensor,
+        names: tuple[str, ...],
+    ) -> None:
         """Check numbers of classes or writers, one for each example or pixel, against names."""
         what = "labels" if noun == "class" else f"{noun}s"
         masks = numbers.ndim == 3 and numbers.shape[1:] == self.inputs.shape[2:]
@@ -221,7 +226,13 @@ class Dataset(Raw):
         inputs = self.inputs[indices]
         labels = self.labels[indices]
         files = tuple(self.files[k] for k in indices.tolist()) if self.files else ()
-        return replace(self, inputs=inputs, labels=labels, writers=writers, files=files)
+        return replace(
+            self,
+            inputs=inputs,
+            labels=labels,
+            writers=writers,
+            files=files,
+        )
 
     def batch(self, indices: Tensor) -> Batch:
         """The examples at the given indices as one client's batch."""

@@ -13,7 +13,13 @@ from leakbound import check
 from leakbound.randomness import permutation, stream
 
 
-def split(count: int, fractions: Mapping[str, float], *, seed: int, name: str) -> dict[str, Tensor]:
+def split(
+    count: int,
+    fractions: Mapping[str, float],
+    *,
+    seed: int,
+    name: str,
+) -> dict[str, Tensor]:
     """Disjoint random indices into `count` examples, one tensor per part.
 
     The parts follow each other in one permutation and end at the rounded cumulative fractions. A
@@ -54,7 +60,10 @@ def split(count: int, fractions: Mapping[str, float], *, seed: int, name: str) -
     return parts
 
 
-def without_copies(parts: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
+def without_copies(
+    parts: Mapping[str, Tensor],
+    inputs: Tensor,
+) -> dict[str, Tensor]:
     """Remove from each part the examples that equal one of an earlier part.
 
     Disjoint indices are not enough if a data set holds one image twice. Copies within a part stay.

@@ -132,7 +132,12 @@ def _label(schema: Schema) -> Column:
     )
 
 
-def _put(part: Array, column: Column, values: Array, empty: float) -> None:
+def _put(
+    part: Array,
+    column: Column,
+    values: Array,
+    empty: float,
+) -> None:
     """Write values as inputs (N, width); `empty` stands for a missing number, beside its flag."""
     gone = np.isnan(values)
     if column.categorical:
@@ -174,7 +179,13 @@ def _is_missing(column: Column, text: str) -> bool:
     return column.missing and text in MISSING
 
 
-def _why(column: Column, text: str, value: float, low: float, high: float) -> str:
+def _why(
+    column: Column,
+    text: str,
+    value: float,
+    low: float,
+    high: float,
+) -> str:
     """What is wrong with a value, and the mend."""
     shown = repr(text[:60])
     if np.isnan(value):

@@ -78,7 +78,12 @@ def _patterns() -> tuple[Any, Any]:
     return regex.compile(_BOUNDARY), regex.compile(_SHOWN)
 
 
-def sequences(records: Sequence[str], options: Options, *, full: bool = False) -> Raw:
+def sequences(
+    records: Sequence[str],
+    options: Options,
+    *,
+    full: bool = False,
+) -> Raw:
     """Records as sequences of `size` words, lower case, padded or cut; one for each record.
 
     `full` leaves out records that would be padded.

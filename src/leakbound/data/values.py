@@ -284,8 +284,17 @@ def _look(text: str) -> _TextKind:
         return _TextKind()
     counted = _COUNTED.match(body) is not None
     if formats := formats_of(body):
-        return _TextKind(None, formats, time=_TIME.search(body) is not None, counted=counted)
-    return _TextKind(_form(body), beyond=_BEYOND.search(body) is not None, counted=counted)
+        return _TextKind(
+            None,
+            formats,
+            time=_TIME.search(body) is not None,
+            counted=counted,
+        )
+    return _TextKind(
+        _form(body),
+        beyond=_BEYOND.search(body) is not None,
+        counted=counted,
+    )
 
 
 def _is_unit(text: str) -> bool:
@@ -420,7 +429,11 @@ class ColumnTexts:
         for (marks, unit), count in self.numbers.items():
             if unit in ("", name):
                 fits |= {decimal: fits[decimal] + count for decimal in marks or DECIMALS}
-        best, second = sorted(DECIMALS, key=lambda one: (fits[one], one == mark), reverse=True)
+        best, second = sorted(
+            DECIMALS,
+            key=lambda one: (fits[one], one == mark),
+            reverse=True,
+        )
         if not fits[best] or fits[best] < enough:
             return None
         said = []

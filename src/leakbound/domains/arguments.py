@@ -90,7 +90,10 @@ class ColumnEmbeddingBag(nn.EmbeddingBag):
     """As `ColumnEmbedding`, with the rows of one example reduced to their sum, mean or maximum."""
 
     def forward(
-        self, input: Tensor, offsets: Any = None, per_sample_weights: Tensor | None = None
+        self,
+        input: Tensor,
+        offsets: Any = None,
+        per_sample_weights: Tensor | None = None,
     ) -> Tensor:
         """Codes (N, K) to (N, D)."""
         if (looked_up_rows := _looked_up(self, bag=True)) is None:
@@ -217,7 +220,11 @@ class TakesTokens:
     no cache. Other models get the tokens alone.
     """
 
-    def __init__(self, forward: Callable[..., Any], domain: TokenDomain) -> None:
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        domain: TokenDomain,
+    ) -> None:
         self.forward = forward
         self.domain = domain
         known = inspect.signature(forward).parameters
@@ -283,7 +290,11 @@ def _read(model: nn.Module, takes: TakesRows) -> None:
     for k, (start, stop) in takes.coded.items():
         alone = torch.tensor([0, *(level * (k == other) for other, level in changes)])
         # All codes at once: an input that mixes columns shows here.
-        trials = torch.randint(stop - start, (TRIALS,), generator=stream(0, "trials", k))
+        trials = torch.randint(
+            stop - start,
+            (TRIALS,),
+            generator=stream(0, "trials", k),
+        )
         codes[k] = torch.cat([alone, trials])
         rows[:, start:stop] = nn.functional.one_hot(codes[k], stop - start).to(like)
     known = _embeddings(model)
@@ -374,7 +385,15 @@ def _looks(
     for values in seen.reshape(count, -1).cpu().T:
         alone = values[:-TRIALS]
         changed = (alone[1:] != alone[0]).tolist()
-        columns = {k for (k, _), is_changed in zip(changes, changed, strict=True) if is_changed}
+        columns = {
+            k
+            for (k, _), is_changed in zip(
+                changes,
+                changed,
+                strict=True,
+            )
+            if is_changed
+        }
         look = _Look(alone[:1])
         expected = alone[:1].expand(TRIALS)
         for k in columns:

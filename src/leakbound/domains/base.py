@@ -149,7 +149,12 @@ class Domain(Protocol):
         Empty if facts of this domain name nothing that may be rare.
         """
 
-    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
+    def fields(
+        self,
+        truth: Tensor | None,
+        guess: Tensor,
+        baseline: Tensor | None = None,
+    ) -> Fields:
         """What to show of paired examples and their prior-only baselines, or of reconstructions
         without a known truth.
         """
@@ -178,7 +183,11 @@ def euclidean(a: Tensor, b: Tensor) -> Tensor:
     """
     left, right = (x.detach().cpu().double().flatten(1) for x in (a, b))
     # The form with a matrix product loses half of the digits of near examples.
-    return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.cdist(
+        left,
+        right,
+        compute_mode="donot_use_mm_for_euclid_dist",
+    )
 
 
 @dataclass(frozen=True)
@@ -210,7 +219,12 @@ class NumberDomain:
     def project(self, x: Tensor) -> Tensor:
         """Clip to the box; NaN becomes its middle."""
         low, high = self.input_range
-        return torch.nan_to_num(x, nan=(low + high) / 2, posinf=high, neginf=low).clamp(low, high)
+        return torch.nan_to_num(
+            x,
+            nan=(low + high) / 2,
+            posinf=high,
+            neginf=low,
+        ).clamp(low, high)
 
     def hard(self, x: Tensor) -> Tensor:
         """The same as `project`."""
@@ -225,13 +239,22 @@ class NumberDomain:
         """The mean public example, which has the smallest mean squared error; else the middle."""
         if public is not None and tuple(public.shape[1:]) == self.shape and len(public):
             return public.mean(0)
-        return torch.full(self.shape, sum(self.input_range) / 2, dtype=self.dtype)
+        return torch.full(
+            self.shape,
+            sum(self.input_range) / 2,
+            dtype=self.dtype,
+        )
 
     def constants(self) -> tuple[Tensor, ...]:
         """The lowest value, the middle and the highest everywhere."""
         low, high = self.input_range
         return tuple(
-            torch.full(self.shape, v, dtype=self.dtype) for v in (low, (low + high) / 2, high)
+            torch.full(
+                self.shape,
+                v,
+                dtype=self.dtype,
+            )
+            for v in (low, (low + high) / 2, high)
         )
 
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
@@ -276,7 +299,12 @@ class NumberDomain:
         """(A, B) mean squared errors."""
         return squared_distances(a, b)
 
-    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
+    def fields(
+        self,
+        truth: Tensor | None,
+        guess: Tensor,
+        baseline: Tensor | None = None,
+    ) -> Fields:
         """The first values of the first reconstructions."""
         rows = guess[:_SHOWN].detach().flatten(1)[:, :_VALUES].double().tolist()
         return Fields(values=tuple(tuple(float(f"{v:.4g}") for v in row) for row in rows))
@@ -290,7 +318,12 @@ class ImageDomain(NumberDomain):
     noun = "image"
     has_neighbors = True
 
-    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
+    def fields(
+        self,
+        truth: Tensor | None,
+        guess: Tensor,
+        baseline: Tensor | None = None,
+    ) -> Fields:
         """Pictures of both; values if an image is a single line."""
         if min(self.shape[1:]) == 1:
             return super().fields(truth, guess)

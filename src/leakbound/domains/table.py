@@ -287,7 +287,13 @@ class TableDomain(PartsDomain):
             unit = column.unit_length
             typical = column.origin + unit * middle
             # A column with one value has spread 0, which `Column` refuses.
-            columns.append(replace(column, typical=typical, spread=unit * spread or None))
+            columns.append(
+                replace(
+                    column,
+                    typical=typical,
+                    spread=unit * spread or None,
+                )
+            )
         return replace(self, columns=tuple(columns))
 
     def project(self, x: Tensor) -> Tensor:
@@ -349,7 +355,11 @@ class TableDomain(PartsDomain):
         are farther apart than the scale. Float64 on the CPU; numbers in units of their tolerance.
         """
         x = x.detach().cpu().double()
-        codes = torch.empty(*x.shape[:-1], len(self.columns), dtype=torch.float64)
+        codes = torch.empty(
+            *x.shape[:-1],
+            len(self.columns),
+            dtype=torch.float64,
+        )
         for k, (column, start, stop) in enumerate(self.placed):
             if column.categorical:
                 codes[..., k] = FAR * x[..., start:stop].argmax(-1)
@@ -375,7 +385,11 @@ class TableDomain(PartsDomain):
             (column.name, level): share
             for column, start, stop in self.placed
             if column.categorical
-            for level, share in zip(column.names, shares[start:stop], strict=False)
+            for level, share in zip(
+                column.names,
+                shares[start:stop],
+                strict=False,
+            )
         }
 
     @property
@@ -400,7 +414,12 @@ class TableDomain(PartsDomain):
             for value, lost in zip(values.tolist(), gone.tolist(), strict=True)
         ]
 
-    def fields(self, truth: Tensor | None, guess: Tensor, baseline: Tensor | None = None) -> Fields:
+    def fields(
+        self,
+        truth: Tensor | None,
+        guess: Tensor,
+        baseline: Tensor | None = None,
+    ) -> Fields:
         """The values of every column, and which match if the truth is known."""
         shown = self.hard(guess.detach().cpu())
         columns = [

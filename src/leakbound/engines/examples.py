@@ -98,7 +98,13 @@ def _plan(task: Task, shape: Shape) -> Layers | None:
         weights = arbitrary_weights(task)
         # A mean over examples that gives no output a special place.
         loss = lambda outputs, _: torch.sin(outputs).flatten(1).mean(1).mean()  # noqa: E731
-        plain = replace(task, public=None, parameters=weights, kept=None, loss=loss)
+        plain = replace(
+            task,
+            public=None,
+            parameters=weights,
+            kept=None,
+            loss=loss,
+        )
         double = plain.to(task.parameters.device, torch.float64)
         layers = pools_first(read(plain, shape), exactly=False)  # constants have the task's type
         # A trained weight that is a value itself has no input and delta of its own per example.
@@ -115,7 +121,11 @@ def _agrees(task: Task, layers: Layers, shape: Shape) -> bool:
     """Whether rows are examples in every layer, and the sums over them are autograd's."""
     source = torch.Generator().manual_seed(0)
     for size in (2, 3):  # another dimension of an input cannot have both
-        inputs = normal((size, *shape), source, like=task.parameters).requires_grad_()
+        inputs = normal(
+            (size, *shape),
+            source,
+            like=task.parameters,
+        ).requires_grad_()
         labels = torch.zeros(size, dtype=torch.long, device=inputs.device)
         gradient = client.gradient(task, inputs, labels)
         cotangent = normal(gradient.shape, source, like=gradient)
@@ -167,7 +177,12 @@ class ExampleRows:
 
     @torch.no_grad()
     def __init__(
-        self, task: Task, passes: Passes, inputs: Tensor, labels: Tensor, copies: int = 1
+        self,
+        task: Task,
+        passes: Passes,
+        inputs: Tensor,
+        labels: Tensor,
+        copies: int = 1,
     ) -> None:
         self.task = task
         self.tensors = task.tensors(task.parameters.detach())
@@ -247,7 +262,11 @@ class ExampleRows:
         """Inner products (N, N) of the rows' gradients, in float64. Those of a Linear layer are
         products of its inputs' and its deltas': no gradient of its weights is made.
         """
-        total = self.output.new_zeros(len(self.output), len(self.output), dtype=torch.float64)
+        total = self.output.new_zeros(
+            len(self.output),
+            len(self.output),
+            dtype=torch.float64,
+        )
         for layer, a, d in self.weighted():
             weight, bias = (name in self.task.names for name in layer.weights)
             if layer.kind is Kind.LINEAR and a.ndim == 2:
@@ -279,7 +298,11 @@ class ExampleRows:
         return [torch.stack(own).sum(0)[None] for own in zip(*each, strict=True)]
 
     def _sums(
-        self, layer: Layer, x: Tensor, y: Tensor, shift: Tensor | None = None
+        self,
+        layer: Layer,
+        x: Tensor,
+        y: Tensor,
+        shift: Tensor | None = None,
     ) -> list[Tensor]:
         """The weight's products (m, ...) of x and y (s, m, ...), summed over s, and the bias's.
 
@@ -302,7 +325,11 @@ class ExampleRows:
             weight = (x * y).sum([0, *positions])
         return [weight, shift.sum([0, *positions])]
 
-    def _trained(self, layer: Layer, parts: Sequence[Tensor]) -> dict[str, Tensor]:
+    def _trained(
+        self,
+        layer: Layer,
+        parts: Sequence[Tensor],
+    ) -> dict[str, Tensor]:
         pairs = zip(layer.weights, parts, strict=True)
         return {name: own for name, own in pairs if name is not None and name in self.task.names}
 
@@ -372,7 +399,12 @@ def elements(passes: Passes) -> int:
     return 5 * sum(math.prod(layer.after) for layer, _ in passes.layers) + math.prod(first.before)
 
 
-def _convolved(weight: Tensor, options: Any, x: Tensor, y: Tensor) -> Tensor:
+def _convolved(
+    weight: Tensor,
+    options: Any,
+    x: Tensor,
+    y: Tensor,
+) -> Tensor:
     """Weight gradients (m, *W) of a convolution, summed over s, from x and y (s, m, ...)."""
     *how, groups = options["options"]
     turned = options.get("turned")
@@ -402,7 +434,12 @@ def repeated(rows: Tensor, copies: int) -> Tensor:
     return rows if copies == 1 else rows.repeat(copies, *[1] * (rows.ndim - 1))
 
 
-def _outer_squares(a: Tensor, da: Tensor, d: Tensor, dd: Tensor) -> Tensor:
+def _outer_squares(
+    a: Tensor,
+    da: Tensor,
+    d: Tensor,
+    dd: Tensor,
+) -> Tensor:
     """The sum over rows of (dd a^T + d da^T)^2, as products of matrices."""
     left = torch.maximum(a.abs().amax(), da.abs().amax())
     right = torch.maximum(d.abs().amax(), dd.abs().amax())

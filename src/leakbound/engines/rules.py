@@ -118,7 +118,11 @@ class SumRule(Rule):
         self.shape = value.shape
         return value
 
-    def tangent(self, x: Tensor | None, other: Tensor | None = None) -> Tensor | None:
+    def tangent(
+        self,
+        x: Tensor | None,
+        other: Tensor | None = None,
+    ) -> Tensor | None:
         if x is None or other is None:
             own = other if x is None else x
             return own if own is None else own.expand(self.shape)
@@ -160,7 +164,12 @@ class BilinearRule(Rule):
     def back(self, x: Tensor, other: Tensor) -> Back:
         return x, other
 
-    def of(self, x: Tensor, other: Tensor, into: Tensor | None = None) -> Tensor:
+    def of(
+        self,
+        x: Tensor,
+        other: Tensor,
+        into: Tensor | None = None,
+    ) -> Tensor:
         """The product, added to `into`, which may be overwritten."""
         raise NotImplementedError
 
@@ -171,7 +180,12 @@ class BilinearRule(Rule):
 class ProductRule(BilinearRule):
     """The product of every element, where sides may broadcast."""
 
-    def of(self, x: Tensor, other: Tensor, into: Tensor | None = None) -> Tensor:
+    def of(
+        self,
+        x: Tensor,
+        other: Tensor,
+        into: Tensor | None = None,
+    ) -> Tensor:
         return x * other if into is None else into.addcmul_(x, other)
 
     left = right = of
@@ -204,13 +218,28 @@ class MatrixProductRule(BilinearRule):
     def back(self, x: Tensor, other: Tensor) -> Back:
         return x.view(self.shapes[0]), other.view(self.shapes[1])
 
-    def of(self, x: Tensor, other: Tensor, into: Tensor | None = None) -> Tensor:
+    def of(
+        self,
+        x: Tensor,
+        other: Tensor,
+        into: Tensor | None = None,
+    ) -> Tensor:
         return torch.bmm(x, other) if into is None else into.baddbmm_(x, other)
 
-    def left(self, delta: Tensor, other: Tensor, into: Tensor | None = None) -> Tensor:
+    def left(
+        self,
+        delta: Tensor,
+        other: Tensor,
+        into: Tensor | None = None,
+    ) -> Tensor:
         return self.of(delta, other.mT, into)
 
-    def right(self, x: Tensor, delta: Tensor, into: Tensor | None = None) -> Tensor:
+    def right(
+        self,
+        x: Tensor,
+        delta: Tensor,
+        into: Tensor | None = None,
+    ) -> Tensor:
         return self.of(x.mT, delta, into)
 
 
@@ -338,7 +367,11 @@ class MaxPoolRule(Rule):
         size, *inner = self.back.shape
         if len(delta) != len(self.back_change):
             self.back_change = delta.new_empty(len(delta), *inner)
-        parts = zip(torch.split(delta, size), torch.split(self.back_change, size), strict=True)
+        parts = zip(
+            torch.split(delta, size),
+            torch.split(self.back_change, size),
+            strict=True,
+        )
         for part, place in parts:
             self._put(part, place)
         return self.back_change
@@ -406,7 +439,11 @@ class SoftmaxRule(Rule):
         mean = (self.value * self.delta).sum(self.dim, keepdim=True)
         # y' (delta - mean) + y (delta' - sum(y delta') - sum(y' delta))
         rate = torch.addcmul(delta * self.value, self.change, self.delta - mean)
-        return rate.addcmul_(self.value, rate.sum(self.dim, keepdim=True), value=-1)
+        return rate.addcmul_(
+            self.value,
+            rate.sum(self.dim, keepdim=True),
+            value=-1,
+        )
 
     def pulled(self, delta: Tensor) -> Tensor:
         return _softmax_backward(delta, self.value, self.dim, self.value.dtype)
@@ -495,7 +532,12 @@ class StraightCallRule(Rule):
     examples = 1
     """How many examples the call is about, set before each `forward`."""
 
-    def __init__(self, given: Given, call: Call, live: tuple[bool, ...]) -> None:
+    def __init__(
+        self,
+        given: Given,
+        call: Call,
+        live: tuple[bool, ...],
+    ) -> None:
         super().__init__(given)
         self.call = call
         self.live = live
@@ -554,7 +596,15 @@ class CurvedCallRule(StraightCallRule):
         self.pairs = []
         if all(x is None for x in xs) or not self.value.requires_grad:
             return None
-        changes = [x for x, own in zip(xs, self.sources, strict=True) if own.requires_grad]
+        changes = [
+            x
+            for x, own in zip(
+                xs,
+                self.sources,
+                strict=True,
+            )
+            if own.requires_grad
+        ]
         pairs = zip(self.slopes, changes, strict=True)
         self.pairs = [(s, x) for s, x in pairs if x is not None and s.requires_grad]
         if not self.pairs:
@@ -569,7 +619,10 @@ class CurvedCallRule(StraightCallRule):
 
 
 def paired(
-    delta: Tensor, before: Tensor, x: Tensor, change: Tensor | None
+    delta: Tensor,
+    before: Tensor,
+    x: Tensor,
+    change: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Twice the examples, so that one product of the two is <delta, x> + <before, change>."""
     if change is None:

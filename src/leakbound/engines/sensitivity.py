@@ -76,7 +76,11 @@ class Sensitivity:
 
     def of(self, kept: Tensor) -> Sensitivity:
         """The estimate for a model that has only the weights where `kept` (P,) is True."""
-        return replace(self, values=self.values * kept, gradient=self.gradient * kept)
+        return replace(
+            self,
+            values=self.values * kept,
+            gradient=self.gradient * kept,
+        )
 
 
 def sensitivity(
@@ -150,7 +154,11 @@ def sensitivity(
 
 
 def _squares(
-    task: Task, inputs: Tensor, labels: Tensor, pairs: Directions, chunk: int | None
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    pairs: Directions,
+    chunk: int | None,
 ) -> tuple[Tensor, Tensor]:
     """The sums (P,) over pairs of the squared changes of each example's gradient; the gradient."""
     total = torch.zeros_like(task.parameters)
@@ -178,7 +186,14 @@ def _is_mean(task: Task, inputs: Tensor, labels: Tensor) -> bool:
     if _known_mean(task, labels):
         return True
     outputs = client.forward(task, inputs)
-    for own in (outputs, normal(outputs.shape, stream(0, "outputs"), like=outputs)):
+    for own in (
+        outputs,
+        normal(
+            outputs.shape,
+            stream(0, "outputs"),
+            like=outputs,
+        ),
+    ):
         pairs = zip(torch.split(own, 1), torch.split(labels, 1), strict=True)
         each = torch.stack([task.loss(*pair) for pair in pairs])
         if not torch.allclose(task.loss(own, labels), each.mean(), rtol=1e-4):
@@ -198,7 +213,16 @@ def _batch(
     total = torch.zeros_like(task.parameters)
     for start in range(0, directions, step):
         count = min(step, directions - start)
-        drawn = torch.stack([normal(inputs.shape, source, like=inputs) for _ in range(count)])
+        drawn = torch.stack(
+            [
+                normal(
+                    inputs.shape,
+                    source,
+                    like=inputs,
+                )
+                for _ in range(count)
+            ]
+        )
         with torch.no_grad():
             gradient, changes = moved(task, inputs, labels, drawn, chunk)
         total += changes.square().sum(0)
@@ -210,7 +234,12 @@ def _elements(task: Task, inputs: Tensor) -> int:
     return 4 * len(task.parameters) + 64 * inputs.numel()
 
 
-def pair_changes(task: Task, inputs: Tensor, labels: Tensor, tangents: Tensor) -> Tensor:
+def pair_changes(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    tangents: Tensor,
+) -> Tensor:
     """As `example_changes`, for any model that `torch.func` can differentiate."""
 
     def pair(image: Tensor, label: Tensor, tangent: Tensor) -> Tensor:
@@ -224,7 +253,12 @@ def pair_changes(task: Task, inputs: Tensor, labels: Tensor, tangents: Tensor) -
     return each.detach()
 
 
-def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Tensor:
+def along(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    directions: Tensor,
+) -> Tensor:
     """Change (k, P) of the gradient when the whole batch moves along each of directions (k, B, *S).
 
     Pure `torch.func`, differentiable in the inputs and in the directions.
@@ -233,7 +267,11 @@ def along(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Ten
 
 
 def moved(
-    task: Task, inputs: Tensor, labels: Tensor, directions: Tensor, chunk: int | None = None
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    directions: Tensor,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradient (P,) and its changes (k, P) as `along` gives them, up to rounding.
 
@@ -287,7 +325,11 @@ def example_gradients(task: Task, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def example_products(task: Task, inputs: Tensor, labels: Tensor) -> Tensor | None:
+def example_products(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+) -> Tensor | None:
     """Inner products (B, B) of `example_gradients` in float64, without these gradients; None if the
     engine does not support the model, or the examples at once take more than MOST_BYTES.
 
@@ -302,7 +344,12 @@ def example_products(task: Task, inputs: Tensor, labels: Tensor) -> Tensor | Non
 
 
 @torch.no_grad()
-def example_changes(task: Task, inputs: Tensor, labels: Tensor, directions: Tensor) -> Tensor:
+def example_changes(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    directions: Tensor,
+) -> Tensor:
     """Change (B, P) of every example's gradient along that example's direction (B, *S).
 
     Includes a pruned model's missing weights, as if they were present.

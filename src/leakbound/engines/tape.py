@@ -116,7 +116,11 @@ class _Recorder(TorchFunctionMode):
         self.count = 1
 
     def __torch_function__(
-        self, func: Any, types_: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types_: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func in _UNFOLDED:
@@ -139,7 +143,12 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _note(
-        self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor], result: Any
+        self,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        result: Any,
     ) -> None:
         several = isinstance(result, tuple | list) and not isinstance(result, torch.Size)
         results = list(enumerate(result)) if several else [(None, result)]
@@ -201,7 +210,11 @@ def _attention(
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         size = scores.shape[-2:]
-        attn_mask = torch.ones(size, dtype=torch.bool, device=query.device).tril()
+        attn_mask = torch.ones(
+            size,
+            dtype=torch.bool,
+            device=query.device,
+        ).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores = scores.masked_fill(attn_mask.logical_not(), float("-inf"))
     elif attn_mask is not None:
@@ -268,7 +281,12 @@ def _run(task: Task, shape: tuple[int, ...]) -> Recording:
     return recorder.found
 
 
-def _joined(one: Call, other: Call, few: int, more: int) -> Call:
+def _joined(
+    one: Call,
+    other: Call,
+    few: int,
+    more: int,
+) -> Call:
     """One call for any number of examples, of two."""
 
     def join(a: Any, b: Any) -> Any:

@@ -124,7 +124,12 @@ class Applied:
         """Those of the strategy that started, with these mods."""
         if self.strategy is None:
             return ()
-        return describe(self.strategy, mods, rounds=self.rounds, arrays=self.arrays)[1]
+        return describe(
+            self.strategy,
+            mods,
+            rounds=self.rounds,
+            arrays=self.arrays,
+        )[1]
 
     def _of_server(self) -> dict[str, str]:
         """A note in an update's metadata if the strategy adds noise to it later."""
@@ -171,7 +176,13 @@ class Applied:
 
         return around
 
-    def _step(self, who: str, links: Sequence[Defense], before: str, arrays: Any) -> None:
+    def _step(
+        self,
+        who: str,
+        links: Sequence[Defense],
+        before: str,
+        arrays: Any,
+    ) -> None:
         if any(np.ndim(v) == 0 and np.asarray(v).dtype.kind == "f" for v in arrays):
             links = ()  # Flower neither clips a scalar nor adds noise to it
         self._steps.append(AppliedStep(who, tuple(links), before, self._digest(arrays)))

@@ -209,7 +209,12 @@ def describe(
         >>> found.clip.norm, found.noise.multiplier, found.noise.at, found.participation.law
         (0.5, 1.0, 'server', 'all')
     """
-    check.given(check.count, rounds=rounds, population=population, replies=replies)
+    check.given(
+        check.count,
+        rounds=rounds,
+        population=population,
+        replies=replies,
+    )
     rule = _rule(strategy)
     effects = [effect for mod in reversed(mods) for effect in _effects(mod, rule)]
     clips = {effect.name for effect in effects if effect.clips}
@@ -294,7 +299,11 @@ def _of_link(mod: DefenseMod, link: Any) -> ModEffect:
     if isinstance(link, ClipExamples):
         return ModEffect(name, {**_l2(link.clip_norm), "clip.kind": "example"})
     if isinstance(link, GaussianNoise):
-        return ModEffect(name, {**noise, "noise.std": rate * link.noise_std}, gradient=gradient)
+        return ModEffect(
+            name,
+            {**noise, "noise.std": rate * link.noise_std},
+            gradient=gradient,
+        )
     if type(link) is GaussianMechanism:  # not one whose noise is correlated over rounds
         level = {"noise.multiplier": link.noise_multiplier, "noise.at": "optimizer"}
         local = {"local.steps": mod.setup.steps, "local.batch": mod.setup.batch_size}
@@ -322,7 +331,10 @@ def _of_clients(effects: Sequence[ModEffect]) -> dict[str, Any]:
     return {**stated, "noise.at": "none"}
 
 
-def _of_strategy(rule: ServerRule, effects: Sequence[ModEffect]) -> dict[str, Any]:
+def _of_strategy(
+    rule: ServerRule,
+    effects: Sequence[ModEffect],
+) -> dict[str, Any]:
     """The noise that the strategy adds, and the clip that it relies on."""
     clips = (effect.facts for effect in effects if effect.name == rule.mod)
     stated: dict[str, Any] = dict(next(clips, {"clip.kind": "none"}))
@@ -359,7 +371,11 @@ def _averages(inner: Any) -> bool:
     return isinstance(inner, OlderFedAvg) and kind.aggregate_fit is OlderFedAvg.aggregate_fit
 
 
-def _participation(rule: ServerRule, population: int | None, replies: int | None) -> dict[str, Any]:
+def _participation(
+    rule: ServerRule,
+    population: int | None,
+    replies: int | None,
+) -> dict[str, Any]:
     inner = rule.inner
     cohort = getattr(rule.noisy, "num_sampled_clients", None)
     share = getattr(inner, "fraction_train", getattr(inner, "fraction_fit", None))
@@ -382,7 +398,11 @@ def _participation(rule: ServerRule, population: int | None, replies: int | None
     }
 
 
-def _divided(rule: ServerRule, stated: Mapping[str, Any], cohort: int) -> dict[str, Any]:
+def _divided(
+    rule: ServerRule,
+    stated: Mapping[str, Any],
+    cohort: int,
+) -> dict[str, Any]:
     """The noise on the sum of the clients that are really sampled."""
     said = rule.noisy.num_sampled_clients
     z = stated["noise.multiplier"]

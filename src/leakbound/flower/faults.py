@@ -69,7 +69,12 @@ def of_adaptive(name: str) -> frozenset[str]:
     """
     # two updates of twice the norm: both are clipped, so the norm should grow by e^1
     with _quiet():
-        rule = _strategy(name, clients=2, noise=0.05, clip_norm_lr=2.0)
+        rule = _strategy(
+            name,
+            clients=2,
+            noise=0.05,
+            clip_norm_lr=2.0,
+        )
         update = np.full(WIDE, 2 * NORM / WIDE**0.5)
         sent = update if "ServerSide" in name else update / 2  # the clients clip in the latter
         mean = _aggregated(rule, [np.zeros(WIDE)], [[sent], [sent]])
@@ -124,14 +129,24 @@ def _through(mod: Any, start: Values, update: Values) -> list[Any] | None:
     return list(next(iter(reply.content.array_records.values())).to_numpy_ndarrays())
 
 
-def _strategy(name: str, *, clients: int, noise: float = 0.0, **settings: Any) -> Any:
+def _strategy(
+    name: str,
+    *,
+    clients: int,
+    noise: float = 0.0,
+    **settings: Any,
+) -> Any:
     kind = getattr(strategies, name)
     norm = {"initial_clipping_norm" if "Adaptive" in name else "clipping_norm": NORM}
     given = {"noise_multiplier": noise, "num_sampled_clients": clients, **norm}
     return kind(strategies.FedAvg(), **given, **settings)
 
 
-def _aggregated(rule: Any, start: Values, updates: Sequence[Values]) -> list[Any] | None:
+def _aggregated(
+    rule: Any,
+    start: Values,
+    updates: Sequence[Values],
+) -> list[Any] | None:
     rule.current_arrays = _arrays(start)
     mean, _ = rule.aggregate_train(1, [_reply(update, norm_bit=1) for update in updates])
     return None if mean is None else list(mean.to_numpy_ndarrays())

@@ -86,7 +86,11 @@ def only_arrays(content: RecordDict, what: str) -> tuple[str, ArrayRecord]:
     return records[0]
 
 
-def names(record: ArrayRecord, like: Mapping[str, Tensor], what: str) -> dict[str, str]:
+def names(
+    record: ArrayRecord,
+    like: Mapping[str, Tensor],
+    what: str,
+) -> dict[str, str]:
     """The model's name for each key of a record: the key, or the name at its position if numbered.
 
     A record of plain NumPy arrays (`get_weights`, Flower's `NumPyClient`) has the keys 0, 1, ...
@@ -138,7 +142,10 @@ def read(
 
 
 def write(
-    changed: Mapping[str, Tensor], record: ArrayRecord, like: Mapping[str, Tensor], what: str
+    changed: Mapping[str, Tensor],
+    record: ArrayRecord,
+    like: Mapping[str, Tensor],
+    what: str,
 ) -> ArrayRecord:
     """A record with the keys, order and types of `record`, and the new values in `changed`."""
     fresh = dict(record)
@@ -184,7 +191,12 @@ def _values(array: Array, like: Tensor, where: str) -> Tensor:
     return torch.from_numpy(values.copy(order="C"))
 
 
-def save(records: RecordDict, key: str, owner: str, value: Any) -> None:
+def save(
+    records: RecordDict,
+    key: str,
+    owner: str,
+    value: Any,
+) -> None:
     """Put a value under a key: its tensors as arrays, the rest as text. `load` checks the owner."""
     tree, tensors = packed(value)
     arrays = {name: Array(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}
@@ -192,7 +204,12 @@ def save(records: RecordDict, key: str, owner: str, value: Any) -> None:
     records[f"{key}.tree"] = ConfigRecord({"tree": tree, "owner": owner})
 
 
-def load(records: RecordDict, key: str, owner: str, defense: Chain) -> Any:
+def load(
+    records: RecordDict,
+    key: str,
+    owner: str,
+    defense: Chain,
+) -> Any:
     """The value under a key, None if there is none."""
     if f"{key}.tree" not in records:
         return None

@@ -67,13 +67,24 @@ class DefenseMod:
         DefenseMod(Clip(clip_norm=1.0) → GaussianNoise(noise_std=0.1))
     """
 
-    def __init__(self, defense: Defense, setup: Setup, *, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        defense: Defense,
+        setup: Setup,
+        *,
+        seed: int | None = None,
+    ) -> None:
         self.defense = chain(defense)
         self.setup = setup
         self.seed = seed
         check_of_client(self.defense, "a mod; let Flower's SecAgg+ sum them")
 
-    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    def __call__(
+        self,
+        message: Message,
+        context: Context,
+        call_next: ClientAppCallable,
+    ) -> Message:
         if not messages.is_train(message):
             return call_next(message, context)
         with collecting(defends=True) as inside:
@@ -100,7 +111,14 @@ class DefenseMod:
             made = (update, ready) if whole is self.defense else None
             rate = work.own.task.plan.learning_rate
             # sealed last: an outer mod compares its digest with what arrives
-            seal(reply, whole, made=made, seeded=seeded, given=given, rate=rate)
+            seal(
+                reply,
+                whole,
+                made=made,
+                seeded=seeded,
+                given=given,
+                rate=rate,
+            )
         except Exception as error:
             return self._refuse(message, error)
         return reply
@@ -127,7 +145,13 @@ def combined(inner: Chain, outer: Chain) -> Chain:
 class _FlowerRound:
     """One client's round, from the server's message to the defended reply."""
 
-    def __init__(self, mod: DefenseMod, message: Message, context: Context, depth: int) -> None:
+    def __init__(
+        self,
+        mod: DefenseMod,
+        message: Message,
+        context: Context,
+        depth: int,
+    ) -> None:
         """Read and check the message and the stored state; decide from which weights to start."""
         self.setup = mod.setup
         self.context = context
@@ -138,7 +162,12 @@ class _FlowerRound:
             source = stream(mod.seed, "flower", messages.client_of(context), str(number), depth)
         self.key, record = only_arrays(message.content, SENT)
         self.like = self.setup.state()
-        sent = read(record, self.like, what=SENT, most_bytes=self.setup.most_bytes)
+        sent = read(
+            record,
+            self.like,
+            what=SENT,
+            most_bytes=self.setup.most_bytes,
+        )
         self.record = ArrayRecord(dict(record))  # the train function may empty the message's
         task = self.setup.task(sent, config)
         self.place = f"leakbound.defense.{depth}"

@@ -103,7 +103,11 @@ class Watched(_Watching, Strategy):
     aggregate_evaluate = _passed_on("aggregate_evaluate")
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if server_round in self.rounds:
@@ -133,7 +137,14 @@ class Watched(_Watching, Strategy):
             if asked is None or reply.has_error():
                 continue
             try:
-                self._add(capture_of(number, asked, reply, learning_rate=self._rate))
+                self._add(
+                    capture_of(
+                        number,
+                        asked,
+                        reply,
+                        learning_rate=self._rate,
+                    )
+                )
             except Exception as error:  # the training continues: this code only observes
                 log(WARNING, "leakbound does not keep the reply: %s", error)
         # weights of past rounds would only fill the memory
@@ -165,7 +176,10 @@ class WatchedSum(_Watching, SumStrategy):
     evaluate = _passed_on("evaluate")
 
     def configure_fit(
-        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+        self,
+        server_round: int,
+        parameters: Parameters,
+        client_manager: ClientManager,
     ) -> list[tuple[ClientProxy, FitIns]]:
         if server_round in self.rounds:
             self._before = _numbered(parameters)
@@ -204,7 +218,11 @@ class WatchedSum(_Watching, SumStrategy):
 
 
 def capture_of(
-    number: int, asked: Message, reply: Message, *, learning_rate: float | None = None
+    number: int,
+    asked: Message,
+    reply: Message,
+    *,
+    learning_rate: float | None = None,
 ) -> Capture:
     """What the server holds of one client in one round."""
     client = reply.metadata.src_node_id
@@ -224,7 +242,15 @@ def capture_of(
     examples = first(COUNTS, reply.content.metric_records.values())
     if learning_rate is None:
         learning_rate = first(RATES, asked.content.config_records.values())
-    return view(number, client, kind, after, before, examples=examples, learning_rate=learning_rate)
+    return view(
+        number,
+        client,
+        kind,
+        after,
+        before,
+        examples=examples,
+        learning_rate=learning_rate,
+    )
 
 
 def _numbered(parameters: Parameters) -> dict[str, Tensor]:
@@ -423,7 +449,13 @@ def _flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return flat
 
 
-def _component(folder: Path, about: Mapping[str, Any], name: str, kind: type, say: Say) -> Any:
+def _component(
+    folder: Path,
+    about: Mapping[str, Any],
+    name: str,
+    kind: type,
+    say: Say,
+) -> Any:
     """One app that the pyproject.toml names, imported from the folder; its kind is checked."""
     path = about["components"].get(name)
     if not isinstance(path, str):

@@ -96,7 +96,13 @@ def declared_of(policy: ClientPolicy, deployment: Deployment) -> Declared:
     return Declared(std * scale, bound * scale * (batch if examples else 1), change, batch)
 
 
-def judged(one: Sent, two: Sent, declared: Declared, *, same: bool) -> Iterator[Requirement]:
+def judged(
+    one: Sent,
+    two: Sent,
+    declared: Declared,
+    *,
+    same: bool,
+) -> Iterator[Requirement]:
     """Noise, clip and sensitivity of the releases of two processes."""
     std, bound, change, _ = declared
     # divided among all tests, so that all together keep to LEVEL
@@ -135,7 +141,12 @@ def _of_norm(key: str, stated: str, test: NormTest) -> Requirement:
     return replace(tested, numbers=(test.estimate, test.critical))
 
 
-def _tested(key: str, stated: str, result: str, broken: bool) -> Requirement:
+def _tested(
+    key: str,
+    stated: str,
+    result: str,
+    broken: bool,
+) -> Requirement:
     stated = f"{stated} (false alarm at most {LEVEL:g})"
     return Requirement(key, stated, result, answer_of(broken=broken))
 
@@ -149,7 +160,11 @@ def _sent(seen: Sent) -> Requirement:
     return Requirement("sent", stated, "; ".join(words) or "these leave", answer)
 
 
-def _reported(policy: ClientPolicy, deployment: Deployment, facts: dict[str, Any]) -> Requirement:
+def _reported(
+    policy: ClientPolicy,
+    deployment: Deployment,
+    facts: dict[str, Any],
+) -> Requirement:
     """The client's settings beside the deployment's, key by key."""
     reported = _leaves(msgspec.to_builtins(parse(facts)))
     stated = _leaves(msgspec.to_builtins(deployment))
@@ -189,7 +204,11 @@ def _both(policy: ClientPolicy, declared: Declared) -> list[Sent]:
     try:
         for _ in range(2):
             here, there = context.Pipe(duplex=False)
-            worker = context.Process(target=_work, args=(policy, declared, there), daemon=True)
+            worker = context.Process(
+                target=_work,
+                args=(policy, declared, there),
+                daemon=True,
+            )
             workers.append(worker)
             worker.start()
             readers.append(here)
@@ -238,7 +257,10 @@ def built(policy: NamedModel) -> torch.nn.Module:
     return model
 
 
-def _called(policy: ClientPolicy, declared: Declared) -> Sent:
+def _called(
+    policy: ClientPolicy,
+    declared: Declared,
+) -> Sent:
     # Bytecode of the client's code would also serve a change of the same size in the same second.
     sys.dont_write_bytecode = True
     net = built(policy)

@@ -45,7 +45,13 @@ def contrasts(rows: Array) -> Array:
     return np.asarray((rows[1:] - means) * np.sqrt(before / (before + 1)))
 
 
-def faults_of(rows: Array, spans: Spans, *, ratio: float, level: float) -> Iterator[str]:
+def faults_of(
+    rows: Array,
+    spans: Spans,
+    *,
+    ratio: float,
+    level: float,
+) -> Iterator[str]:
     """What is wrong with the noise of releases (n, P), over std."""
     # the most energy that signals add
     whole = contrasts(rows)
@@ -91,7 +97,12 @@ class NormTest:
     critical: float
 
 
-def norm_of(mean: Array, variance: float, bound: float, level: float) -> NormTest:
+def norm_of(
+    mean: Array,
+    variance: float,
+    bound: float,
+    level: float,
+) -> NormTest:
     """Test the norm of the signal behind a mean (P,) with noise of this variance."""
     energy = float(np.square(mean).sum())
     if not variance:

@@ -168,7 +168,11 @@ def read(path: Path) -> GatePolicy:
     return GatePolicy(path, text, tables)
 
 
-def _tables(what: str, text: str, table: dict[str, Any]) -> Iterator[tuple[str, int, Any]]:
+def _tables(
+    what: str,
+    text: str,
+    table: dict[str, Any],
+) -> Iterator[tuple[str, int, Any]]:
     for kind, rows in table.items():
         place = 0
         key = kind

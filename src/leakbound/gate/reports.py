@@ -80,7 +80,11 @@ def markdown(requirements: Sequence[Requirement]) -> bytes:
     """A table for a pull request."""
     lines = [f"**leakbound check**: {summary(requirements)}\n", "| answer | of | stated | found |"]
     lines.append("|---|---|---|---|")
-    for one in sorted(requirements, key=lambda one: [*CODES].index(one.answer), reverse=True):
+    for one in sorted(
+        requirements,
+        key=lambda one: [*CODES].index(one.answer),
+        reverse=True,
+    ):
         texts = (one.subject, one.stated, one.found)
         cells = [escaped(_line(text)) for text in texts]
         lines.append(" | ".join([f"| **{one.answer}**", *cells]) + " |")

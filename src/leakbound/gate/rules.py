@@ -45,7 +45,10 @@ SHOWN = 3
 
 
 def decide(
-    policy: GatePolicy, *, workers: int = 1, say: Callable[[str], None] = lambda text: None
+    policy: GatePolicy,
+    *,
+    workers: int = 1,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Requirement]:
     """Every requirement of a policy with its answer; `say` gets what starts, with its code.
 
@@ -86,7 +89,11 @@ def _answers(table: Any, base: Path, workers: int) -> Iterator[Requirement]:
 
 
 @_answers.register
-def _of_audit(table: AuditPolicy, base: Path, workers: int) -> Iterator[Requirement]:
+def _of_audit(
+    table: AuditPolicy,
+    base: Path,
+    workers: int,
+) -> Iterator[Requirement]:
     run = _run(table, base, workers)
     names = tables.Names(run.assessments, run.trainings)
     every = tables.configurations(run.assessments, names)
@@ -107,7 +114,13 @@ def _of_audit(table: AuditPolicy, base: Path, workers: int) -> Iterator[Requirem
         answer = answer_of(broken=len(bad) > table.exposed, unsure=bool(gaps))
         stated = f"at most {table.exposed} configurations are exposed"
         words = _words(f"{len(bad)} of {len(rows)}", bad, gaps)
-        yield Requirement("exposed", stated, words, answer, numbers=(len(bad), table.exposed))
+        yield Requirement(
+            "exposed",
+            stated,
+            words,
+            answer,
+            numbers=(len(bad), table.exposed),
+        )
     if table.verdict is not None:
         least = VERDICTS.index(table.verdict)
         bad = [row for row in rows if VERDICTS.index(row.verdict) < least]
@@ -115,7 +128,13 @@ def _of_audit(table: AuditPolicy, base: Path, workers: int) -> Iterator[Requirem
         answer = answer_of(broken=shown, unsure=bool(bad or gaps))
         words = _words(f"{len(rows) - len(bad)} of {len(rows)} are", bad, gaps)
         stated = f"each verdict is at least {table.verdict!r}"
-        yield Requirement("verdict", stated, words, answer, numbers=(len(bad), 0))
+        yield Requirement(
+            "verdict",
+            stated,
+            words,
+            answer,
+            numbers=(len(bad), 0),
+        )
     if table.accuracy_cost is not None:
         yield _cost(table, table.accuracy_cost, tables.training_costs(run.trainings, names))
     if table.no_worse_than is not None:
@@ -139,7 +158,13 @@ def _run(table: AuditPolicy, base: Path, workers: int) -> folder.Run:
                 f"{table.seconds:g} s left; give more seconds or a smaller plan"
             )
 
-    done = run_audit(base / table.plan, out=place, workers=workers, pictures=False, watch=watch)
+    done = run_audit(
+        base / table.plan,
+        out=place,
+        workers=workers,
+        pictures=False,
+        watch=watch,
+    )
     return folder.read(done.folder)
 
 
@@ -152,13 +177,21 @@ def _is(name: str, defense: str) -> bool:
     return tables.title(name) in (defense, defense.split()[0])
 
 
-def _words(first: str, bad: Sequence[tables.Configuration], gaps: Sequence[str]) -> str:
+def _words(
+    first: str,
+    bad: Sequence[tables.Configuration],
+    gaps: Sequence[str],
+) -> str:
     words = [f"{row.defense}, {row.model}, batch {row.batch_size}: {row.verdict}" for row in bad]
     more = [f"{len(bad) - SHOWN} more"] * (len(bad) > SHOWN)
     return "; ".join([first, *words[:SHOWN], *more, *gaps[:SHOWN]])
 
 
-def _no_worse(table: AuditPolicy, before: folder.Run, run: folder.Run) -> Iterator[Requirement]:
+def _no_worse(
+    table: AuditPolicy,
+    before: folder.Run,
+    run: folder.Run,
+) -> Iterator[Requirement]:
     both = compare(before, run)
     pairs = [pair for pair in both.verdicts if _counts(table, pair.first.defense)]
     worse = [pair.second for pair in pairs if pair.change < 0]
@@ -168,7 +201,13 @@ def _no_worse(table: AuditPolicy, before: folder.Run, run: folder.Run) -> Iterat
     answer = answer_of(broken=bool(worse) and not both.grave, unsure=bool(gaps))
     words = _words(f"{len(worse)} of {len(pairs)} are less safe", worse, gaps)
     stated = f"no verdict is worse than in {before.folder}"
-    yield Requirement("no_worse_than", stated, words, answer, numbers=(len(worse), 0))
+    yield Requirement(
+        "no_worse_than",
+        stated,
+        words,
+        answer,
+        numbers=(len(worse), 0),
+    )
     if table.higher_scores is not None:
         rows = [row for row in both.attacks if row.score and _counts(table, row.key[2])]
         higher = [row for row in rows if row.score and row.score.side > 0]
@@ -179,11 +218,19 @@ def _no_worse(table: AuditPolicy, before: folder.Run, run: folder.Run) -> Iterat
         stated = f"at most {table.higher_scores} attacks score visibly higher"
         words = "; ".join([words, *labels, *both.grave])
         numbers = (len(higher), table.higher_scores)
-        yield Requirement("higher_scores", stated, words, answer, numbers=numbers)
+        yield Requirement(
+            "higher_scores",
+            stated,
+            words,
+            answer,
+            numbers=numbers,
+        )
 
 
 def _cost(
-    table: AuditPolicy, limit: float, costs: dict[tuple[str, str], tables.TrainingCost]
+    table: AuditPolicy,
+    limit: float,
+    costs: dict[tuple[str, str], tables.TrainingCost],
 ) -> Requirement:
     """Decided by the interval over training seeds: by its upper end it holds, by its lower not."""
     words = []
@@ -212,11 +259,21 @@ def _cost(
         answers = [UNSURE]
     stated = f"a defense costs at most {limit:g} points of accuracy"
     numbers = (max(means), limit) if means else None
-    return Requirement("accuracy_cost", stated, "; ".join(words), worst(answers), numbers=numbers)
+    return Requirement(
+        "accuracy_cost",
+        stated,
+        "; ".join(words),
+        worst(answers),
+        numbers=numbers,
+    )
 
 
 @_answers.register
-def _of_deployment(table: DeploymentPolicy, base: Path, workers: int) -> Iterator[Requirement]:
+def _of_deployment(
+    table: DeploymentPolicy,
+    base: Path,
+    workers: int,
+) -> Iterator[Requirement]:
     path = base / table.file
     deployment, mistakes = file.read(path)
     words = [f"{one.name}: {one.text}" for one in mistakes[:SHOWN]]
@@ -259,11 +316,21 @@ def _of_deployment(table: DeploymentPolicy, base: Path, workers: int) -> Iterato
                 words.append(f"not stated: {', '.join(row.missing)}")
             stated = f"{key} at most {limit:g} {at} {of}"
             numbers = None if value is None else (value, limit)
-            yield Requirement(key, stated, "; ".join(words), answer, numbers=numbers)
+            yield Requirement(
+                key,
+                stated,
+                "; ".join(words),
+                answer,
+                numbers=numbers,
+            )
 
 
 @_answers.register
-def _of_epsilon(table: EpsilonPolicy, base: Path, workers: int) -> Iterator[Requirement]:
+def _of_epsilon(
+    table: EpsilonPolicy,
+    base: Path,
+    workers: int,
+) -> Iterator[Requirement]:
     audited = finding.read(base / table.file)
     claimed = [eps for eps in (table.epsilon, audited.claims.declared) if eps is not None]
     claims = replace(audited.claims, declared=min(claimed, default=None))
@@ -272,16 +339,30 @@ def _of_epsilon(table: EpsilonPolicy, base: Path, workers: int) -> Iterator[Requ
     stated = f"no epsilon above its claim is found in {table.file}, at delta {claims.delta:g}"
     numbers = None if claims.least is None else (audited.best.epsilon, claims.least)
     answer = answers.get(audited.code, UNSURE)
-    yield Requirement("file", stated, audited.sentence, answer, numbers=numbers)
+    yield Requirement(
+        "file",
+        stated,
+        audited.sentence,
+        answer,
+        numbers=numbers,
+    )
 
 
 @_answers.register
-def _of_client(table: ClientPolicy, base: Path, workers: int) -> Iterator[Requirement]:
+def _of_client(
+    table: ClientPolicy,
+    base: Path,
+    workers: int,
+) -> Iterator[Requirement]:
     return client.answers(table, base)
 
 
 @_answers.register
-def _of_model(table: ModelPolicy, base: Path, workers: int) -> Iterator[Requirement]:
+def _of_model(
+    table: ModelPolicy,
+    base: Path,
+    workers: int,
+) -> Iterator[Requirement]:
     net = client.built(table)
     named = dict(net.state_dict()) if table.file is None else tensors.read(base / table.file)[0]
     form = of_shape(table.input_shape, table.input_range)
@@ -290,4 +371,10 @@ def _of_model(table: ModelPolicy, base: Path, workers: int) -> Iterator[Requirem
     words = "; ".join(f"{mark.kind}: {mark.words}" for mark in marks[:SHOWN])
     stated = f"{table.file or table.model} has no mark of a malicious model"
     answer = answer_of(broken=bool(marks))
-    yield Requirement("file", stated, words or inspection.NOT_SAFE, answer, numbers=(len(marks), 0))
+    yield Requirement(
+        "file",
+        stated,
+        words or inspection.NOT_SAFE,
+        answer,
+        numbers=(len(marks), 0),
+    )

@@ -135,7 +135,11 @@ class LayerFinding:
         return self.strength >= self.threshold
 
 
-def parallel(rows: Tensor, least: float = PARALLEL, spread: float = FEW_WEIGHTS) -> list[int]:
+def parallel(
+    rows: Tensor,
+    least: float = PARALLEL,
+    spread: float = FEW_WEIGHTS,
+) -> list[int]:
     """The largest set of rows (k, d) that are parallel to one of them, as indices.
 
     Rows whose weight lies on fewer than `spread` entries are left out: two of these can be parallel
@@ -285,7 +289,11 @@ FEWEST_UNITS = 16
 FEW_IMAGES = 4
 
 
-def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[LayerFinding]:
+def on_probes(
+    task: Task,
+    layers: list[LayerRows],
+    inputs: Tensor,
+) -> list[LayerFinding]:
     findings = []
     flat = inputs.flatten(1)
     fits = [la for la in layers if la.linear and la.rows.shape[1] == flat.shape[1]]
@@ -306,7 +314,11 @@ def on_probes(task: Task, layers: list[LayerRows], inputs: Tensor) -> list[Layer
     return findings
 
 
-def _same_answers(layer: LayerRows, seen: Tensor, rates: Tensor) -> LayerFinding:
+def _same_answers(
+    layer: LayerRows,
+    seen: Tensor,
+    rates: Tensor,
+) -> LayerFinding:
     """Units with the same outputs (n, k) on all probes, up to scale and level. Units that are on
     for almost no image, or for almost all, do not distinguish images: left out.
     """
@@ -336,14 +348,22 @@ def _rarely_active(layer: LayerRows, rates: Tensor) -> LayerFinding:
     return LayerFinding(layer.name, "rarely active", share, MOSTLY, words)
 
 
-def tried(task: Task, inputs: Tensor | None, shape: tuple[int, ...]) -> list[LayerFinding]:
+def tried(
+    task: Task,
+    inputs: Tensor | None,
+    shape: tuple[int, ...],
+) -> list[LayerFinding]:
     """Marks that a small batch shows: outputs whose loss ignores the labels, and gains."""
     low, high = task.input_range
     if task.label_range is None:
         return []
     if inputs is None or len(inputs) < FEW_IMAGES:
         source = stream(0, "inspection", *shape)
-        inputs = low + (high - low) * uniform((FEW_IMAGES, *shape), source, like=task.parameters)
+        inputs = low + (high - low) * uniform(
+            (FEW_IMAGES, *shape),
+            source,
+            like=task.parameters,
+        )
     inputs = inputs[:FEW_IMAGES]
     labels = torch.arange(len(inputs), device=inputs.device) % task.label_range
     try:
@@ -357,7 +377,11 @@ def _label_blind(task: Task, output: Tensor, labels: Tensor) -> LayerFinding:
     """Outputs for which the loss has a constant derivative, independent of outputs and labels."""
     slopes = []
     for draw in range(2):
-        values = uniform(output.shape, stream(draw, "inspection", "loss"), like=output)
+        values = uniform(
+            output.shape,
+            stream(draw, "inspection", "loss"),
+            like=output,
+        )
         values = (4 * values - 2).requires_grad_()
         moved = labels.roll(draw)
         with torch.enable_grad():
@@ -371,11 +395,20 @@ def _label_blind(task: Task, output: Tensor, labels: Tensor) -> LayerFinding:
     return LayerFinding("loss", "linear trap", float(count), 1.0, words)
 
 
-def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[LayerFinding]]:
+def _gains(
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+) -> tuple[Tensor, list[LayerFinding]]:
     """The outputs; and how much the loss moves with each layer's outputs, over the model's own."""
     seen: dict[str, Tensor] = {}
 
-    def keep(name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+    def keep(
+        name: str,
+        module: nn.Module,
+        inputs: object,
+        output: Tensor,
+    ) -> None:
         seen[name] = output
 
     values = {
@@ -391,7 +424,11 @@ def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Lay
     wanted = [output, *seen.values()]
     slopes = _slopes(loss, wanted)
     if not bool(slopes[0].any()):  # the loss is saturated on these images
-        push = normal(output.shape, stream(0, "inspection", "push"), like=output)
+        push = normal(
+            output.shape,
+            stream(0, "inspection", "push"),
+            like=output,
+        )
         slopes = _slopes((output * push).sum(), wanted)
     base = float(slopes[0].double().norm())
     findings = []
@@ -405,5 +442,9 @@ def _gains(task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, list[Lay
 
 def _slopes(value: Tensor, wanted: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(
-        value, wanted, allow_unused=True, materialize_grads=True, retain_graph=True
+        value,
+        wanted,
+        allow_unused=True,
+        materialize_grads=True,
+        retain_graph=True,
     )

@@ -134,7 +134,11 @@ def to_wandb(found: Found, *, mode: str | None = None) -> str:
             run.summary.update(content.words)
             for path in _write(Path(run.dir), content):
                 # `save` takes a pattern, and a path may hold its signs.
-                run.save(glob.escape(str(path)), base_path=run.dir, policy="now")
+                run.save(
+                    glob.escape(str(path)),
+                    base_path=run.dir,
+                    policy="now",
+                )
             return str(run.id)
 
 
@@ -166,7 +170,12 @@ def _of_run(place: Path) -> LoggedContent:
     check_report()
     run = folder.read(place)
     taken = set[str]()
-    subject = evidence.of_run(run, {}, accountant_of(epsilon, DELTA), images=False)
+    subject = evidence.of_run(
+        run,
+        {},
+        accountant_of(epsilon, DELTA),
+        images=False,
+    )
     sign_off = subject.sign_off
     made = subject.provenance
     key = _name(taken, "leakbound", subject.name)

@@ -24,7 +24,11 @@ class PlantedLayer(Attack):
     scale. It decodes rows of balanced signs as `TrapWeights` does.
     """
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         """Find the layer, move it to the front as the attacks expect it, and decode it."""
         task = seen_task(observation)
         if isinstance(task.model, Trap):
@@ -78,9 +82,19 @@ def _alone(
     scale = _way_back(task, prefix, order)
     factor = torch.cat([scale.repeat_interleave(weight.shape[1]), scale])
     threat = replace(observation.threat, server=Server.MALICIOUS)
-    seen = replace(observation, update=chosen(observation.update, index, factor), task=front)
+    seen = replace(
+        observation,
+        update=chosen(observation.update, index, factor),
+        task=front,
+    )
     # What the whole model sent, and its earlier rounds, do not fit the layer alone.
-    return replace(seen, threat=threat, defense=None, sent=None, history=())
+    return replace(
+        seen,
+        threat=threat,
+        defense=None,
+        sent=None,
+        history=(),
+    )
 
 
 def _way_back(task: Task, prefix: str, order: Tensor) -> Tensor:

@@ -143,11 +143,19 @@ class Policy:
     def __post_init__(self) -> None:
         check.positive(psnr=self.psnr, share=self.share)
         check.one_of(ACTIONS, on_leak=self.on_leak, on_planted=self.on_planted)
-        check.one_of(ACTIONS, on_facts=self.on_facts, on_undecided=self.on_undecided)
+        check.one_of(
+            ACTIONS,
+            on_facts=self.on_facts,
+            on_undecided=self.on_undecided,
+        )
         check.one_of(REFUSALS, on_refuse=self.on_refuse)
         for kind in self.accepted:
             check.one_of(KINDS, accepted=kind)
-        check.count(draws=self.draws, directions=self.directions, people=self.people)
+        check.count(
+            draws=self.draws,
+            directions=self.directions,
+            people=self.people,
+        )
         if self.draws < 2:
             raise ValueError("draws is 1; give at least 2, for a standard error")
         if self.probability is not None and not 0 < self.probability < 1:
@@ -347,11 +355,20 @@ def measure(
         record = replace_record(evidence.record, attack=about)
         try:
             answer = attack(seen, source)
-            attacked = replace(evidence, record=record, attack=attack, reconstruction=answer)
+            attacked = replace(
+                evidence,
+                record=record,
+                attack=attack,
+                reconstruction=answer,
+            )
             record, _, doubt = judge_given(attacked, settings)
             doubts.append(doubt)
         except NotApplicable as error:
-            record = replace_record(record, status="not_applicable", reason=error.reason)
+            record = replace_record(
+                record,
+                status="not_applicable",
+                reason=error.reason,
+            )
         records.append(record)
     # Several attacks are several tests: together they have the level of one.
     verdict = of_configuration(records)
@@ -411,7 +428,11 @@ def _evidence(
     )
     record = header(
         MEASURED,
-        AttackInfo(name=NO_ATTACK, settings="", hash="none"),
+        AttackInfo(
+            name=NO_ATTACK,
+            settings="",
+            hash="none",
+        ),
         defense_info(defense),
         model_info(type(task.model).__name__, task),
         seen,
@@ -431,7 +452,12 @@ def _evidence(
     )
 
 
-def _doubt(task: Task, update: Update, batch: Batch | None, defense: Chain) -> str | None:
+def _doubt(
+    task: Task,
+    update: Update,
+    batch: Batch | None,
+    defense: Chain,
+) -> str | None:
     """Why the batch may not be the training batch, if nothing else changed the update."""
     plain = not defense.links and isinstance(update.law, Exact) and len(update.rows) == 1
     if batch is None or not plain:
@@ -468,7 +494,11 @@ def _notes(
         yield NOT_SAFE
 
 
-def _labels(seen: Observation, batch: Batch | None, source: torch.Generator) -> float | None:
+def _labels(
+    seen: Observation,
+    batch: Batch | None,
+    source: torch.Generator,
+) -> float | None:
     """Share of the batch's labels that the attacker infers, as a multiset."""
     if batch is None:
         return None

@@ -45,7 +45,16 @@ def mlp(
         >>> sum(p.numel() for p in model.parameters())
         9610
     """
-    widths = [math.prod(checked_shape(input_shape, classes, form=None)), *hidden]
+    widths = [
+        math.prod(
+            checked_shape(
+                input_shape,
+                classes,
+                form=None,
+            )
+        ),
+        *hidden,
+    ]
     for width in hidden:
         check.count(hidden=width)
     check.one_of(ACTIVATIONS, activation=activation)
@@ -100,13 +109,27 @@ def two_layer(
         )
     )
     with torch.no_grad():
-        for parameter, spread in zip(model.parameters(), (1.0, 1 / width), strict=True):
-            parameter.copy_(spread * normal(parameter.shape, generator, like=parameter))
+        for parameter, spread in zip(
+            model.parameters(),
+            (1.0, 1 / width),
+            strict=True,
+        ):
+            parameter.copy_(
+                spread
+                * normal(
+                    parameter.shape,
+                    generator,
+                    like=parameter,
+                )
+            )
     return model.eval()
 
 
 def lenet(
-    *, input_shape: tuple[int, int, int], classes: int, generator: torch.Generator
+    *,
+    input_shape: tuple[int, int, int],
+    classes: int,
+    generator: torch.Generator,
 ) -> nn.Module:
     """The LeNet of Deep Leakage from Gradients: three 5x5 convolutions, sigmoids, one linear layer.
 
@@ -125,7 +148,16 @@ def lenet(
     def build() -> nn.Module:
         parts: list[nn.Module] = []
         for before, stride in ((channels, 2), (12, 2), (12, 1)):
-            parts += [nn.Conv2d(before, 12, 5, stride, padding=2), nn.Sigmoid()]
+            parts += [
+                nn.Conv2d(
+                    before,
+                    12,
+                    5,
+                    stride,
+                    padding=2,
+                ),
+                nn.Sigmoid(),
+            ]
         # Two strides of 2 with padding 2 round up.
         features = 12 * -(-height // 4) * -(-width // 4)
         return nn.Sequential(*parts, nn.Flatten(), nn.Linear(features, classes))
@@ -134,7 +166,10 @@ def lenet(
 
 
 def simple_convnet(
-    *, input_shape: tuple[int, int, int], classes: int, generator: torch.Generator
+    *,
+    input_shape: tuple[int, int, int],
+    classes: int,
+    generator: torch.Generator,
 ) -> nn.Module:
     """Two 3x3 convolutions with max pools and two linear layers, LeakyReLU (slope 0.01) between.
 
@@ -176,13 +211,27 @@ def convnet64(
     Source: Geiping et al., "Inverting Gradients", NeurIPS 2020.
     """
     layers = "3x3: 64 128 128 256 256 256 M3 256 256 M3"
-    return _stacked(input_shape, classes, generator, layers, norm=norm, activation=activation)
+    return _stacked(
+        input_shape,
+        classes,
+        generator,
+        layers,
+        norm=norm,
+        activation=activation,
+    )
 
 
 class _ResidualBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
-    def __init__(self, before: int, after: int, stride: int, norm: str, activation: str) -> None:
+    def __init__(
+        self,
+        before: int,
+        after: int,
+        stride: int,
+        norm: str,
+        activation: str,
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
         self.norm1 = new_norm(norm, after)
@@ -192,7 +241,14 @@ class _ResidualBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(before, after, 1, stride, bias=False), new_norm(norm, after)
+                nn.Conv2d(
+                    before,
+                    after,
+                    1,
+                    stride,
+                    bias=False,
+                ),
+                new_norm(norm, after),
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -307,7 +363,11 @@ def headed(
         inner = nn.Linear(features, width)
         outer = nn.Linear(width, classes)
         return nn.Sequential(
-            OrderedDict(inner=inner, activation=new_activation(activation), outer=outer)
+            OrderedDict(
+                inner=inner,
+                activation=new_activation(activation),
+                outer=outer,
+            )
         )
 
     above = initialized(head, generator)
@@ -502,7 +562,11 @@ def _stacked(
     x 2, "M3" one of 3 x 3.
     """
     smallest = next(side for side in count(1) if _after(side, layers, padding) > 0)
-    channels, height, columns = checked_shape(input_shape, classes, smallest=smallest)
+    channels, height, columns = checked_shape(
+        input_shape,
+        classes,
+        smallest=smallest,
+    )
     for units in hidden:
         check.count(hidden=units)
 
@@ -548,11 +612,25 @@ def _after(side: int, layers: str, padding: int) -> int:
 class _Segmenter(nn.Module):
     """Two halvings and two doublings of the side, with the values of each side passed across."""
 
-    def __init__(self, channels: int, classes: int, width: int, activation: str) -> None:
+    def __init__(
+        self,
+        channels: int,
+        classes: int,
+        width: int,
+        activation: str,
+    ) -> None:
         super().__init__()
 
         def block(before: int, after: int) -> nn.Module:
-            return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), new_activation(activation))
+            return nn.Sequential(
+                nn.Conv2d(
+                    before,
+                    after,
+                    3,
+                    padding=1,
+                ),
+                new_activation(activation),
+            )
 
         self.first = block(channels, width)
         self.second = block(width, 2 * width)

@@ -48,7 +48,11 @@ def conv1d(
         [7813, 2853]
     """
     before, times = checked_shape(input_shape, classes, form=SERIES)
-    check.count(kernel=kernel, stride=stride, dilation=dilation)
+    check.count(
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+    )
     for width in channels:
         check.count(channels=width)
     check.one_of(("flat", "mean"), pooling=pooling)

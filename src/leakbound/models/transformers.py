@@ -24,7 +24,13 @@ class AdapterLayer(nn.Module):
         ['lora_A.weight', 'lora_B.weight']
     """
 
-    def __init__(self, base: nn.Module, down: Tensor, up: Tensor, scale: float) -> None:
+    def __init__(
+        self,
+        base: nn.Module,
+        down: Tensor,
+        up: Tensor,
+        scale: float,
+    ) -> None:
         super().__init__()
         self.base_layer = base.requires_grad_(False)
         self.lora_A = _linear(down)
@@ -51,7 +57,12 @@ class AdapterLayer(nn.Module):
 
 def _linear(weight: Tensor) -> nn.Linear:
     # On "meta": neither memory nor random numbers for weights that are replaced.
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    made = nn.Linear(
+        weight.shape[1],
+        weight.shape[0],
+        bias=False,
+        device="meta",
+    )
     made.weight = nn.Parameter(weight.clone())
     return made
 
@@ -68,7 +79,13 @@ class TransformerBlock(nn.Module):
     `mask` (B, n): the places that others see; causal blocks need it.
     """
 
-    def __init__(self, width: int, heads: int, causal: bool, rotary: bool) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        causal: bool,
+        rotary: bool,
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.causal = causal
@@ -118,7 +135,13 @@ class _Transformer(nn.Module):
         pooled: bool = False,
     ) -> None:
         super().__init__()
-        check.count(classes=classes, vocabulary=vocabulary, width=width, heads=heads, layers=layers)
+        check.count(
+            classes=classes,
+            vocabulary=vocabulary,
+            width=width,
+            heads=heads,
+            layers=layers,
+        )
         if len(shape) != 1:
             raise ValueError(f"input_shape is {tuple(shape)}; give (n,), the length of a sequence")
         if width % (2 * heads):
@@ -135,7 +158,11 @@ class _Transformer(nn.Module):
         self.head = nn.Linear(width, classes, bias=not tied)
         self.pooled = pooled
 
-    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
         mask = torch.ones_like(tokens) if attention_mask is None else attention_mask
         x = self.tokens(tokens)
         if self.places is not None:
@@ -152,8 +179,22 @@ class _Transformer(nn.Module):
 def _turned(x: Tensor) -> Tensor:
     """Rotary positions (Su et al. 2021) for (B, heads, n, width)."""
     half = x.shape[-1] // 2
-    rates = TURNS ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
-    angles = torch.arange(x.shape[-2], device=x.device, dtype=x.dtype)[:, None] * rates
+    rates = TURNS ** (
+        -torch.arange(
+            half,
+            device=x.device,
+            dtype=x.dtype,
+        )
+        / half
+    )
+    angles = (
+        torch.arange(
+            x.shape[-2],
+            device=x.device,
+            dtype=x.dtype,
+        )[:, None]
+        * rates
+    )
     one = x[..., :half]
     two = x[..., half:]
     cos = angles.cos()
@@ -206,7 +247,14 @@ def decoder(
     size = vocabulary or classes, classes, width, layers, heads
     rotary = positions == "rotary"
     model = initialized(
-        lambda: _Transformer(input_shape, *size, causal=True, rotary=rotary, tied=tied), generator
+        lambda: _Transformer(
+            input_shape,
+            *size,
+            causal=True,
+            rotary=rotary,
+            tied=tied,
+        ),
+        generator,
     )
     if tied:  # drawing weights separates what is shared
         model.get_submodule("head").weight = model.get_submodule("tokens").weight
@@ -218,7 +266,11 @@ def decoder(
     return _adapted(model, adapters, generator) if adapters else model
 
 
-def _adapted(model: nn.Module, rank: int, generator: torch.Generator) -> nn.Module:
+def _adapted(
+    model: nn.Module,
+    rank: int,
+    generator: torch.Generator,
+) -> nn.Module:
     """The model with LoRA of this rank on queries and values; everything else is frozen."""
     model.requires_grad_(False)
     for block in model.get_submodule("blocks").children():
@@ -255,14 +307,27 @@ def encoder(
     """
     size = vocabulary or classes, classes, width, layers, heads
     pooled = vocabulary is not None
-    return initialized(lambda: _Transformer(input_shape, *size, pooled=pooled), generator)
+    return initialized(
+        lambda: _Transformer(
+            input_shape,
+            *size,
+            pooled=pooled,
+        ),
+        generator,
+    )
 
 
 class _VisionTransformer(nn.Module):
     """Patches, a class token and positions, then blocks; the class token's output is scored."""
 
     def __init__(
-        self, shape: tuple[int, ...], classes: int, patch: int, width: int, layers: int, heads: int
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        patch: int,
+        width: int,
+        layers: int,
+        heads: int,
     ) -> None:
         super().__init__()
         channels, _, side = shape
@@ -271,7 +336,13 @@ class _VisionTransformer(nn.Module):
         self.first = nn.Embedding(1, width)
         self.places = nn.Embedding(1 + (side // patch) ** 2, width)
         self.blocks = nn.ModuleList(
-            TransformerBlock(width, heads, causal=False, rotary=False) for _ in range(layers)
+            TransformerBlock(
+                width,
+                heads,
+                causal=False,
+                rotary=False,
+            )
+            for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
@@ -315,7 +386,12 @@ def vit(
     """
     shape = checked_shape(input_shape, classes, form=IMAGE)
     _, height, side = shape
-    check.count(patch=patch, width=width, layers=layers, heads=heads)
+    check.count(
+        patch=patch,
+        width=width,
+        layers=layers,
+        heads=heads,
+    )
     if height != side or side % patch or width % heads:
         raise ValueError(
             f"input_shape is {tuple(input_shape)}, patch {patch}, width {width} and heads {heads}; "

@@ -173,7 +173,10 @@ def _defenses(
     return defenses
 
 
-def _about(filters: Sequence[tuple[str, Mapping[str, Any]]], source: str) -> dict[str, str]:
+def _about(
+    filters: Sequence[tuple[str, Mapping[str, Any]]],
+    source: str,
+) -> dict[str, str]:
     """What a chain of filters declares; it declares nothing if one of them is another's."""
     names = [path.rpartition(".")[2] for path, _ in filters]
     links: list[Defense] = []
@@ -212,7 +215,12 @@ def _model(components: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {}
 
 
-def _simulate(base: Path, names: Sequence[str], seconds: float, say: Say) -> None:
+def _simulate(
+    base: Path,
+    names: Sequence[str],
+    seconds: float,
+    say: Say,
+) -> None:
     """Run the simulator until it ends, or the last round is kept."""
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator"]
     command += [str(base / "job"), "-w", str(base / "workspace")]
@@ -236,7 +244,10 @@ def _simulate(base: Path, names: Sequence[str], seconds: float, say: Say) -> Non
 
 @contextmanager
 def _started(
-    command: Sequence[str], place: Path, log: Any, path: str
+    command: Sequence[str],
+    place: Path,
+    log: Any,
+    path: str,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with the block, and all that it started."""
     process = subprocess.Popen(

@@ -62,7 +62,11 @@ def tensor(value: Any, what: str) -> Tensor:
 
 
 def read(
-    data: Mapping[str, Any], like: Mapping[str, Tensor], what: str, *, private: bool
+    data: Mapping[str, Any],
+    like: Mapping[str, Tensor],
+    what: str,
+    *,
+    private: bool,
 ) -> dict[str, Tensor]:
     """The arrays of a message as tensors, in the types and shapes of `like` (a state dict).
 

@@ -190,7 +190,12 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
             logger.error("%r: %s", self, type(error).__name__)
             return _empty(public_text(error))
 
-    def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO | None:
+    def process_dxo(
+        self,
+        dxo: DXO,
+        shareable: Shareable,
+        fl_ctx: FLContext,
+    ) -> DXO | None:
         """Not used: `process` handles whole results, so that nothing passes unread."""
         raise NotImplementedError
 
@@ -260,7 +265,12 @@ class LeakboundFilter(DXOFilter):  # type: ignore[misc]
         if work.anew is None:
             trained = read(dxo.data, self._setup.state(), RESULT, private=True)
         step = coarsest({n: value for n, value in dxo.data.items() if n in work.task.names})
-        update, ready, new = work.answer(trained, tapped, is_change=is_change, step=step)
+        update, ready, new = work.answer(
+            trained,
+            tapped,
+            is_change=is_change,
+            step=step,
+        )
         meta: dict[str, float] = {} if self.seed is None else {MARK: 1}
         kept = work.kept(ready)
         if self._meter is not None:

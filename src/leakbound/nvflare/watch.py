@@ -72,7 +72,11 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
         """What `job.to_server(watch)` calls; the server uses its own leakbound, not a copy."""
         job.check_kwargs(args_to_check=kwargs, args_expected={})
         keep_installed(job)
-        return job.add_component(comp_id="", obj=self, ctx=ctx)
+        return job.add_component(
+            comp_id="",
+            obj=self,
+            ctx=ctx,
+        )
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Note what is sent and what arrives; a problem does not stop the job."""
@@ -118,7 +122,13 @@ class ServerWatch(FLComponent):  # type: ignore[misc]
             if self.notes is not None:
                 self.system_panic("leakbound has kept all rounds", fl_ctx)
 
-    def _keep(self, number: int, name: str, before: dict[str, Tensor], result: Shareable) -> None:
+    def _keep(
+        self,
+        number: int,
+        name: str,
+        before: dict[str, Tensor],
+        result: Shareable,
+    ) -> None:
         dxo = exchanged(result, f"the result of {name}")
         update = {key: tensor(value, key) for key, value in dxo.data.items()}
         if name not in self.clients:

@@ -112,7 +112,12 @@ def _refuse_sampler(sampler: Any, size: int) -> None:
     )
 
 
-def resampled(loader: DataLoader[Any], *, steps: int, seeded: bool) -> DataLoader[Any]:
+def resampled(
+    loader: DataLoader[Any],
+    *,
+    steps: int,
+    seeded: bool,
+) -> DataLoader[Any]:
     """Opacus' loader with a secure sampler, and `steps` batches: rounding makes 92 of 93 there.
 
     `seeded` keeps Opacus' sampler and the loader's generator, for experiments only.
@@ -131,7 +136,10 @@ def resampled(loader: DataLoader[Any], *, steps: int, seeded: bool) -> DataLoade
     return cast(DataLoader[Any], loader)
 
 
-def counted(loader: DataLoader[Any], taken: Callable[..., None]) -> DataLoader[Any]:
+def counted(
+    loader: DataLoader[Any],
+    taken: Callable[..., None],
+) -> DataLoader[Any]:
     """A loader that calls `taken` for every pass over its examples, and for every batch of it."""
     kind: Any = type(loader)
 
@@ -205,7 +213,11 @@ KINDS = {"hooks": Hooked, "functorch": Hooked, "ew": Expanded}
 """By `grad_sample_mode`. Ghost clipping supports empty batches unchanged."""
 
 
-def wrapped(module: nn.Module, mode: str, **settings: Any) -> AbstractGradSampleModule:
+def wrapped(
+    module: nn.Module,
+    mode: str,
+    **settings: Any,
+) -> AbstractGradSampleModule:
     """A module with per-example gradients that supports empty batches; `mode`: a key of `KINDS`."""
     kind = KINDS[mode]
     if not isinstance(module, AbstractGradSampleModule):

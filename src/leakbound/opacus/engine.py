@@ -202,7 +202,12 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         each = len(data_loader)
         setting = TrainingSetting(1.0, dim, norm, epochs * each, 1 / each, participation)
         calibration = calibrate_setting(
-            target, setting, clip_norm=max_grad_norm, delta=delta, prior=prior, matches=matches
+            target,
+            setting,
+            clip_norm=max_grad_norm,
+            delta=delta,
+            prior=prior,
+            matches=matches,
         )
         if calibration.noise_multiplier == 0:
             calibration.defense()  # says that no noise is needed
@@ -290,7 +295,11 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         super().save_checkpoint(checkpoint_dict=whole, **rest)
 
     def load_checkpoint(
-        self, *, path: Any, torch_load_kwargs: dict[str, Any] | None = None, **rest: Any
+        self,
+        *,
+        path: Any,
+        torch_load_kwargs: dict[str, Any] | None = None,
+        **rest: Any,
     ) -> dict[str, Any]:
         """As Opacus'; the facts about the saved training also hold for what follows it.
 
@@ -317,11 +326,19 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         self._sampled.add(poisson)
 
     def _prepare_model(
-        self, module: nn.Module, *, grad_sample_mode: str = "hooks", **settings: Any
+        self,
+        module: nn.Module,
+        *,
+        grad_sample_mode: str = "hooks",
+        **settings: Any,
     ) -> Any:
         if grad_sample_mode not in KINDS or not settings["wrap_model"]:
             return super()._prepare_model(module, grad_sample_mode=grad_sample_mode, **settings)
-        self.validate(module=module, optimizer=None, data_loader=None)
+        self.validate(
+            module=module,
+            optimizer=None,
+            data_loader=None,
+        )
         return wrapped(
             module,
             grad_sample_mode,
@@ -347,7 +364,11 @@ class RiskEngine(PrivacyEngine):  # type: ignore[misc]
         kind = SecureGhostOptimizer if grad_sample_mode == "ghost" else SecureDPOptimizer
         return kind(optimizer, **settings)
 
-    def _prepare_data_loader(self, data_loader: DataLoader[Any], **settings: Any) -> Any:
+    def _prepare_data_loader(
+        self,
+        data_loader: DataLoader[Any],
+        **settings: Any,
+    ) -> Any:
         seeded = self._generator is not None
         if settings["poisson_sampling"]:
             refuse_dropped(data_loader, seeded=seeded)
@@ -452,7 +473,10 @@ def _first(dataset: Any) -> list[Tensor]:
     return [part for part in parts if isinstance(part, Tensor) and part.ndim > 0]
 
 
-def _opened(path: Any, settings: dict[str, Any]) -> tuple[io.BytesIO, dict[str, Any]]:
+def _opened(
+    path: Any,
+    settings: dict[str, Any],
+) -> tuple[io.BytesIO, dict[str, Any]]:
     """A checkpoint's bytes, and what `save_checkpoint` stored; no code in the file runs."""
     whole = io.BytesIO(path.read() if hasattr(path, "read") else files.read(Path(path)))
     try:

@@ -225,7 +225,12 @@ def risk(
     setting = TrainingSetting(1.0, dim, norm, participation=participation)
     if len(parts) == 1:
         noise, rate, steps = parts[0]
-        setting = replace(setting, noise_multiplier=noise, sampling_rate=rate, steps=steps)
+        setting = replace(
+            setting,
+            noise_multiplier=noise,
+            sampling_rate=rate,
+            steps=steps,
+        )
     edges = corridor(setting, goal.eta, prior=prior)
     log_kappa = float(edges.log_kappa[0])
     if len(parts) == 1:
@@ -235,13 +240,24 @@ def risk(
     elif parts:
         visible = participation == "visible"
         least = mixed.visible_lower if visible else mixed.hidden_lower
-        lower = least(mixed.merged(parts, more=False), dim=dim, eta=goal.eta, norm=norm)
+        lower = least(
+            mixed.merged(parts, more=False),
+            dim=dim,
+            eta=goal.eta,
+            norm=norm,
+        )
         upper = _upper(parts, setting, log_kappa)
         if prior is None:
             lower = min(lower, upper)  # both round outward: they cross only by rounding
         privacy = mixed.epsilon(mixed.merged(parts), delta, visible=visible)
     else:
-        lower = float(identification.kappa_sphere(dim=dim, eta=goal.eta, norm=norm))
+        lower = float(
+            identification.kappa_sphere(
+                dim=dim,
+                eta=goal.eta,
+                norm=norm,
+            )
+        )
         upper = math.exp(log_kappa)
         privacy = 0.0
     scope = edges.attained_scope if len(parts) == 1 else attained_scope(setting, None)
@@ -266,7 +282,11 @@ def risk(
     )
 
 
-def _check_divisor(parts: tuple[Part, ...], divisor: Divisor, participation: Participation) -> None:
+def _check_divisor(
+    parts: tuple[Part, ...],
+    divisor: Divisor,
+    participation: Participation,
+) -> None:
     """Reject the drawn batch size as the divisor if it shows hidden participation."""
     check.one_of(SEES, participation=participation)
     check.one_of(PUBLIC, divisor=divisor)
@@ -280,7 +300,11 @@ def _check_divisor(parts: tuple[Part, ...], divisor: Divisor, participation: Par
         )
 
 
-def _target(psnr: float | None, eta: float | None, input_range: float) -> Target:
+def _target(
+    psnr: float | None,
+    eta: float | None,
+    input_range: float,
+) -> Target:
     if (psnr is None) == (eta is None):
         raise ValueError(f"psnr is {psnr} and eta is {eta}; give exactly one of them")
     if psnr is not None:
@@ -288,7 +312,11 @@ def _target(psnr: float | None, eta: float | None, input_range: float) -> Target
     return Target(single(positive, eta=cast(float, eta)), 0.5)
 
 
-def _upper(parts: tuple[Part, ...], setting: TrainingSetting, log_kappa: float) -> float:
+def _upper(
+    parts: tuple[Part, ...],
+    setting: TrainingSetting,
+    log_kappa: float,
+) -> float:
     """The success that no attacker exceeds, from the logarithm of the prior-only one."""
     if not parts:
         return math.exp(log_kappa)

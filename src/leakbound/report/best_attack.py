@@ -122,7 +122,10 @@ class BestAttackTable:
     rows: tuple[BestAttackRow, ...]
 
 
-def best_attack_error(attacks: Mapping[str, Errors], baseline: Errors) -> BestAttackError:
+def best_attack_error(
+    attacks: Mapping[str, Errors],
+    baseline: Errors,
+) -> BestAttackError:
     """S_D of the attacks and the prior-only baseline, from squared errors by round.
 
     The interval joins t intervals of the means, and allows for the choice of the smallest: the
@@ -218,7 +221,9 @@ def squared_errors(psnrs: Values) -> list[float]:
 
 
 def best_attack_tables(
-    assessments: Iterable[Assessment], trainings: Iterable[Training], names: Names
+    assessments: Iterable[Assessment],
+    trainings: Iterable[Training],
+    names: Names,
 ) -> tuple[BestAttackTable, ...]:
     losses = grouped(
         ((names.model(t), names.defense(t)), t.training_loss)
@@ -235,7 +240,10 @@ def best_attack_tables(
 
 
 def _row(
-    defense: str, experiments: Sequence[Assessment], names: Names, losses: Sequence[float] | None
+    defense: str,
+    experiments: Sequence[Assessment],
+    names: Names,
+    losses: Sequence[float] | None,
 ) -> BestAttackRow:
     rounds = rounds_of(grouped((names.attack(a), a) for a in experiments))
     loss = None if losses is None else fmean(losses)
@@ -248,7 +256,10 @@ def _row(
     return BestAttackRow(defense, error, rounds.left_out, rounds.missing, bound, loss)
 
 
-def _tightest(experiments: Sequence[Assessment], winner: Errors) -> TightestBound | str:
+def _tightest(
+    experiments: Sequence[Assessment],
+    winner: Errors,
+) -> TightestBound | str:
     """Of several bounds on all attackers the one in most rounds, of these the highest.
 
     Where the attacks' experiments of one round hold different bounds (a malicious server changes

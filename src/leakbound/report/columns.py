@@ -112,7 +112,9 @@ class RowTable:
 
 
 def column_tables(
-    assessments: Iterable[Assessment], names: Names, rows: Iterable[Configuration]
+    assessments: Iterable[Assessment],
+    names: Names,
+    rows: Iterable[Configuration],
 ) -> list[ColumnTable]:
     """A table for each configuration whose strongest attack has measured columns.
 
@@ -130,7 +132,13 @@ def column_tables(
             for column in a.columns or ()
             for both in zip(column.matched, column.baseline, strict=False)
         )
-        corrected = dict(zip(pairs, holm([paired(some) for some in pairs.values()]), strict=True))
+        corrected = dict(
+            zip(
+                pairs,
+                holm([paired(some) for some in pairs.values()]),
+                strict=True,
+            )
+        )
         attack = str(row.strongest_attack)
         made = [
             ColumnShare(

@@ -212,7 +212,10 @@ def _by_setting(summary: RunSummary) -> Experiments:
     return {setting: {a.seed: a for a in some} for setting, some in by_setting.items()}
 
 
-def _verdicts(first: RunSummary, second: RunSummary) -> tuple[VerdictPair, ...]:
+def _verdicts(
+    first: RunSummary,
+    second: RunSummary,
+) -> tuple[VerdictPair, ...]:
     """Configurations in both: those that became less safe first, then safer, then the rest."""
     there = {row.key: row for row in second.configurations}
     pairs = [VerdictPair(row, there[row.key]) for row in first.configurations if row.key in there]
@@ -221,10 +224,13 @@ def _verdicts(first: RunSummary, second: RunSummary) -> tuple[VerdictPair, ...]:
 
 
 def _attack(
-    setting: AttackKey, first: Mapping[int, Assessment], second: Mapping[int, Assessment]
+    setting: AttackKey,
+    first: Mapping[int, Assessment],
+    second: Mapping[int, Assessment],
 ) -> AttackPair:
     def by_seed(
-        experiments: Mapping[int, Assessment], value: Callable[[Assessment], float | None]
+        experiments: Mapping[int, Assessment],
+        value: Callable[[Assessment], float | None],
     ) -> dict[int, float]:
         known = {seed: value(a) for seed, a in experiments.items() if a.status == "ok"}
         return {seed: score for seed, score in known.items() if score is not None}
@@ -246,11 +252,17 @@ def _rmse(assessment: Assessment) -> float | None:
     return math.sqrt(fmean(best_attack.squared_errors(assessment.scores)))
 
 
-def _over_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
+def _over_seeds(
+    first: Mapping[int, float],
+    second: Mapping[int, float],
+) -> Difference | None:
     return difference([(first[seed], second[seed]) for seed in sorted(first) if seed in second])
 
 
-def _best_attack(first: RunSummary, second: RunSummary) -> tuple[BestAttackPair, ...]:
+def _best_attack(
+    first: RunSummary,
+    second: RunSummary,
+) -> tuple[BestAttackPair, ...]:
     here, there = (
         {
             (table.model, table.batch_size, row.defense): row.found
@@ -269,7 +281,10 @@ def _best_attack(first: RunSummary, second: RunSummary) -> tuple[BestAttackPair,
     return tuple(pairs)
 
 
-def _accuracies(first: RunSummary, second: RunSummary) -> tuple[AccuracyPair, ...]:
+def _accuracies(
+    first: RunSummary,
+    second: RunSummary,
+) -> tuple[AccuracyPair, ...]:
     here, there = (
         grouped(
             ((run.names.model(t), run.names.defense(t)), (t.seed, t.accuracy))
@@ -282,7 +297,10 @@ def _accuracies(first: RunSummary, second: RunSummary) -> tuple[AccuracyPair, ..
     return tuple(AccuracyPair(*key, both) for key, both in pairs if both is not None)
 
 
-def _only(here: Experiments, there: Experiments) -> tuple[tuple[AttackKey, int], ...]:
+def _only(
+    here: Experiments,
+    there: Experiments,
+) -> tuple[tuple[AttackKey, int], ...]:
     counts = {key: len(some.keys() - there.get(key, {}).keys()) for key, some in here.items()}
     return tuple((key, count) for key, count in counts.items() if count)
 
@@ -371,7 +389,11 @@ def write_comparison(first: Run, second: Run, path: Path) -> RunComparison:
     return comparison
 
 
-def render_comparison(first: Run, second: Run, comparison: RunComparison) -> str:
+def render_comparison(
+    first: Run,
+    second: Run,
+    comparison: RunComparison,
+) -> str:
     scores = [row.score for row in comparison.attacks]
     intervals = [score for score in scores if score and score.low is not None]
     context = {

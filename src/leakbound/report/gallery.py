@@ -49,7 +49,11 @@ class CapturedUpdate:
         parts = [capture.name]
         parts += [f"round {capture.round}"] * bool(capture.round)
         parts += [f"client {capture.client}"] * bool(capture.client)
-        known = capture.explained or Explained(share=None, direction=None, scale=None)
+        known = capture.explained or Explained(
+            share=None,
+            direction=None,
+            scale=None,
+        )
         scaled = known.share is None
         share = known.direction if scaled else known.share
         return CapturedUpdate(", ".join(parts), capture, share, scaled)
@@ -152,7 +156,10 @@ def captured_updates(
     return list(by_update.values())
 
 
-def pages_of(assessments: Iterable[Assessment], names: Names) -> list[list[CardSource]]:
+def pages_of(
+    assessments: Iterable[Assessment],
+    names: Names,
+) -> list[list[CardSource]]:
     """Experiments that apply, by batch and defense, on pages of at most `EXPERIMENTS`; one or more.
 
     Batches with a certificate come first.
@@ -188,7 +195,12 @@ def _size(experiments: Assessment) -> int:
 
 
 def cards_of(
-    run: Run, names: Names, page: Sequence[CardSource], *, images: bool, inline: bool
+    run: Run,
+    names: Names,
+    page: Sequence[CardSource],
+    *,
+    images: bool,
+    inline: bool,
 ) -> list[Card]:
     load = cache(partial(run.picture, inline=inline))
     most = room(page)
@@ -250,7 +262,11 @@ def room(page: Sequence[CardSource]) -> int:
     return max(1, ROWS // max(1, ran))
 
 
-def example_table(experiments: Iterable[Assessment], names: Names, most: int) -> ExampleTable:
+def example_table(
+    experiments: Iterable[Assessment],
+    names: Names,
+    most: int,
+) -> ExampleTable:
     ran = [a for a in experiments if a.status == "ok" and a.metrics]
     count = max((len(a.scores) for a in ran), default=0)
     held = {n for a in ran for n, values in a.metrics.items() if set(values) != {None}}
@@ -258,7 +274,10 @@ def example_table(experiments: Iterable[Assessment], names: Names, most: int) ->
     known = [name for name in (*first, *_NEXT) if name in held]
     columns = (*known[:1], BASELINE, *known[1:], *sorted(held - set(known))) if held else ()
 
-    def row(a: Assessment, i: int) -> tuple[str, tuple[float | None, ...], bool]:
+    def row(
+        a: Assessment,
+        i: int,
+    ) -> tuple[str, tuple[float | None, ...], bool]:
         values = [a.baseline if c == BASELINE else a.metrics.get(c) for c in columns]
         return names.attack(a), tuple(v[i] if v else None for v in values), a.matched[i]
 

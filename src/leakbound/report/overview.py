@@ -165,7 +165,11 @@ def overview(
         views=tuple(views[:VIEWS]),
         more_views=max(0, len(views) - VIEWS),
         unfolded=LINES,
-        command=next_command(summary.run.info.plan, lowest, guessed=guessed is not None),
+        command=next_command(
+            summary.run.info.plan,
+            lowest,
+            guessed=guessed is not None,
+        ),
         reason=guessed or reason,
     )
 

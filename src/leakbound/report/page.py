@@ -127,7 +127,13 @@ def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
             key: ("" if page == number else files[page]) + f"#{anchor}"
             for key, (page, anchor) in best.items()
         }
-        context = common | _experiments(run, names, parts[number], images=images, inline=inline)
+        context = common | _experiments(
+            run,
+            names,
+            parts[number],
+            images=images,
+            inline=inline,
+        )
         context |= {
             "images": images,
             "best": links,
@@ -140,7 +146,12 @@ def pages(run: Run, *, images: bool) -> Iterator[tuple[str, str]]:
             "img_from": "data:" if inline else "data: 'self' file:",
         }
         if number == 0:
-            context["over"] = overview.overview(summary, links, images=images, inline=inline)
+            context["over"] = overview.overview(
+                summary,
+                links,
+                images=images,
+                inline=inline,
+            )
             yield here, rendered("report.html.j2", context)
         else:
             # A page of experiments has only the rows of its own configurations, and its neighbors.
@@ -161,7 +172,12 @@ def _context(summary: RunSummary) -> dict[str, Any]:
     rows = summary.configurations
     criterion = assessments[0].criterion
     counts = Counter(row.verdict for row in rows)
-    plan = json.dumps(run.info.plan, indent=1, sort_keys=True, ensure_ascii=False)
+    plan = json.dumps(
+        run.info.plan,
+        indent=1,
+        sort_keys=True,
+        ensure_ascii=False,
+    )
     # A diagnosis may be of an experiment that a later run of the plan no longer has.
     by_experiment = {a.experiment: a for a in assessments}
     diagnoses = {
@@ -209,7 +225,11 @@ def _context(summary: RunSummary) -> dict[str, Any]:
         "meanings": meanings(truth_known=truth_known),
         "counts": [(word, n) for word in VERDICTS if (n := counts[word])],
         "verdicts": verdicts[:ROWS],
-        "worst": max(measured, key=lambda row: tables.defined([row.best_score]), default=None),
+        "worst": max(
+            measured,
+            key=lambda row: tables.defined([row.best_score]),
+            default=None,
+        ),
         "summaries": summaries[:ROWS],
         "summaries_left_out": len(summaries) > ROWS,
         "attacked_rounds": attacked_rounds(run, names),
@@ -237,7 +257,12 @@ def _context(summary: RunSummary) -> dict[str, Any]:
 
 
 def _experiments(
-    run: Run, names: tables.Names, part: Sequence[CardSource], *, images: bool, inline: bool
+    run: Run,
+    names: tables.Names,
+    part: Sequence[CardSource],
+    *,
+    images: bool,
+    inline: bool,
 ) -> dict[str, Any]:
     """The experiments that one page shows, and whether anything of the data is among them."""
     cards = cards_of(run, names, part, images=images, inline=inline)

@@ -53,7 +53,10 @@ class RevealedFacts(ReportPart, frozen=True):
     facts: tuple[str, ...]
 
 
-def revealed(assessments: Iterable[Assessment], names: Names) -> list[RevealedFacts]:
+def revealed(
+    assessments: Iterable[Assessment],
+    names: Names,
+) -> list[RevealedFacts]:
     """The facts of every captured update; of an audit, those of each configuration's first seed."""
 
     def update(a: Assessment) -> str:
@@ -127,7 +130,10 @@ def attacked_rounds(run: Run, names: Names) -> list[str]:
 
 
 def answer(
-    assessments: Sequence[Assessment], rows: Sequence[Configuration], one: str, many: str
+    assessments: Sequence[Assessment],
+    rows: Sequence[Configuration],
+    one: str,
+    many: str,
 ) -> str:
     """Who reconstructs what, under how many of the configurations."""
     idle = sum(row.verdict == NOT_RUN for row in rows)

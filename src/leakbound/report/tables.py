@@ -298,7 +298,9 @@ class Names:
     """What a page calls models, defenses and attacks: one label for each distinct setting."""
 
     def __init__(
-        self, assessments: Iterable[Assessment], trainings: Iterable[Training] = ()
+        self,
+        assessments: Iterable[Assessment],
+        trainings: Iterable[Training] = (),
     ) -> None:
         self.settings: dict[str, DefenseSetting] = {}
         self.attacks: dict[str, AttackInfo] = {}
@@ -462,7 +464,10 @@ def mean_error(psnrs: Iterable[float]) -> float | None:
     return psnr_of_mse(math.fsum(errors) / len(errors)) if errors else None
 
 
-def mean_value(assessment: Assessment, metric: str | None = None) -> float | None:
+def mean_value(
+    assessment: Assessment,
+    metric: str | None = None,
+) -> float | None:
     """The mean of a metric over examples; by default of the criterion's score."""
     return _mean(defined(assessment.metrics.get(metric or assessment.criterion.metric, ())))
 
@@ -471,12 +476,18 @@ def defined(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def attack_summaries(assessments: Iterable[Assessment], names: Names) -> list[AttackSummary]:
+def attack_summaries(
+    assessments: Iterable[Assessment],
+    names: Names,
+) -> list[AttackSummary]:
     by_attack = grouped((names.attack_key(a), a) for a in assessments)
     return [_attack_summary(key, some) for key, some in by_attack.items()]
 
 
-def _attack_summary(key: AttackKey, experiments: Sequence[Assessment]) -> AttackSummary:
+def _attack_summary(
+    key: AttackKey,
+    experiments: Sequence[Assessment],
+) -> AttackSummary:
     ok = [a for a in experiments if a.status == "ok"]
     count = Counter(a.status for a in experiments)
 
@@ -503,7 +514,9 @@ def _attack_summary(key: AttackKey, experiments: Sequence[Assessment]) -> Attack
 
 
 def configurations(
-    assessments: Iterable[Assessment], names: Names, theorems: Theorems | None = None
+    assessments: Iterable[Assessment],
+    names: Names,
+    theorems: Theorems | None = None,
 ) -> list[Configuration]:
     assessments = list(assessments)
     theorems = theorems or Theorems(assessments)
@@ -512,7 +525,10 @@ def configurations(
 
 
 def _configuration(
-    key: ConfigurationKey, experiments: Sequence[Assessment], names: Names, theorems: Theorems
+    key: ConfigurationKey,
+    experiments: Sequence[Assessment],
+    names: Names,
+    theorems: Theorems,
 ) -> Configuration:
     ok = [a for a in experiments if a.status == "ok"]
     scores = grouped((names.attack(a), score) for a in ok for score in defined(a.scores))
@@ -543,7 +559,10 @@ def _configuration(
     )
 
 
-def strongest_bound(ran: Sequence[Assessment], theorems: Theorems) -> ErrorBoundRow | None:
+def strongest_bound(
+    ran: Sequence[Assessment],
+    theorems: Theorems,
+) -> ErrorBoundRow | None:
     """The strongest bound on all attackers' error over experiments that ran.
 
     Bounds of different name or prior are not mixed: the one with the lowest median PSNR is taken.
@@ -568,7 +587,10 @@ def rare_share(rows: Iterable[Configuration]) -> float | None:
     return max(defined(bound.rare for bound in bounds if bound is not None), default=None)
 
 
-def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBoundRow | None:
+def success_bound(
+    ran: Sequence[Assessment],
+    theorems: Theorems,
+) -> SuccessBoundRow | None:
     """The probability that covers all attackers, of the worst experiment."""
     by_basis = grouped(
         (bound.basis, (bound.probability, bound))
@@ -591,7 +613,11 @@ def success_bound(ran: Sequence[Assessment], theorems: Theorems) -> SuccessBound
         for other, (most, _) in worst.items()
         if other != basis and len(by_basis[other]) == len(ran)
     )
-    best = max((a.attained for a in ran if a.attained), key=lambda one: one.success, default=None)
+    best = max(
+        (a.attained for a in ran if a.attained),
+        key=lambda one: one.success,
+        default=None,
+    )
     one = theorems.of(bound)
     return SuccessBoundRow(
         probability=value,
@@ -641,7 +667,10 @@ def training_costs(
     return costs
 
 
-def loss_curves(trainings: Iterable[Training], names: Names) -> list[TrainingCurve]:
+def loss_curves(
+    trainings: Iterable[Training],
+    names: Names,
+) -> list[TrainingCurve]:
     by_defense = grouped(
         ((names.model(t), names.defense(t), t.optimizer), dict(t.curve))
         for t in trainings
@@ -691,7 +720,10 @@ def _ranks(trainings: Sequence[Training]) -> bool:
     return bool(areas) and fmean(areas) > 0.5 + 2 * error
 
 
-def missing_bounds(assessments: Iterable[Assessment], names: Names) -> dict[str, list[str]]:
+def missing_bounds(
+    assessments: Iterable[Assessment],
+    names: Names,
+) -> dict[str, list[str]]:
     """Why a bound is missing: by reason the defenses that it holds for."""
     reasons = grouped((cut(a.bounds_note), names.defense(a)) for a in assessments if a.bounds_note)
     return {reason: list(dict.fromkeys(some)) for reason, some in reasons.items()}

@@ -422,7 +422,11 @@ def calibrate(
     )
     width = width_of(input_range)
     if isinstance(target, str):
-        target = Target.parse(target, input_range=width, domain=examples.domain)
+        target = Target.parse(
+            target,
+            input_range=width,
+            domain=examples.domain,
+        )
     examples = examples.without_constants(target)
     basis = examples.prior(prior, labels_known=labels_known)
     setting = TrainingSetting(
@@ -448,10 +452,20 @@ def calibrate(
         attacks=examples.attacks(),
     )
     rare = examples.rare(basis, target.eta)
-    return replace(result, source=examples.source, left_out=examples.left_out, rare=rare)
+    return replace(
+        result,
+        source=examples.source,
+        left_out=examples.left_out,
+        rare=rare,
+    )
 
 
-def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) -> TrainingSetting:
+def _solved(
+    solve: Solve,
+    setting: TrainingSetting,
+    blind: float,
+    gamma: float,
+) -> TrainingSetting:
     """The setting with the result in it, rounded to the safe side and checked."""
     # The clip norm follows from the noise multiplier.
     name = "noise_multiplier" if solve == "clip_norm" else solve
@@ -490,7 +504,11 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
         return solved(0.0)
 
     def safe(value: float) -> float:
-        return rounded(value if more_is_safe else min(1.0, value), DIGITS, up=more_is_safe)
+        return rounded(
+            value if more_is_safe else min(1.0, value),
+            DIGITS,
+            up=more_is_safe,
+        )
 
     way = 1 if more_is_safe else -1
     if hidden:
@@ -504,7 +522,12 @@ def _solved(solve: Solve, setting: TrainingSetting, blind: float, gamma: float) 
     return solved(value)
 
 
-def _steps(excess: Excess, start: float, hidden: bool, noise: float) -> int:
+def _steps(
+    excess: Excess,
+    start: float,
+    hidden: bool,
+    noise: float,
+) -> int:
     """The most steps that meet the target, from the result for visible ones."""
     steps = max(1, int(start))
     if hidden:
@@ -532,7 +555,11 @@ def _of_examples(
         return solved
     if solve in ("noise_multiplier", "clip_norm"):
         # The examples of one person together move the sum by `people` clip norms.
-        noise = rounded(setting.people * solved.noise_multiplier, DIGITS, up=True)
+        noise = rounded(
+            setting.people * solved.noise_multiplier,
+            DIGITS,
+            up=True,
+        )
         return replace(setting, noise_multiplier=noise)
     if solve == "steps":
         return replace(setting, steps=solved.steps)
@@ -543,7 +570,11 @@ def _of_examples(
 
 
 def _sharpened(
-    prior: PublicSample, solve: Solve, solved: TrainingSetting, eta: float, gamma: float
+    prior: PublicSample,
+    solve: Solve,
+    solved: TrainingSetting,
+    eta: float,
+    gamma: float,
 ) -> TrainingSetting:
     """Go from the result by kappa's limit to that by the profile bound, if it needs less noise."""
 
@@ -576,7 +607,12 @@ def _sharpened(
     return solved
 
 
-def _sharper(excess: Excess, start: float, sign: int, turned: Callable[[float], float]) -> float:
+def _sharper(
+    excess: Excess,
+    start: float,
+    sign: int,
+    turned: Callable[[float], float],
+) -> float:
     """Go from the result for visible steps, which holds, to the edge for hidden ones.
 
     It uses few evaluations, as each takes up to some tenths of a second. It evaluates rounded
@@ -590,7 +626,14 @@ def _sharper(excess: Excess, start: float, sign: int, turned: Callable[[float], 
 
     fine = math.log(start)
     most = limit - fine if sign > 0 else FAR
-    place = edge(at, fine, sign, near=NEAR, rough=lambda place: at(place, True), most=most)
+    place = edge(
+        at,
+        fine,
+        sign,
+        near=NEAR,
+        rough=lambda place: at(place, True),
+        most=most,
+    )
     return MOST_STEPS if place >= limit else math.exp(place)
 
 
@@ -631,7 +674,10 @@ def _log_baseline(
     return blind
 
 
-def _clipped(solved: TrainingSetting, noise_std: float) -> tuple[TrainingSetting, float]:
+def _clipped(
+    solved: TrainingSetting,
+    noise_std: float,
+) -> tuple[TrainingSetting, float]:
     """The highest clip norm with that noise on the sum, and the resulting multiplier."""
     if solved.noise_multiplier == 0:
         raise ValueError(
@@ -669,11 +715,18 @@ def _too_few(target: Target, sample: PublicSample, limit: float) -> str:
     )
 
 
-def _identification(setting: TrainingSetting, target: Target, examples: int | None) -> float | None:
+def _identification(
+    setting: TrainingSetting,
+    target: Target,
+    examples: int | None,
+) -> float | None:
     if examples is None or examples < 2 or 1 / examples >= target.gamma:
         return None
     person = setting.of_person
     noise = bound_law(person).noise_for(
-        target.gamma, sampling_rate=person.sampling_rate, steps=person.steps, kappa=1 / examples
+        target.gamma,
+        sampling_rate=person.sampling_rate,
+        steps=person.steps,
+        kappa=1 / examples,
     )
     return float(noise) * setting.people

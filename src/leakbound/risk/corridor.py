@@ -100,7 +100,12 @@ class TrainingSetting:
             # A step holds none of the person's examples with (1 - q)^k, without cancellation.
             rate = -math.expm1(self.people * math.log1p(-rate))
         noise = self.noise_multiplier / self.people
-        return replace(self, noise_multiplier=noise, sampling_rate=rate, people=1)
+        return replace(
+            self,
+            noise_multiplier=noise,
+            sampling_rate=rate,
+            people=1,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,9 +148,19 @@ class Corridor:
 
     def at(self, eta: ArrayLike) -> Corridor:
         """The same at other thresholds."""
-        return corridor(self.setting, eta, prior=self.prior, attacks=self.attacks)
+        return corridor(
+            self.setting,
+            eta,
+            prior=self.prior,
+            attacks=self.attacks,
+        )
 
-    def verdict(self, index: int, accepted: float, matched: float | None = None) -> Verdict:
+    def verdict(
+        self,
+        index: int,
+        accepted: float,
+        matched: float | None = None,
+    ) -> Verdict:
         """The verdict at one threshold if no attack was run.
 
         It is "recoverable" if attacks attain more than the baseline, under either prior. It is
@@ -160,7 +175,9 @@ class Corridor:
         if _distance(self.prior).squared:
             eta = float(self.eta[index])
             direction = identification.log_kappa_sphere(
-                dim=self.setting.dim, eta=eta, norm=self.setting.norm
+                dim=self.setting.dim,
+                eta=eta,
+                norm=self.setting.norm,
             )
             baseline = max(guess, float(np.exp(direction)))
         below = bound <= accepted and guess <= accepted
@@ -247,7 +264,11 @@ def corridor(
         over = (lower > upper) & (lower < upper * (1 + ROUNDING))
         lower = np.where(over, upper, lower) if prior is None else lower
     else:
-        attained = attacks.success(seen_of(setting), levels, parts=2)  # other half: kappa's limit
+        attained = attacks.success(
+            seen_of(setting),
+            levels,
+            parts=2,
+        )  # other half: kappa's limit
         lower = attained.success
         baseline = attained.baseline
         names = attained.attack
@@ -280,7 +301,11 @@ def upper_bound(
     """Upper bound on any attacker's success at each eta, and the log kappa behind it."""
     levels = _distance(prior).levels(eta)
     if prior is None:
-        blind = identification.log_kappa_sphere(dim=setting.dim, eta=levels, norm=setting.norm)
+        blind = identification.log_kappa_sphere(
+            dim=setting.dim,
+            eta=levels,
+            norm=setting.norm,
+        )
     elif isinstance(prior, PublicSample):
         return prior.success_bound(partial(success_bound, setting), levels)
     else:
@@ -299,7 +324,13 @@ def seen_of(setting: TrainingSetting) -> list[tuple[float, float]]:
     )
     with np.errstate(invalid="ignore"):
         noise = np.where(np.isinf(factor), np.inf, setting.noise_multiplier * factor)
-    return list(zip(mass.ravel().tolist(), noise.ravel().tolist(), strict=True))
+    return list(
+        zip(
+            mass.ravel().tolist(),
+            noise.ravel().tolist(),
+            strict=True,
+        )
+    )
 
 
 def attained_success(setting: TrainingSetting, eta: Array) -> Array:
@@ -307,7 +338,10 @@ def attained_success(setting: TrainingSetting, eta: Array) -> Array:
     noise: Any = setting.noise_multiplier
     if setting.rows is not None and setting.clip_norm is not None:
         noise = from_scratch.effective_noise(
-            noise, clip_norm=setting.clip_norm, norm=setting.norm, rows=setting.rows
+            noise,
+            clip_norm=setting.clip_norm,
+            norm=setting.norm,
+            rows=setting.rows,
         )
     # no noise and no sighting: 0 / 0 inside, a prior-only baseline
     with np.errstate(invalid="ignore"):
@@ -323,7 +357,12 @@ def attained_success(setting: TrainingSetting, eta: Array) -> Array:
     return np.asarray(success)
 
 
-def success_bound(setting: TrainingSetting, log_kappa: ArrayLike, *, rough: bool = False) -> Array:
+def success_bound(
+    setting: TrainingSetting,
+    log_kappa: ArrayLike,
+    *,
+    rough: bool = False,
+) -> Array:
     """Upper bound on any attacker's success, for the logarithm of the prior-only success.
 
     A `rough` one takes a wider grid.
@@ -358,7 +397,14 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
     steps = person.steps
     q = person.sampling_rate
     if setting.participation == "hidden" or q == 1:
-        return float(conversions.epsilon(noise, delta=most, steps=steps, sampling_rate=q))
+        return float(
+            conversions.epsilon(
+                noise,
+                delta=most,
+                steps=steps,
+                sampling_rate=q,
+            )
+        )
     hits = scipy.stats.binom(steps, q)
     cut = most * CUT
     # Numbers of sightings outside weigh less than the part of delta that is kept back for them.
@@ -380,7 +426,10 @@ def epsilon(setting: TrainingSetting, delta: float) -> float:
 
 
 def around(
-    prior: Baseline | None, eta: ArrayLike, width: float, count: int
+    prior: Baseline | None,
+    eta: ArrayLike,
+    width: float,
+    count: int,
 ) -> tuple[list[float], Array, str]:
     """Thresholds for a plot about those of eta: their places, their eta, and the axis's name.
 
@@ -403,7 +452,10 @@ def bound_law(setting: TrainingSetting) -> Any:
     return composition.subsampled if setting.participation == "hidden" else composition.visible
 
 
-def attained_scope(setting: TrainingSetting, attacks: Attainable | None) -> Scope:
+def attained_scope(
+    setting: TrainingSetting,
+    attacks: Attainable | None,
+) -> Scope:
     """The attackers that the attained success covers."""
     scope = from_scratch.exact.scope
     says = ATTACKER_KNOWS[setting.participation]

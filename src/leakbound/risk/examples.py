@@ -171,7 +171,12 @@ class Examples:
         kind = name or SAMPLE
         labels = self.labels if labels_known else None
         if kind == SAMPLE:
-            return PublicSample(self.images, labels, sources=self.origins, **self._measured)
+            return PublicSample(
+                self.images,
+                labels,
+                sources=self.origins,
+                **self._measured,
+            )
         if kind == THESE:
             return TheseExamples(self.images, labels, **self._measured)
         vocabulary = None if self.domain is None else self.domain.vocabulary
@@ -245,7 +250,12 @@ def _loaded(
 
     width_of(input_range)
     low, high = input_range
-    dataset = data.load(source, size=size, channels=channels, schema=schema)
+    dataset = data.load(
+        source,
+        size=size,
+        channels=channels,
+        schema=schema,
+    )
     flat = dataset.inputs.flatten(1).double().numpy()
     names = dataset.files or tuple(map(str, range(len(flat))))
     keep = _kept(names, exclude)

@@ -18,10 +18,21 @@ UNINFORMED: Final = (
 )
 
 
-def of_assessment(assessment: Assessment, *, reasons: bool = True) -> list[str]:
+def of_assessment(
+    assessment: Assessment,
+    *,
+    reasons: bool = True,
+) -> list[str]:
     """All that is known of attackers on one update, a sentence each; `reasons` as in `of_bound`."""
     goal = assessment.criterion.goal
-    said = [of_attack(assessment), *of_bounds(assessment.bounds, goal, reasons=reasons)]
+    said = [
+        of_attack(assessment),
+        *of_bounds(
+            assessment.bounds,
+            goal,
+            reasons=reasons,
+        ),
+    ]
     if assessment.attained is not None:
         said.append(of_attained(assessment.attained, goal))
     return [*said, f"no bound: {assessment.bounds_note}"] if assessment.bounds_note else said
@@ -84,7 +95,12 @@ def of_bounds(
     ]
 
 
-def of_bound(bound: Bound, goal: str | None = None, *, reasons: bool = True) -> str:
+def of_bound(
+    bound: Bound,
+    goal: str | None = None,
+    *,
+    reasons: bool = True,
+) -> str:
     """A bound in one sentence: what it says, about which attackers, and why it may be unproven.
 
     Without `reasons`, an estimate is still called not proved, but the reason is left out.

@@ -47,7 +47,12 @@ class Target:
         single(probability, gamma=self.gamma)
 
     @staticmethod
-    def of_psnr(psnr: float, gamma: float, *, input_range: float = 1.0) -> Target:
+    def of_psnr(
+        psnr: float,
+        gamma: float,
+        *,
+        input_range: float = 1.0,
+    ) -> Target:
         """From a PSNR in dB: eta = range^2 / 10^(psnr / 10)."""
         if not -EXTREME < psnr < EXTREME:
             raise ValueError(f"psnr is {psnr:g}; give decibels, such as 20")
@@ -60,7 +65,12 @@ class Target:
         return Target(criterion.within, gamma, goal=criterion.info.goal)
 
     @staticmethod
-    def parse(text: str, *, input_range: float = 1.0, domain: Domain | None = None) -> Target:
+    def parse(
+        text: str,
+        *,
+        input_range: float = 1.0,
+        domain: Domain | None = None,
+    ) -> Target:
         """Parse text; the PSNR's range is `input_range`.
 
         Args:

@@ -39,7 +39,11 @@ class Stream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def take(stream: Stream, most: int, begun: bytearray | None = None) -> bytearray:
+def take(
+    stream: Stream,
+    most: int,
+    begun: bytearray | None = None,
+) -> bytearray:
     """Read up to `most` bytes, in chunks: memory follows the actual size, not the declared one.
 
     `begun` holds the first bytes already; reading continues after them.
@@ -73,7 +77,10 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 @contextmanager
-def open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
+def open_member(
+    archive: zipfile.ZipFile,
+    member: zipfile.ZipInfo,
+) -> Iterator[IO[bytes]]:
     """A file of the archive as a stream that gives at most the size that the archive declares.
 
     Only stored and deflated files are read: Python unpacks the other methods without a limit.
@@ -90,7 +97,11 @@ def open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[I
         raise ValueError(f"{name!r} in the archive is damaged; save the archive again") from error
 
 
-def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most: int) -> Array:
+def read_array(
+    archive: zipfile.ZipFile,
+    member: zipfile.ZipInfo,
+    most: int,
+) -> Array:
     """A numeric array of a NumPy archive, read without pickle.
 
     The size in its header must equal the file's, and be at most `most` bytes.

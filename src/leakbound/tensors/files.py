@@ -32,7 +32,11 @@ SEALED = "written_by"
 _KINDS = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
 
 
-def read(path: Path, *, most: int = MOST_BYTES) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read(
+    path: Path,
+    *,
+    most: int = MOST_BYTES,
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a .safetensors or .npz file by name, and the file's text metadata.
 
     A folder that `save_pretrained` wrote, or its index of shards, gives the tensors of all shards.
@@ -137,7 +141,11 @@ def _whole(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
     raise ValueError(f"{str(path)!r} {why}")
 
 
-def write(path: Path, named: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> None:
+def write(
+    path: Path,
+    named: Mapping[str, Tensor],
+    about: Mapping[str, str] | None = None,
+) -> None:
     """Write named tensors as .safetensors, in one step, readable by the owner only.
 
     An existing file is replaced only if this function wrote it. `about` is text metadata.
@@ -162,7 +170,10 @@ def write(path: Path, named: Mapping[str, Tensor], about: Mapping[str, str] | No
     files.write(path, save(copies, metadata={**text, SEALED: files.SEAL}))
 
 
-def _safetensors(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _safetensors(
+    path: Path,
+    most: int,
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     # The format has no compression, so the size of the file bounds the memory.
     _fits(path, path.stat().st_size, most)
     try:

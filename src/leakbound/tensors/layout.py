@@ -73,7 +73,12 @@ def flat(task: Task, named: Named, *, what: str) -> Tensor:
     return torch.cat(parts)
 
 
-def unusable(task: Task, named: Named, *, what: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def unusable(
+    task: Task,
+    named: Named,
+    *,
+    what: str,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The trained tensors that are not there, and those that are not finite in the task's type.
 
     A client that keeps some layers to itself does not send them. If there are tensors that the
@@ -175,7 +180,13 @@ def by_name(task: Task, named: Named, *, what: str) -> dict[str, Tensor]:
             shared = held.pop(name)
             kept = held.setdefault(canonical, shared)
             same = kept.shape == shared.shape
-            if not same or not torch.allclose(kept, shared, rtol=0, atol=0, equal_nan=True):
+            if not same or not torch.allclose(
+                kept,
+                shared,
+                rtol=0,
+                atol=0,
+                equal_nan=True,
+            ):
                 raise ValueError(
                     f"{what}: {name} and {canonical} are one tensor in the model but differ here; "
                     "is it from another model?"
@@ -213,7 +224,11 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(weight), name) for name, weight in weights}
 
 
-def _by_position(task: Task, held: dict[str, Tensor], what: str) -> dict[str, Tensor]:
+def _by_position(
+    task: Task,
+    held: dict[str, Tensor],
+    what: str,
+) -> dict[str, Tensor]:
     """Tensors of a list without names, by the first order of the model's own that they fit."""
     # As numbers, so that 10 comes after 9.
     values = [held[key] for key in sorted(held, key=lambda key: int(key.removeprefix("arr_")))]

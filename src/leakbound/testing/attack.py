@@ -77,7 +77,12 @@ MALICIOUS = ThreatModel(server=Server.MALICIOUS)
 UNDEFENDED = NoDefense()
 
 
-def check_attack(attack: Attack, *, task: Task | None = None, batch: Batch | None = None) -> None:
+def check_attack(
+    attack: Attack,
+    *,
+    task: Task | None = None,
+    batch: Batch | None = None,
+) -> None:
     """Check that an attack keeps its contract, above all that it never sees the truth.
 
     The check covers:
@@ -134,7 +139,11 @@ class _AttackContract:
         self._check_blind()
         self._check_chance(observation)
         undefended = ["none"] * len(KNOWLEDGE)
-        for name, knows in zip([*undefended, *DEFENDED], cycle(KNOWLEDGE), strict=False):
+        for name, knows in zip(
+            [*undefended, *DEFENDED],
+            cycle(KNOWLEDGE),
+            strict=False,
+        ):
             defense = parse("defense", name)
             self._check_knowledge(defense, ThreatModel(*knows, Server.MALICIOUS))
             self._check_seen_task(defense)
@@ -150,10 +159,21 @@ class _AttackContract:
     ) -> Observation:
         """What a malicious server sees of clients; the attack may change their model."""
         sources = [stream(0, "contract", "clients", i) for i in range(len(batches) + 1)]
-        played = play(self.task, batches, defense, sources, threat=threat, attack=self.attack)
+        played = play(
+            self.task,
+            batches,
+            defense,
+            sources,
+            threat=threat,
+            attack=self.attack,
+        )
         return played.observation
 
-    def _defended(self, defense: Chain, threat: ThreatModel) -> Observation | None:
+    def _defended(
+        self,
+        defense: Chain,
+        threat: ThreatModel,
+    ) -> Observation | None:
         """What the server sees of clients under a defense; None if it refuses the task."""
         batches = [self._other_batch(i) for i in range(defense.cohort_size)]
         try:
@@ -167,7 +187,11 @@ class _AttackContract:
         return Unchanged(observation.task, self.batch, *written)
 
     def _attempt(
-        self, observation: Observation, source: str, where: str = "", mend: str = ""
+        self,
+        observation: Observation,
+        source: str,
+        where: str = "",
+        mend: str = "",
     ) -> Reconstruction | None:
         """The answer, checked; None if the attack gives a reason why it does not apply."""
         try:
@@ -185,7 +209,10 @@ class _AttackContract:
         return answer
 
     def _answer(
-        self, observation: Observation, generator: torch.Generator, truth: Batch | None = None
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+        truth: Batch | None = None,
     ) -> Reconstruction | None:
         """The answer while a truth is in this frame and visible to the garbage collector."""
         in_reach = [truth, None if truth is None else truth.inputs]
@@ -266,7 +293,11 @@ class _AttackContract:
         answer = self._answer(watched, stream(0, "contract", "seen"))
         if asked:  # it may compare both tasks: whether they differ says what is known
             return
-        revealed = replace(observation, task=shown, defense=Known(defense.links))
+        revealed = replace(
+            observation,
+            task=shown,
+            defense=Known(defense.links),
+        )
         require(
             _same_answers(answer, self._answer(revealed, stream(0, "contract", "seen"))),
             f"{self.name} simulates observation.task under {defense!r}, which is not what the "
@@ -310,7 +341,14 @@ class _AttackContract:
         )
         for observation, answer in zip(seen, together, strict=True):
             _check_answer(answer, observation, self.name)
-        alone = [self.attack.many([o], [g])[0] for o, g in zip(seen, generators(), strict=True)]
+        alone = [
+            self.attack.many([o], [g])[0]
+            for o, g in zip(
+                seen,
+                generators(),
+                strict=True,
+            )
+        ]
         same = all(map(_same_answers, alone, together))
         require(same, f"many of {self.name} gives other answers than many of one observation each")
 
@@ -371,7 +409,11 @@ class _AttackContract:
             )
 
 
-def _check_answer(answer: Reconstruction, observation: Observation, name: str) -> None:
+def _check_answer(
+    answer: Reconstruction,
+    observation: Observation,
+    name: str,
+) -> None:
     require(isinstance(answer, Reconstruction), f"{name} returns no Reconstruction")
     inputs = answer.inputs
     labels = answer.labels

@@ -41,10 +41,17 @@ def small_task() -> Task:
     )
     images = uniform((12, 1, 6, 6), stream(0, "contract", "public"))
     public = Batch(images, torch.arange(12) % CLASSES)
-    return Task.of(model, classes=CLASSES, public=public).to("cpu", torch.float64)
+    return Task.of(
+        model,
+        classes=CLASSES,
+        public=public,
+    ).to("cpu", torch.float64)
 
 
-def given_or_small(task: Task | None, batch: Batch | None) -> tuple[Task, Batch]:
+def given_or_small(
+    task: Task | None,
+    batch: Batch | None,
+) -> tuple[Task, Batch]:
     """A caller's task and batch, or small ones."""
     if task is not None and batch is None:
         raise ValueError("batch is None; give a batch that fits your task")
@@ -66,7 +73,12 @@ def given_or_small(task: Task | None, batch: Batch | None) -> tuple[Task, Batch]
     return task, batch
 
 
-def small_batch(task: Task, like: Batch | None = None, *, seed: int = 0) -> Batch:
+def small_batch(
+    task: Task,
+    like: Batch | None = None,
+    *,
+    seed: int = 0,
+) -> Batch:
     """Random inputs of the task, shaped as `like` (otherwise two images of 6x6), with labels."""
     if task.domain is not None and not task.domain.dtype.is_floating_point:
         inputs = task.domain.start(2 if like is None else like.size, stream(seed, "contract"))
@@ -100,7 +112,12 @@ def check_repr(thing: Any, name: str) -> None:
 class Unchanged:
     """Stores tensors, models and random states, and detects later writes to them."""
 
-    def __init__(self, task: Task, batch: Batch, *tensors: Tensor | None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        batch: Batch,
+        *tensors: Tensor | None,
+    ) -> None:
         self.task = task
         self.batch = batch
         self.tensors = [

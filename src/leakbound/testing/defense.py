@@ -141,7 +141,12 @@ class _DefenseContract:
         rows = rows.detach()
         if not link.needs_bound:
             return Update(rows, unit, examples)
-        return Update(rows / rows.norm(dim=1, keepdim=True).clamp_min(1), unit, examples, bound=1.0)
+        return Update(
+            rows / rows.norm(dim=1, keepdim=True).clamp_min(1),
+            unit,
+            examples,
+            bound=1.0,
+        )
 
     def _transformed(self, link: Defense, update: Update, seed: int) -> Update:
         source = stream(seed, "contract", "link")
@@ -209,9 +214,11 @@ class _DefenseContract:
             middle = (low + high) / 2
             between = sent(middle)
             if change(first, between) > change(between, last):
-                high, last = middle, between
+                high = middle
+                last = between
             else:
-                low, first = middle, between
+                low = middle
+                first = between
         require(
             change(first, last) <= JUMP * before,
             f"the output of {link!r} jumps by {change(first, last):.3g} where its input changes by "
@@ -219,7 +226,12 @@ class _DefenseContract:
             "= False",
         )
 
-    def _check_survives(self, link: Defense, update: Update, value: float) -> None:
+    def _check_survives(
+        self,
+        link: Defense,
+        update: Update,
+        value: float,
+    ) -> None:
         rows = torch.full_like(update.rows, value)
         try:
             out = self._transformed(link, replace(update, rows=rows), 0)
@@ -262,7 +274,13 @@ class _DefenseContract:
             inputs = torch.cat([batch.inputs] * len(clients))
             labels = torch.cat([batch.labels] * len(clients))
             cohort = (batch.size,) * len(clients)
-            center = simulate(inferred, inputs, labels, cohort=cohort, defense=whole).detach()
+            center = simulate(
+                inferred,
+                inputs,
+                labels,
+                cohort=cohort,
+                defense=whole,
+            ).detach()
             if isinstance(first.law, Exact) and first.mask is None:
                 _check_same(first, center, name)
         _check_draws(draw, center, name, promise=whole.guarantee)
@@ -293,7 +311,12 @@ class _DefenseContract:
             plain if len(plain) == 1 else [*plain[:-1], plain[-1][:1]]
         )  # the last has least to mix
 
-    def _released(self, links: Chain, clients: list[Tensor], unit: Unit) -> Update:
+    def _released(
+        self,
+        links: Chain,
+        clients: list[Tensor],
+        unit: Unit,
+    ) -> Update:
         """The update of fixed plain rows of a unit under fixed streams."""
         client, cohort = links.sides
         updates = []
@@ -334,7 +357,12 @@ class _DefenseContract:
             )
         return bound
 
-    def _check_noise(self, upto: Chain, bound: float, clients: list[Tensor]) -> None:
+    def _check_noise(
+        self,
+        upto: Chain,
+        bound: float,
+        clients: list[Tensor],
+    ) -> None:
         """The last link's own noise has a true distribution, at least `noise_multiplier` times the
         bound.
         """
@@ -362,7 +390,11 @@ class _DefenseContract:
 
 
 def _check_draws(
-    draw: Callable[[int], Update], center: Tensor | None, name: str, *, promise: Guarantee
+    draw: Callable[[int], Update],
+    center: Tensor | None,
+    name: str,
+    *,
+    promise: Guarantee,
 ) -> None:
     """Releases by seeds 0, 1, ... have the masks and the distribution that they declare."""
     draws = [draw(seed) for seed in range(FEW)]
@@ -386,7 +418,12 @@ def _check_mask(out: Update, name: str) -> None:
     require(silent, f"{name} sends coordinates that its mask declares withheld")
 
 
-def _check_imitate(link: Defense, update: Update, out: Update, name: str) -> None:
+def _check_imitate(
+    link: Defense,
+    update: Update,
+    out: Update,
+    name: str,
+) -> None:
     # Also at 0, where norms and quotients may have no derivative.
     for start in (update.rows, torch.zeros_like(update.rows)):
         rows = start.clone().requires_grad_()
@@ -415,7 +452,12 @@ def _check_same(out: Update, imitated: Tensor, name: str) -> None:
     else:
         tolerance = 1e-9 if seen.dtype == torch.float64 else 1e-4
         scale = float(seen.abs().max()) if len(seen) else 0.0
-        same = torch.allclose(seen, imitated, rtol=tolerance, atol=tolerance * scale)
+        same = torch.allclose(
+            seen,
+            imitated,
+            rtol=tolerance,
+            atol=tolerance * scale,
+        )
     require(same, f"imitate of {name} is not what it releases, though its release is exact")
 
 
@@ -440,7 +482,11 @@ MOST = 400
 
 
 def check_law(
-    draws: list[Update], center: Tensor | None, name: str, *, promise: Guarantee | None = None
+    draws: list[Update],
+    center: Tensor | None,
+    name: str,
+    *,
+    promise: Guarantee | None = None,
 ) -> None:
     """Draws of one release by independent streams have the distribution that they declare.
 
@@ -500,7 +546,11 @@ def _shown(update: Update) -> Tensor:
     return torch.ones_like(update.rows, dtype=torch.bool) if update.mask is None else update.mask
 
 
-def _standard(draws: list[Update], center: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
+def _standard(
+    draws: list[Update],
+    center: Tensor | None,
+    name: str,
+) -> tuple[Tensor, Tensor]:
     """(draws, coordinates) residuals over declared standard deviations, 0 where not `seen`."""
     rows = torch.stack([draw.rows.detach().double().cpu() for draw in draws])
     seen = torch.stack([_shown(draw).cpu() for draw in draws])
@@ -531,7 +581,12 @@ def _standard(draws: list[Update], center: Tensor | None, name: str) -> tuple[Te
 
 
 def _check_spread(
-    residual: Tensor, seen: Tensor, law: Gaussian | Laplace, name: str, *, centered: bool
+    residual: Tensor,
+    seen: Tensor,
+    law: Gaussian | Laplace,
+    name: str,
+    *,
+    centered: bool,
 ) -> None:
     """The variance is 1: pooled, and of every coordinate separately."""
     # The fourth moment sets how far a sample's variance strays.

@@ -142,7 +142,12 @@ def measured(
         # A mean of 9 of 10 may round to just below 0.9.
         known_rows[name] = _share(right.mean(1) >= ROW - 1e-9)
     # The update comes last.
-    return replace(measure, pinned=_share(pinned), entries=entries, rows=known_rows)
+    return replace(
+        measure,
+        pinned=_share(pinned),
+        entries=entries,
+        rows=known_rows,
+    )
 
 
 def _hits(thresholds: dict[int, Floats], values: list[Floats]) -> int:
@@ -153,7 +158,11 @@ def _share(hits: NDArray[np.bool_]) -> Share:
     return Share(int(hits.sum()), hits.size)
 
 
-def _tolerances(columns: list[Values], whole: list[bool], tolerance: ArrayLike | None) -> Values:
+def _tolerances(
+    columns: list[Values],
+    whole: list[bool],
+    tolerance: ArrayLike | None,
+) -> Values:
     if tolerance is None:
         spread = [np.subtract(*np.percentile(c, (75, 25))) / 1.349 or c.std() for c in columns]
         return np.where(whole, INTEGER, NEAR * np.array(spread))
@@ -167,7 +176,11 @@ def _tolerances(columns: list[Values], whole: list[bool], tolerance: ArrayLike |
 
 
 def _guesses(
-    columns: list[Values], whole: list[bool], tau: Values, low: Any, high: Any
+    columns: list[Values],
+    whole: list[bool],
+    tau: Values,
+    low: Any,
+    high: Any,
 ) -> tuple[Values, NDArray[np.bool_]]:
     """The best guess in each bracket (n, m), and which brackets are pinned."""
     guess = np.empty(low.shape)

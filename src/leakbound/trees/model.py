@@ -74,7 +74,12 @@ class Tree:
         parent[self.left[self.inner]] = parent[self.right[self.inner]] = self.inner
         return parent
 
-    def descend(self, rows: Floats, low: Floats | None = None, high: Floats | None = None) -> Any:
+    def descend(
+        self,
+        rows: Floats,
+        low: Floats | None = None,
+        high: Floats | None = None,
+    ) -> Any:
         """(n,) the leaf of each row (n, m); narrows brackets low <= value < high (n, m) in place.
 
         A value that is missing narrows nothing.
@@ -324,7 +329,12 @@ def _tree(tree: Any, where: str, features: int) -> Tree:
     )
 
 
-def _array(tree: Any, name: str, length: int | None, where: str) -> Doubles:
+def _array(
+    tree: Any,
+    name: str,
+    length: int | None,
+    where: str,
+) -> Doubles:
     if not isinstance(tree, Mapping) or not isinstance(tree.get(name), list):
         raise _Damaged(f"{where} has no list {name}")
     try:

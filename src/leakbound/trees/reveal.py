@@ -82,7 +82,12 @@ class Revealed:
         """The distinct split thresholds of the client's trees by feature, sorted."""
         return thresholds_of(self.trees)
 
-    def brackets(self, rows: ArrayLike, *, update: bool = True) -> tuple[Floats, Floats]:
+    def brackets(
+        self,
+        rows: ArrayLike,
+        *,
+        update: bool = True,
+    ) -> tuple[Floats, Floats]:
         """The lowest and highest values (n, m) of rows (n, m), if the leaf of each row is known.
 
         The region of a row's leaf in every tree, intersected: low <= value < high. An auditor knows
@@ -170,7 +175,10 @@ def revealed(
     return Revealed(after, trees, before.trees if before else (), counts, rate, strength, notes)
 
 
-def _own_trees(after: TreeModel, before: TreeModel | None) -> tuple[tuple[Tree, ...], bool]:
+def _own_trees(
+    after: TreeModel,
+    before: TreeModel | None,
+) -> tuple[tuple[Tree, ...], bool]:
     """The client's trees, and whether its training started without trees."""
     if not after.trees:
         raise ValueError("after holds no trees; give the model that the client sent")
@@ -235,7 +243,11 @@ def _equations(tree: Tree) -> Doubles:
 
 
 def _counts(
-    model: TreeModel, trees: Sequence[Tree], start: bool, eta: float | None, strength: float
+    model: TreeModel,
+    trees: Sequence[Tree],
+    start: bool,
+    eta: float | None,
+    strength: float,
 ) -> tuple[tuple[LeafCount, ...], tuple[str, ...]]:
     squared = model.objective in SQUARED
     if not (squared or model.objective in (*LOGISTIC, *SOFTMAX)):
@@ -267,7 +279,10 @@ def _counts(
 
 
 def _contradiction(
-    model: TreeModel, trees: Sequence[Tree], by_tree: Sequence[Sequence[LeafCount]], start: bool
+    model: TreeModel,
+    trees: Sequence[Tree],
+    by_tree: Sequence[Sequence[LeafCount]],
+    start: bool,
 ) -> tuple[str, bool]:
     """Why counts are not those of rows ("" if nothing shows it); whether a subsample would show.
 
@@ -297,7 +312,11 @@ def _contradiction(
         for leaf in chain.from_iterable(by_tree)
         if leaf.targets is not None
     ]
-    for what, sums in zip(("positive", "negative"), zip(*known, strict=True), strict=False):
+    for what, sums in zip(
+        ("positive", "negative"),
+        zip(*known, strict=True),
+        strict=False,
+    ):
         above = [int(one) for one in sums if one > 0]
         divisor = math.gcd(*above)
         if len(above) >= LEAVES and divisor > 1:
@@ -305,7 +324,11 @@ def _contradiction(
     return "", tested
 
 
-def _next_hessian(model: TreeModel, tree: Tree, counts: Sequence[LeafCount]) -> float | None:
+def _next_hessian(
+    model: TreeModel,
+    tree: Tree,
+    counts: Sequence[LeafCount],
+) -> float | None:
     """The second derivatives that the first tree's rows have after it, summed; None: not known."""
     more = model.positive_weight - 1
     if more and any(leaf.targets is None for leaf in counts):
@@ -321,7 +344,11 @@ def _next_hessian(model: TreeModel, tree: Tree, counts: Sequence[LeafCount]) -> 
 
 
 def _leaf_counts(
-    model: TreeModel, number: int, tree: Tree, eta: float | None, strength: float
+    model: TreeModel,
+    number: int,
+    tree: Tree,
+    eta: float | None,
+    strength: float,
 ) -> list[LeafCount]:
     """Rows and targets of each leaf; () if the rows are not whole."""
     output = model.output[number] if number < model.first else 0
@@ -351,5 +378,10 @@ def _leaf_counts(
         possible = (np.abs(targets - sums) <= slack) & (sums >= 0) & (sums <= counts)
         targets = sums if possible.all() else None
     sums_ = [None] * len(counts) if targets is None else targets.tolist()
-    triples = zip(tree.leaves.tolist(), counts.astype(int).tolist(), sums_, strict=True)
+    triples = zip(
+        tree.leaves.tolist(),
+        counts.astype(int).tolist(),
+        sums_,
+        strict=True,
+    )
     return [LeafCount(number, leaf, output, n, target) for leaf, n, target in triples]

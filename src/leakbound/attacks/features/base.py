@@ -36,7 +36,11 @@ class FoundFeatures:
 class FeatureMethod(Protocol):
     """A method that infers features from an update."""
 
-    def find(self, observation: Observation, generator: torch.Generator) -> FoundFeatures:
+    def find(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> FoundFeatures:
         """The features behind the update; NotApplicable if the update does not allow it."""
         ...
 
@@ -68,7 +72,12 @@ def subspace_error(basis: Tensor, features: Tensor) -> float:
     return float(outside.norm(dim=1).mean())
 
 
-def feature_errors(found: Tensor, true: Tensor, *, signed: bool = True) -> Tensor:
+def feature_errors(
+    found: Tensor,
+    true: Tensor,
+    *,
+    signed: bool = True,
+) -> Tensor:
     """Distance of each true feature (B,) from its matched found one, both of length 1.
 
     The matching of `found` (N, n) and `true` (B, n) is one to one, by the largest sum of |cosine|.

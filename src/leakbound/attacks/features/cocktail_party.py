@@ -70,7 +70,11 @@ class CocktailParty(Separation):
 
     layer: str | None = None
 
-    def find(self, observation: Observation, generator: torch.Generator) -> FoundFeatures:
+    def find(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> FoundFeatures:
         """The features behind the update; NotApplicable if the update does not allow it."""
         try:
             heard = listen(observation, generator, self, self.layer)
@@ -157,7 +161,10 @@ def listen(
 
 
 def probed(
-    task: Task, observation: Observation, generator: torch.Generator, layer: str | None
+    task: Task,
+    observation: Observation,
+    generator: torch.Generator,
+    layer: str | None,
 ) -> tuple[str, Tensor, Tensor]:
     """The layer's name, images that the attacker has, and the layer's inputs for them."""
     public = public_examples(observation)
@@ -222,7 +229,11 @@ class CocktailPartyImages(CocktailParty, Attack):
         True
     """
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = summed_task(observation)
         try:
             heard = listen(observation, generator, self, self.layer)
@@ -258,7 +269,14 @@ def _scaled(heard: Heard, task: Task) -> tuple[Tensor, str | None]:
     strange = int(wrong.sum())
     if strange == 0:
         return images, None
-    dark, light = (images.quantile(q, dim=1, keepdim=True) for q in (1 - BRIGHT, BRIGHT))
+    dark, light = (
+        images.quantile(
+            q,
+            dim=1,
+            keepdim=True,
+        )
+        for q in (1 - BRIGHT, BRIGHT)
+    )
     fitted = low + (high - low) * (images - dark) / (light - dark).clamp_min(1e-300)
     images = torch.where(wrong[:, None], fitted, images)
     return images, f"{strange} of {len(images)} images leave the input range: they may be mixtures"

@@ -12,7 +12,12 @@ Span = tuple[int, int]
 TINY = 1e-12
 
 
-def cosine(candidate: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+def cosine(
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
+) -> Tensor:
     """1 - cosine between whole rows (R, P), mean over rows; independent of each row's scale.
 
     Computed as half the squared distance of the rows' directions, which keeps its digits where 1 -
@@ -33,7 +38,10 @@ def _length(rows: Tensor) -> Tensor:
 
 
 def _each_tensor(
-    candidate: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
 ) -> Tensor:
     """`cosine` of every tensor."""
     parts = []
@@ -44,14 +52,20 @@ def _each_tensor(
 
 
 def cosine_layers(
-    candidate: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
 ) -> Tensor:
     """1 - cosine of each tensor separately, mean over tensors ('simlocal')."""
     return _each_tensor(candidate, seen, weights, spans).mean()
 
 
 def cosine_signal(
-    candidate: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
 ) -> Tensor:
     """As `cosine_layers`; with weights 1/std, a tensor counts by its share of signal energy."""
     parts = _each_tensor(candidate, seen, weights, spans)
@@ -64,7 +78,10 @@ def cosine_signal(
 
 
 def cosine_weighted(
-    candidate: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
 ) -> Tensor:
     """As `cosine_layers`, weighted by how many coordinates were not zero (paper B, app. F)."""
     white = seen if weights is None else seen * weights
@@ -73,13 +90,23 @@ def cosine_weighted(
     return (share * _each_tensor(candidate, seen, weights, spans)).sum()
 
 
-def euclidean(candidate: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+def euclidean(
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
+) -> Tensor:
     """Sum of squared differences; with weights 1/std the Gaussian log-likelihood, shifted."""
     difference = candidate - seen if weights is None else (candidate - seen) * weights
     return difference.square().sum()
 
 
-def manhattan(candidate: Tensor, seen: Tensor, weights: Tensor | None, spans: list[Span]) -> Tensor:
+def manhattan(
+    candidate: Tensor,
+    seen: Tensor,
+    weights: Tensor | None,
+    spans: list[Span],
+) -> Tensor:
     """Sum of absolute differences; with weights 1/scale the Laplace log-likelihood."""
     difference = candidate - seen if weights is None else (candidate - seen) * weights
     return difference.abs().sum()
@@ -189,4 +216,10 @@ def variation_gradients(images: Tensor) -> list[tuple[Tensor, Tensor]]:
         step.sign_().div_(count)
         gradients.narrow(axis, 1, side).add_(step)
         gradients.narrow(axis, 0, side).sub_(step)
-    return list(zip((torch.stack(sums).sum() for sums in values), gradients, strict=True))
+    return list(
+        zip(
+            (torch.stack(sums).sum() for sums in values),
+            gradients,
+            strict=True,
+        )
+    )

@@ -93,7 +93,12 @@ class Search:
         loss = named(self.objective.task.loss)
         return self.images(), loss.searched(self.labels) if self.joint else self.labels
 
-    def record(self, total: Tensor, match: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+    def record(
+        self,
+        total: Tensor,
+        match: Tensor,
+        gradients: Sequence[Tensor],
+    ) -> Tensor:
         """Store an evaluation with its gradients; return whether it is the best so far."""
         for variable, gradient in zip(self.variables, gradients, strict=True):
             variable.grad = gradient
@@ -102,7 +107,11 @@ class Search:
             better = total < self.best
             self.best = torch.where(better, total, self.best)
             # Chosen on the device: a branch in Python would wait for it.
-            pairs = zip(self.variables, self.kept or self.variables, strict=True)
+            pairs = zip(
+                self.variables,
+                self.kept or self.variables,
+                strict=True,
+            )
             self.kept = [torch.where(better, now, before) for now, before in pairs]
         self.total = total.detach()
         self.match = match.detach()
@@ -141,7 +150,11 @@ def choose_engine(search: Search, many: bool = False) -> ExactEngine | None:
     return engine_for(objective.observation, objective.task, many)
 
 
-def engine_for(observation: Observation, task: Task, many: bool = False) -> ExactEngine | None:
+def engine_for(
+    observation: Observation,
+    task: Task,
+    many: bool = False,
+) -> ExactEngine | None:
     """The engine for an attacker's simulation of what was seen.
 
     None for several clients' local steps or minibatches, clients of unequal batches, several
@@ -207,7 +220,12 @@ class Evaluator:
             candidate.compare(plain[place], self.cotangent[place])
         pulled = engine.pull(self.cotangent)
         variations = _variations(inputs.view(len(candidates), -1, *inputs.shape[2:]), candidates)
-        for candidate, place, variation in zip(candidates, places, variations, strict=True):
+        for candidate, place, variation in zip(
+            candidates,
+            places,
+            variations,
+            strict=True,
+        ):
             soft = None if pulled.labels is None else pulled.labels[place]
             candidate.finish(Pulled(pulled.inputs[place], soft), variation)
 
@@ -248,7 +266,11 @@ class _Evaluation:
         self.match = match.detach()
         self.total = total.detach()
 
-    def finish(self, pulled: Pulled, variation: tuple[Tensor, Tensor] | None) -> None:
+    def finish(
+        self,
+        pulled: Pulled,
+        variation: tuple[Tensor, Tensor] | None,
+    ) -> None:
         """Add the terms to the engine's result for `into`, and pass value and gradients to the
         search. `variation`: the images' total variation and its gradient, if it is a term.
         """

@@ -71,7 +71,11 @@ class DeepPrior(Images):
             raise NotApplicable("a deep image prior needs images (C, H, W) of 8 x 8 pixels or more")
         self.box = box
         # Uniform up to 0.1, as in Ulyanov et al. 2018.
-        self.noise = 0.1 * uniform((shape[0], width, *shape[2:]), generator, like=like)
+        self.noise = 0.1 * uniform(
+            (shape[0], width, *shape[2:]),
+            generator,
+            like=like,
+        )
         with torch.device("meta"):  # no draw from the global random state
             self.network = _UNet(width, shape[1])
         named = dict(self.network.named_parameters())
@@ -93,7 +97,12 @@ class MixedRows(Images):
     Source: Vero et al. 2023 (TabLeak), softmax structural prior.
     """
 
-    def __init__(self, domain: TableDomain, start: Tensor, like: Tensor) -> None:
+    def __init__(
+        self,
+        domain: TableDomain,
+        start: Tensor,
+        like: Tensor,
+    ) -> None:
         self.groups = domain.groups
         center, scale = domain.typical
         self.center = center.to(like)
@@ -124,11 +133,23 @@ class _UNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         levels = [self.first(x)]
         for down in self.down:
-            levels.append(down(nn.functional.avg_pool2d(levels[-1], 2, ceil_mode=True)))
+            levels.append(
+                down(
+                    nn.functional.avg_pool2d(
+                        levels[-1],
+                        2,
+                        ceil_mode=True,
+                    )
+                )
+            )
         x = levels.pop()
         for up in self.up:
             beside = levels.pop()
-            wide = nn.functional.interpolate(x, size=beside.shape[2:], mode="bilinear")
+            wide = nn.functional.interpolate(
+                x,
+                size=beside.shape[2:],
+                mode="bilinear",
+            )
             x = up(torch.cat([wide, beside], 1))
         return self.last(x)
 
@@ -141,17 +162,32 @@ def _convolution(before: int, after: int) -> nn.Module:
     )
 
 
-def drawn(name: str, shape: torch.Size, generator: torch.Generator, like: Tensor) -> Tensor:
+def drawn(
+    name: str,
+    shape: torch.Size,
+    generator: torch.Generator,
+    like: Tensor,
+) -> Tensor:
     """Weights of variance 2 / fan-in, scales of 1, shifts of 0."""
     if len(shape) > 1:
-        start = normal(shape, generator, like=like) * (2 / shape[1:].numel()) ** 0.5
+        start = (
+            normal(
+                shape,
+                generator,
+                like=like,
+            )
+            * (2 / shape[1:].numel()) ** 0.5
+        )
     else:
         start = like.new_full(shape, float(name.endswith("weight")))
     return start.requires_grad_()
 
 
 def images_for(
-    settings: MatchingSettings, task: Task, observation: Observation, generator: torch.Generator
+    settings: MatchingSettings,
+    task: Task,
+    observation: Observation,
+    generator: torch.Generator,
 ) -> Images:
     shape = observation.batch_shape
     like = task.parameters

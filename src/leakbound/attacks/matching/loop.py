@@ -47,7 +47,12 @@ WIDTH = 8
 """How many searches run together: more do not fit a processor's cache (measured)."""
 
 
-def diagnose(search: Search, final: float, images: Tensor, labels: Tensor) -> str | None:
+def diagnose(
+    search: Search,
+    final: float,
+    images: Tensor,
+    labels: Tensor,
+) -> str | None:
     """Why the search whose best iterate this is has failed; None if no sign of failure shows."""
     if search.vanished:
         return "gradient vanished: the objective does not change with the inputs"
@@ -61,7 +66,11 @@ def diagnose(search: Search, final: float, images: Tensor, labels: Tensor) -> st
     return unexplained_problem(objective, images, labels)
 
 
-def unexplained_problem(objective: Objective, images: Tensor, labels: Tensor) -> str | None:
+def unexplained_problem(
+    objective: Objective,
+    images: Tensor,
+    labels: Tensor,
+) -> str | None:
     """What an answer's unexplained share of the update says against it; None if nothing."""
     noise = objective.noise_share
     if noise > MOSTLY:
@@ -127,7 +136,10 @@ def begin(
     return search
 
 
-def solve(settings: MatchingSettings, searches: Sequence[Search]) -> list[Reconstruction]:
+def solve(
+    settings: MatchingSettings,
+    searches: Sequence[Search],
+) -> list[Reconstruction]:
     """Run one search, or several of one `batch_key`, and return their answers."""
     run(settings, searches)
     return [answer(search) for search in searches]
@@ -160,12 +172,20 @@ def batch_key(search: Search) -> object:
 class Loop:
     """Adam for one search, or for several of one `batch_key`, with the settings' schedule."""
 
-    def __init__(self, settings: MatchingSettings, searches: Sequence[Search]) -> None:
+    def __init__(
+        self,
+        settings: MatchingSettings,
+        searches: Sequence[Search],
+    ) -> None:
         self.settings = settings
         self.evaluator = Evaluator(searches)
         variables = [variable for search in searches for variable in search.variables]
         fused = searches[0].exact is not None
-        self.optimizer = optimizers.Adam(variables, lr=settings.learning_rate, fused=fused)
+        self.optimizer = optimizers.Adam(
+            variables,
+            lr=settings.learning_rate,
+            fused=fused,
+        )
         self.rate = _schedule(settings)
         self.factor = 0.0
 
@@ -282,7 +302,9 @@ def _schedule(settings: MatchingSettings) -> Callable[[float], float]:
 
 
 def labels_of(
-    settings: MatchingSettings, observation: Observation, generator: torch.Generator
+    settings: MatchingSettings,
+    observation: Observation,
+    generator: torch.Generator,
 ) -> Tensor:
     if settings.labels == "joint":
         return _free_labels(observation, generator)
@@ -301,7 +323,10 @@ def labels_of(
         raise NotApplicable(f"{error.reason}; {mend}") from error
 
 
-def _free_labels(observation: Observation, generator: torch.Generator) -> Tensor:
+def _free_labels(
+    observation: Observation,
+    generator: torch.Generator,
+) -> Tensor:
     """Where a search for the labels begins: standard normal numbers."""
     task = observation.task
     count = observation.examples
@@ -323,7 +348,10 @@ def _free_labels(observation: Observation, generator: torch.Generator) -> Tensor
     return normal(shape, generator, like=task.parameters).requires_grad_()
 
 
-def _check_searchable(observation: Observation, shape: tuple[int, ...]) -> None:
+def _check_searchable(
+    observation: Observation,
+    shape: tuple[int, ...],
+) -> None:
     """Reject a function that does not take probabilities of classes."""
     task = observation.task
     evenly = observation.update.rows.new_full(shape, 1 / shape[1])

@@ -60,7 +60,11 @@ class Linearized:
         ([1.0, 4.0], [2.0, 4.0], [2.0, 4.0])
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor], at: Tensor) -> None:
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        at: Tensor,
+    ) -> None:
         self._x = at.detach().clone().requires_grad_()
         with torch.enable_grad():
             self._rows = function(self._x)
@@ -78,7 +82,12 @@ class Linearized:
         # A derivative of zero has no graph to differentiate again.
         if not self._back.requires_grad:
             return torch.zeros_like(self._dual)
-        (moved,) = torch.autograd.grad(self._back, self._dual, v, retain_graph=True)
+        (moved,) = torch.autograd.grad(
+            self._back,
+            self._dual,
+            v,
+            retain_graph=True,
+        )
         return moved
 
     def pull(self, u: Tensor) -> Tensor:
@@ -99,7 +108,12 @@ class PublicGaussian:
     rest: float
 
     @staticmethod
-    def of(observation: Observation, task: Task, labels: Tensor, known: bool) -> PublicGaussian:
+    def of(
+        observation: Observation,
+        task: Task,
+        labels: Tensor,
+        known: bool,
+    ) -> PublicGaussian:
         """Fitted to public examples, with the mean of each class; else the middle of the range."""
         public = public_examples(observation)
         like = task.parameters
@@ -124,7 +138,12 @@ class PublicGaussian:
     def flat(self) -> PublicGaussian:
         """The same mean with equal variances."""
         total = self.rest + float(self.extra.sum()) / len(self.basis)
-        return replace(self, basis=self.basis[:, :0], extra=self.extra[:0], rest=total)
+        return replace(
+            self,
+            basis=self.basis[:, :0],
+            extra=self.extra[:0],
+            rest=total,
+        )
 
     def covariance(self, x: Tensor) -> Tensor:
         return self._times(x, self.rest, self.extra)
@@ -137,8 +156,19 @@ class PublicGaussian:
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """An example of the prior for each of the batch."""
-        wide = normal(self.mean.shape, generator, like=self.mean) * self.rest**0.5
-        few = normal((len(self.mean), len(self.extra)), generator, like=self.mean)
+        wide = (
+            normal(
+                self.mean.shape,
+                generator,
+                like=self.mean,
+            )
+            * self.rest**0.5
+        )
+        few = normal(
+            (len(self.mean), len(self.extra)),
+            generator,
+            like=self.mean,
+        )
         common = (few * self.extra.sqrt() @ self.basis.T).view_as(self.mean)
         return torch.add(self.mean + wide, common)
 
@@ -192,11 +222,19 @@ class GaussNewton(Attack):
     labels: str = "told"
 
     def __post_init__(self) -> None:
-        check.count(steps=self.steps, directions=self.directions, restarts=self.restarts)
+        check.count(
+            steps=self.steps,
+            directions=self.directions,
+            restarts=self.restarts,
+        )
         check.one_of(["public", "none"], prior=self.prior)
         check.one_of(["told", "inferred"], labels=self.labels)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         settings = MatchingSettings(distance="euclidean", labels=self.labels)
         objective = Objective.of(settings, observation)
         task = objective.task
@@ -225,7 +263,12 @@ class GaussNewton(Attack):
                 break
         return min(answers, key=rank)
 
-    def near(self, objective: Objective, labels: Tensor, start: Tensor) -> Tensor:
+    def near(
+        self,
+        objective: Objective,
+        labels: Tensor,
+        start: Tensor,
+    ) -> Tensor:
         """Where the search from a start ends, without further starts."""
         known = self.prior == "public"
         prior = PublicGaussian.of(objective.observation, objective.task, labels, known)
@@ -247,7 +290,11 @@ class _LeastSquares:
     metrics: tuple[PublicGaussian, ...]
 
     @staticmethod
-    def of(objective: Objective, labels: Tensor, prior: PublicGaussian) -> _LeastSquares:
+    def of(
+        objective: Objective,
+        labels: Tensor,
+        prior: PublicGaussian,
+    ) -> _LeastSquares:
         scale = objective.seen.new_ones(()) if objective.weights is None else objective.weights
         seen = objective.seen * scale
         length = seen.norm()
@@ -306,7 +353,12 @@ class _LeastSquares:
                 break
         return best[1], [*trace, best[0]]
 
-    def _along(self, x: Tensor, shift: Tensor, most: float) -> tuple[Tensor | None, float, bool]:
+    def _along(
+        self,
+        x: Tensor,
+        shift: Tensor,
+        most: float,
+    ) -> tuple[Tensor | None, float, bool]:
         for length in LENGTHS:
             moved = (x + length * shift).clamp(*self.box)
             after = self.value(moved)

@@ -78,7 +78,9 @@ class Objective:
 
     @staticmethod
     def of(
-        settings: MatchingSettings, observation: Observation, zeros_first: bool = False
+        settings: MatchingSettings,
+        observation: Observation,
+        zeros_first: bool = False,
     ) -> Objective:
         """Build it from the settings and an observation, without the terms that need draws."""
         refuse_codes(observation.task, observation.input_shape)
@@ -171,7 +173,11 @@ class Objective:
             return total
         return total + self.ordered * disorder(rows, self.withheld, self.spans)
 
-    def penalties(self, images: Tensor, terms: tuple[Term, ...]) -> list[Tensor]:
+    def penalties(
+        self,
+        images: Tensor,
+        terms: tuple[Term, ...],
+    ) -> list[Tensor]:
         """Each term's penalty for the images, times its weight."""
         layers = dict.fromkeys(name for term in terms for name in term.layers)
         inside: dict[str, Tensor] = {}

@@ -77,7 +77,11 @@ class TabLeak(Attack):
             labels=self.labels,
         )
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         domain = domain_of(observation.task, TableDomain)
         search = self._search()
         # All searches draw from one generator in turn, when they begin.
@@ -98,7 +102,11 @@ class TabLeak(Attack):
         return replace(answer, agreement=agree.double().mean(0))
 
 
-def _aligned(domain: TableDomain, best: Reconstruction, other: Reconstruction) -> Reconstruction:
+def _aligned(
+    domain: TableDomain,
+    best: Reconstruction,
+    other: Reconstruction,
+) -> Reconstruction:
     """Another search's rows in the order of the best one's."""
     costs = domain.distances(domain.hard(best.inputs), domain.hard(other.inputs), LOOSE)
     order = torch.as_tensor(linear_sum_assignment(costs.numpy())[1])

@@ -131,7 +131,11 @@ class SameFeatures:
         return 1 - likeness[torch.as_tensor(rows), torch.as_tensor(columns)].mean()
 
 
-def statistics(kind: str, observation: Observation, task: Task) -> Mapping[str, Statistics]:
+def statistics(
+    kind: str,
+    observation: Observation,
+    task: Task,
+) -> Mapping[str, Statistics]:
     """The assumed statistics of the batch in every batch norm: "exact" (as given), "proxy" (of
     public images), "running" (of the model as sent), or "best" (the first of these three that is
     available, otherwise none).

@@ -62,7 +62,11 @@ class UNet(nn.Module):
         height, width = x.shape[2:]
         # Folding and two halvings need sides that they divide.
         side = 4 * self.fold
-        x = functional.pad(x, (0, -width % side, 0, -height % side), mode="replicate")
+        x = functional.pad(
+            x,
+            (0, -width % side, 0, -height % side),
+            mode="replicate",
+        )
         x = self.first(functional.pixel_unshuffle(x, self.fold))
         levels = []
         for block, wider in zip(self.down, self.wider, strict=True):
@@ -70,7 +74,11 @@ class UNet(nn.Module):
             x = wider(functional.avg_pool2d(levels[-1], 2))
         for block in self.middle:
             x = block(x, known)
-        for narrower, block in zip(reversed(self.narrower), reversed(self.up), strict=True):
+        for narrower, block in zip(
+            reversed(self.narrower),
+            reversed(self.up),
+            strict=True,
+        ):
             x = block(functional.interpolate(narrower(x), scale_factor=2.0) + levels.pop(), known)
         return functional.pixel_shuffle(self.last(x), self.fold)[:, :, :height, :width]
 
@@ -104,7 +112,12 @@ class Denoiser(nn.Module):
     center: Tensor
     scale: Tensor
 
-    def __init__(self, shape: tuple[int, ...], classes: int = 0, width: int = 0) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int = 0,
+        width: int = 0,
+    ) -> None:
         super().__init__()
         self.shape = shape
         self.classes = classes
@@ -114,7 +127,12 @@ class Denoiser(nn.Module):
         net = UNet if pictured(shape) else Perceptron
         self.net = net(shape, 2 * len(WAVES) + classes, self.width)
 
-    def forward(self, x: Tensor, sigma: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        labels: Tensor | None = None,
+    ) -> Tensor:
         """Examples (N, *S) without their noise, whose standard deviations are `sigma` (N,)."""
         # EDM's input for the level: ln(sigma) / 4.
         level = sigma.log() / 4
@@ -134,7 +152,16 @@ def pictured(shape: tuple[int, ...]) -> bool:
 
 
 def _layer(before: int, after: int, flat: bool) -> nn.Module:
-    return nn.Linear(before, after) if flat else nn.Conv2d(before, after, 3, padding=1)
+    return (
+        nn.Linear(before, after)
+        if flat
+        else nn.Conv2d(
+            before,
+            after,
+            3,
+            padding=1,
+        )
+    )
 
 
 LEAST = 0.01
@@ -224,7 +251,12 @@ def train_prior(
     return model.eval().requires_grad_(False)
 
 
-def _loss(model: Denoiser, known: Tensor, labels: Tensor | None, source: torch.Generator) -> Tensor:
+def _loss(
+    model: Denoiser,
+    known: Tensor,
+    labels: Tensor | None,
+    source: torch.Generator,
+) -> Tensor:
     """Of denoising some of the examples, at levels drawn log-uniformly."""
     at = (uniform((BATCH,), source) * len(known)).long()
     clean = known[at]

@@ -102,7 +102,11 @@ def load_prior(path: Path) -> tuple[Denoiser, dict[str, Any]]:
 
 
 def prior_for(
-    name: str, observation: Observation, generator: torch.Generator, *, steps: int
+    name: str,
+    observation: Observation,
+    generator: torch.Generator,
+    *,
+    steps: int,
 ) -> DenoisingPrior:
     """The prior that a setting names: "" (trained on the attacker's public examples), a file of
     `leakbound train-prior`, or the user's "package.module:build".
@@ -149,7 +153,10 @@ def _of_public(observation: Observation, steps: int) -> Denoiser:
 
     def train() -> Denoiser:
         model = train_prior(
-            public, classes=classes, steps=steps, watch=lambda step, loss: is_over()
+            public,
+            classes=classes,
+            steps=steps,
+            watch=lambda step, loss: is_over(),
         )
         if is_over():
             raise _OutOfTime(model)
@@ -161,7 +168,11 @@ def _of_public(observation: Observation, steps: int) -> Denoiser:
         return stopped.model
 
 
-def _of_user(name: str, observation: Observation, generator: torch.Generator) -> DenoisingPrior:
+def _of_user(
+    name: str,
+    observation: Observation,
+    generator: torch.Generator,
+) -> DenoisingPrior:
     """`build(input_shape=...)` returns `denoise(x, sigma)`: examples (N, *S) in the model's units
     without their Gaussian noise of standard deviation `sigma`.
     """

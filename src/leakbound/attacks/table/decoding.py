@@ -116,7 +116,11 @@ class SpanDecoding(Attack):
     def __post_init__(self) -> None:
         check.count(prefixes=self.prefixes)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = seen_task(observation)
         seen = view(task, table_domain(task))
 
@@ -126,7 +130,12 @@ class SpanDecoding(Attack):
 TOLERANCE = Tolerance(1e-5, 0.05, lambda free: 6 * free**0.5)
 
 
-def rows_span(gradient: Tensor, count: int, noise: float, rounding: float) -> Span:
+def rows_span(
+    gradient: Tensor,
+    count: int,
+    noise: float,
+    rounding: float,
+) -> Span:
     """The row space of a gradient (units, d) of at most `count` examples.
 
     A singular value counts if it exceeds those of the known noise, or of rounding. If more than
@@ -217,7 +226,11 @@ class _Test:
     def _sums(self, prefixes: Tensor, columns: list[int]) -> Tensor:
         """(N, len(columns)) what the options of prefixes (N, k) add together."""
         if not prefixes.shape[1]:
-            return torch.zeros(len(prefixes), len(columns), dtype=torch.float64)
+            return torch.zeros(
+                len(prefixes),
+                len(columns),
+                dtype=torch.float64,
+            )
         at = prefixes + self.starts[: prefixes.shape[1]]
         adds = self.adds[:, columns].contiguous()
         return torch.nn.functional.embedding_bag(at, adds, mode="sum")
@@ -255,7 +268,10 @@ def decoded(row: SentRow, seen: LayerView, prefixes: int) -> Answer:
     def rows(some: Tensor) -> Survivors:
         return Survivors.of(row, seen, span, some)
 
-    def split(some: Tensor, keep: Callable[[Survivors], Tensor]) -> tuple[Tensor, Tensor]:
+    def split(
+        some: Tensor,
+        keep: Callable[[Survivors], Tensor],
+    ) -> tuple[Tensor, Tensor]:
         kept = torch.cat([keep(rows(part)) for part in torch.split(some, AT_ONCE * 64)])
         return some[kept], some[~kept]
 
@@ -305,7 +321,12 @@ def layer_span(row: SentRow, name: str) -> tuple[Span, bool]:
     return replace(span, left=left), bias
 
 
-def _plain(gradient: Tensor, held: Tensor, count: int, rounding: float) -> Tensor:
+def _plain(
+    gradient: Tensor,
+    held: Tensor,
+    count: int,
+    rounding: float,
+) -> Tensor:
     """A gradient (units, d) less a multiple of the weights `held`, if this lowers its rank.
 
     SGD with weight decay adds one multiple of the first weights, and multiples of rows that the
@@ -350,9 +371,21 @@ class Survivors:
     determined: bool
 
     @staticmethod
-    def of(row: SentRow, seen: LayerView, span: Span, chosen: Tensor) -> Survivors:
+    def of(
+        row: SentRow,
+        seen: LayerView,
+        span: Span,
+        chosen: Tensor,
+    ) -> Survivors:
         projected = span.on(torch.cat([block.places for block in seen.levels]))
-        values = [b.seen[k] for b, k in zip(seen.levels, chosen.T, strict=True)]
+        values = [
+            b.seen[k]
+            for b, k in zip(
+                seen.levels,
+                chosen.T,
+                strict=True,
+            )
+        ]
         weights = torch.cat(values, 1) @ (projected.basis / projected.sizes) @ projected.left.T
         rows = seen.rows(chosen, weights @ span.scaled)
         points = weights * span.sizes

@@ -71,7 +71,11 @@ class TouchedRows(Attack):
     def __post_init__(self) -> None:
         check.count(prefixes=self.prefixes)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = seen_task(observation)
         domain = table_domain(task)
         tables = _tables(task, domain)
@@ -130,7 +134,9 @@ class TouchedRows(Attack):
 
 
 def _by_column(
-    domain: TableDomain, tables: Mapping[int, list[_Levels]], each: Sequence[Mapping[int, Tensor]]
+    domain: TableDomain,
+    tables: Mapping[int, list[_Levels]],
+    each: Sequence[Mapping[int, Tensor]],
 ) -> Iterator[tuple[Column, Tensor]]:
     """Every column whose levels have weights of their own, and which are touched (L,) in a row.
 
@@ -210,7 +216,11 @@ def _tables(task: Task, domain: TableDomain) -> dict[int, list[_Levels]]:
         for block in seen.levels:
             one_hot = len(block.options) == len(block.places) > 1
             if one_hot and torch.equal(block.seen != 0, torch.eye(len(block.seen)) > 0):
-                known = _Levels(parameter(seen.name, "weight"), block.places, across=True)
+                known = _Levels(
+                    parameter(seen.name, "weight"),
+                    block.places,
+                    across=True,
+                )
                 tables.setdefault(block.start, [known])
     except NotApplicable:
         pass
@@ -219,7 +229,10 @@ def _tables(task: Task, domain: TableDomain) -> dict[int, list[_Levels]]:
     return tables
 
 
-def _touched(row: SentRow, tables: Mapping[int, list[_Levels]]) -> dict[int, Tensor]:
+def _touched(
+    row: SentRow,
+    tables: Mapping[int, list[_Levels]],
+) -> dict[int, Tensor]:
     """By the start of a column, the levels (L,) bool that may be in the batch: everywhere their
     weights have a gradient, or are padding.
     """

@@ -128,7 +128,12 @@ def pairs_of(task: Task) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
-def _fits(down: Tensor, up: Tensor, whole: Tensor, across: bool) -> bool:
+def _fits(
+    down: Tensor,
+    up: Tensor,
+    whole: Tensor,
+    across: bool,
+) -> bool:
     """Whether weights have the shapes of A, B and W."""
     rank, inputs = reversed(down.shape) if across else down.shape
     outputs, inner = reversed(up.shape) if across else up.shape
@@ -276,7 +281,11 @@ def _narrow(values: Tensor) -> torch.dtype | None:
     return next((kind for kind in _NARROW if torch.equal(values.to(kind).double(), values)), None)
 
 
-def _spacing(change: Tensor, before: Tensor, sent: Tensor | None) -> Tensor | None:
+def _spacing(
+    change: Tensor,
+    before: Tensor,
+    sent: Tensor | None,
+) -> Tensor | None:
     """The spacing of the weights if `change` is a difference to rounded weights, else None.
 
     Then the weights after are whole multiples of it, and those that changed did so by one or more.
@@ -419,7 +428,11 @@ class AdapterPursuit(Attack):
     def __post_init__(self) -> None:
         check.positive(spare=self.spare)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         domain = token_domain(observation.task)
         each: list[FoundTokens] = []
 
@@ -478,7 +491,12 @@ class AdapterPursuit(Attack):
         return second if first is None or second.certain else first
 
     def _pursued(
-        self, task: Task, layer: FirstLayer, rows: Tensor, count: int, some: Tensor | None
+        self,
+        task: Task,
+        layer: FirstLayer,
+        rows: Tensor,
+        count: int,
+        some: Tensor | None,
     ) -> FoundTokens:
         """By pursuit, from gradients of A in units of their rounding."""
         domain = token_domain(task)
@@ -491,7 +509,15 @@ class AdapterPursuit(Attack):
                 f"the layer's inputs depend on the place in no additive way, and {total} tokens at "
                 f"{domain.length} places do not fit in memory"
             )
-        inside = torch.zeros(width, 0, dtype=torch.float64) if space is None else space
+        inside = (
+            torch.zeros(
+                width,
+                0,
+                dtype=torch.float64,
+            )
+            if space is None
+            else space
+        )
         # Wrong atoms may be chosen on the way; pruning drops them.
         most = int(self.spare * count * domain.length) + 8
         atoms = Atoms(dictionary(task, layer.hook, domain.length if pairs else 1, some), pairs)
@@ -517,7 +543,15 @@ def _downs(row: SentRow, layer: FirstLayer) -> Tensor:
     """The gradients of A of the layer's adapters in one row, in units of their rounding."""
     pairs = [pair for pair in layer.pairs if pair.a in row.task.names]
     blocks = [gradient_rows(row, pair, pair.a) for pair in pairs]
-    return torch.cat(blocks) if blocks else torch.zeros(0, 1, dtype=torch.float64)
+    return (
+        torch.cat(blocks)
+        if blocks
+        else torch.zeros(
+            0,
+            1,
+            dtype=torch.float64,
+        )
+    )
 
 
 def _same_inputs(row: SentRow, layer: FirstLayer) -> list[SentRow]:
@@ -536,7 +570,11 @@ def _same_inputs(row: SentRow, layer: FirstLayer) -> list[SentRow]:
     return rows
 
 
-def spanned_tokens(row: SentRow, layer: FirstLayer, some: Tensor | None) -> FoundTokens:
+def spanned_tokens(
+    row: SentRow,
+    layer: FirstLayer,
+    some: Tensor | None,
+) -> FoundTokens:
     """The tokens that A maps into the row space of B's gradient, for any adapter of the layer.
 
     Raises:
@@ -581,10 +619,18 @@ def spanned_tokens(row: SentRow, layer: FirstLayer, some: Tensor | None) -> Foun
     return FoundTokens(held, known, 0.0, bool(held) and chance < CHANCE and not many, why)
 
 
-def _filled(result: FoundTokens, count: int, length: int) -> tuple[Tensor, str | None]:
+def _filled(
+    result: FoundTokens,
+    count: int,
+    length: int,
+) -> tuple[Tensor, str | None]:
     """Sequences (count, n) with the tokens found, and what is not known of them."""
     if not result.tokens:
-        return torch.zeros(count, length, dtype=torch.int64), f"no token was found: {result.why}"
+        return torch.zeros(
+            count,
+            length,
+            dtype=torch.int64,
+        ), f"no token was found: {result.why}"
     if len(result.tokens) > count * length:
         return torch.zeros(count, length, dtype=torch.int64), (
             f"no set of tokens is found: {result.why}. Noise, dropout, or an update that is not "

@@ -52,7 +52,10 @@ def inputs_of(task: Task, name: str, sequences: Tensor) -> Tensor:
 
 
 def dictionary(
-    task: Task, name: str, places: int, tokens: Sequence[int] | Tensor | None = None
+    task: Task,
+    name: str,
+    places: int,
+    tokens: Sequence[int] | Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Parts of (tokens (K,), what the module `name` gets for each at every place (K, places, d)).
 
@@ -99,13 +102,24 @@ def filled(row: SentRow, tokens: Sequence[int]) -> Tensor:
 
 
 def words(
-    domain: TokenDomain, tokens: Sequence[int], level: float | None, assumes: str
+    domain: TokenDomain,
+    tokens: Sequence[int],
+    level: float | None,
+    assumes: str,
 ) -> tuple[Fact, ...]:
     """The fact that these tokens occur in the batch; none without a token."""
     if not tokens:
         return ()
     shown = domain.text(torch.tensor(tokens[:LISTED]))
-    return (Fact(kind="words", items=shown, count=len(tokens), level=level, assumes=assumes),)
+    return (
+        Fact(
+            kind="words",
+            items=shown,
+            count=len(tokens),
+            level=level,
+            assumes=assumes,
+        ),
+    )
 
 
 def extended(domain: TokenDomain, prefixes: Tensor) -> Tensor:
@@ -211,7 +225,11 @@ def touched(row: SentRow) -> Tensor | None:
     return None if every.all() else every.nonzero()[:, 0]
 
 
-def place_rows(task: Task, table: WordTable, reader: str) -> tuple[str, Tensor, float] | None:
+def place_rows(
+    task: Task,
+    table: WordTable,
+    reader: str,
+) -> tuple[str, Tensor, float] | None:
     """The parameter of learned positions, its row (n,) of every place, and a row's slope over that
     of a word row; None if there is none.
 
@@ -264,7 +282,15 @@ def _slopes(task: Task, reader: str, ids: Tensor) -> dict[str, Tensor]:
         parts = torch.autograd.grad(
             (seen * mixture).sum(), list(leaves.values()), allow_unused=True
         )
-    return {name: part.cpu() for name, part in zip(leaves, parts, strict=True) if part is not None}
+    return {
+        name: part.cpu()
+        for name, part in zip(
+            leaves,
+            parts,
+            strict=True,
+        )
+        if part is not None
+    }
 
 
 # --- linear layers and what they get -----------------------------------------------------------
@@ -380,7 +406,11 @@ def _matrix(module: nn.Module) -> tuple[Any, bool] | None:
 
 
 @torch.no_grad()
-def _calls(task: Task, ids: Tensor, kinds: type[nn.Module] = nn.Module) -> dict[str, Any]:
+def _calls(
+    task: Task,
+    ids: Tensor,
+    kinds: type[nn.Module] = nn.Module,
+) -> dict[str, Any]:
     """What modules of a kind get for tokens; see `seen_by`."""
     return seen_by(task, [name for name in modules_of(task, kinds) if name], ids)
 
@@ -388,7 +418,10 @@ def _calls(task: Task, ids: Tensor, kinds: type[nn.Module] = nn.Module) -> dict[
 # --- the last token of causal models -----------------------------------------------------------
 
 
-def completed(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[list[Tensor], str | None]:
+def completed(
+    row: SentRow,
+    prefixes: Sequence[Tensor],
+) -> tuple[list[Tensor], str | None]:
     """Sequences that extend prefixes (L,) by their last token, and what is not known of these.
 
     A causal model that is scored by the next token has no gradient through its last token: it is a
@@ -426,7 +459,10 @@ def completed(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[list[Tensor], s
 
 
 @torch.no_grad()
-def _last_labels(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[Tensor, list[bool]]:
+def _last_labels(
+    row: SentRow,
+    prefixes: Sequence[Tensor],
+) -> tuple[Tensor, list[bool]]:
     """The labels (N,) of the last places of prefixes (L,), if these are the whole batch, and which
     of them are known.
     """
@@ -444,7 +480,17 @@ def _last_labels(row: SentRow, prefixes: Sequence[Tensor]) -> tuple[Tensor, list
     for prefix in prefixes:
         ids = prefix[None].to(device)
         inside = inputs_of(task, head.names[0], ids)[0].double().cpu()
-        errors = call(task, task.tensors(), ids, twice=False)[0].double().cpu().softmax(-1)
+        errors = (
+            call(
+                task,
+                task.tensors(),
+                ids,
+                twice=False,
+            )[0]
+            .double()
+            .cpu()
+            .softmax(-1)
+        )
         if errors.shape[-1] != vocabulary:
             return none
         # All labels but the last are known: they are the next tokens.

@@ -90,11 +90,19 @@ class TokenMatching(Attack):
     tries: int = 24
 
     def __post_init__(self) -> None:
-        check.count(steps=self.steps, restarts=self.restarts, tries=self.tries)
+        check.count(
+            steps=self.steps,
+            restarts=self.restarts,
+            tries=self.tries,
+        )
         check.non_negative(moves=self.moves)
         check.positive(learning_rate=self.learning_rate)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         labels = _labels(observation, generator)
         results = list[tuple[float, float, Tensor]]()
         search = _Matching.of(self, observation, labels, candidates_of(observation))
@@ -113,7 +121,14 @@ class TokenMatching(Attack):
         if len(results) > 1:
             agreeing = [_same(tokens, sequences) for *_, sequences in results]
             agreement = torch.stack(agreeing).double().mean(0)
-        return Reconstruction(tokens.cpu(), None, value, (), problem, agreement=agreement)
+        return Reconstruction(
+            tokens.cpu(),
+            None,
+            value,
+            (),
+            problem,
+            agreement=agreement,
+        )
 
 
 def candidates_of(observation: Observation) -> Tensor:
@@ -161,12 +176,21 @@ class _Matching:
 
     @staticmethod
     def of(
-        attack: TokenMatching, observation: Observation, labels: Tensor | None, candidates: Tensor
+        attack: TokenMatching,
+        observation: Observation,
+        labels: Tensor | None,
+        candidates: Tensor,
     ) -> _Matching:
         candidates = candidates.to(observation.task.parameters.device)
         task = weighted(observation.task, candidates)
         shape = token_domain(observation.task).length, len(candidates)
-        soft = replace(observation, task=task, input_shape=shape, labels=labels, auxiliary=None)
+        soft = replace(
+            observation,
+            task=task,
+            input_shape=shape,
+            labels=labels,
+            auxiliary=None,
+        )
         noisy = observation.noise_variance is not None  # weights of a mask alone are no 1/std
         settings = GradientMatching(
             distance="cosine_signal" if noisy else "cosine_layers",
@@ -199,7 +223,12 @@ class _Matching:
         """
         shape = self.observation.examples, *self.objective.observation.input_shape
         start = START * normal(shape, generator, like=self.objective.seen)
-        search = begin(self.settings, self.objective, generator, images=_Weights(start))
+        search = begin(
+            self.settings,
+            self.objective,
+            generator,
+            images=_Weights(start),
+        )
         result = solve(self.settings, [search])[0]
         labels = self.labels if self.labels is not None else result.labels
         assert labels is not None  # the search has found them
@@ -360,7 +389,10 @@ class _Weights(Images):
         return self.logits.softmax(-1)
 
 
-def _labels(observation: Observation, generator: torch.Generator) -> Tensor | None:
+def _labels(
+    observation: Observation,
+    generator: torch.Generator,
+) -> Tensor | None:
     """The labels that the simulated loss takes; None: they are searched."""
     loss = named(observation.task.loss)
     if loss.name == "next_token":  # the weighted tokens are the labels
@@ -435,7 +467,13 @@ def weighted(task: Task, candidates: Tensor) -> Task:
     labeled = shifted(task)
     padding = token_domain(task).padding
     vars(model)["forward"] = _TakesWeights(task.model.forward, table, candidates, labeled, padding)
-    changed = replace(task, model=model, domain=None, input_range=(0.0, 1.0), public=None)
+    changed = replace(
+        task,
+        model=model,
+        domain=None,
+        input_range=(0.0, 1.0),
+        public=None,
+    )
     if labeled:
         loss = NamedLoss("next weights", _next_weights, "any")
         changed = replace(changed, loss=loss, label_range=None)

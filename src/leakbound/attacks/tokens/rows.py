@@ -92,7 +92,11 @@ class TokenRows(Attack):
         (2, 7)
     """
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         task = seen_task(observation)
         domain = token_domain(task)
         table = word_table(task)
@@ -247,7 +251,12 @@ def _level(spread: Tensor) -> float:
     return float(spread.mean().sqrt())
 
 
-def _untied(observation: Observation, values: Tensor, spread: Tensor | None, most: int) -> _Rows:
+def _untied(
+    observation: Observation,
+    values: Tensor,
+    spread: Tensor | None,
+    most: int,
+) -> _Rows:
     """The rows without the part in the span of at most `most` output states.
 
     The span is that of the smallest rows, which no token of the batch has. A row in it is off by
@@ -370,7 +379,11 @@ def _ordered(
     return extended(domain, prefix[None]), left, said
 
 
-def _placed(words: Tensor, places: Tensor, noise: float) -> tuple[Tensor, float, bool]:
+def _placed(
+    words: Tensor,
+    places: Tensor,
+    noise: float,
+) -> tuple[Tensor, float, bool]:
     """The word (L,) at each place; how far the coefficients are from 0 and 1; whether it is sure"""
     back = torch.linalg.pinv(places)
     shares = words @ back  # (U, L)

@@ -121,7 +121,11 @@ class TokenSpan(Attack):
     def __post_init__(self) -> None:
         check.count(prefixes=self.prefixes, restarts=self.restarts)
 
-    def __call__(self, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    def __call__(
+        self,
+        observation: Observation,
+        generator: torch.Generator,
+    ) -> Reconstruction:
         scene = _Scene.of(observation)
 
         def one(row: SentRow) -> Answer:
@@ -163,7 +167,10 @@ TOLERANCE = Tolerance(
 
 
 def span_of(
-    gradient: Tensor, noise: float | None, rounding: float, most: int | None = None
+    gradient: Tensor,
+    noise: float | None,
+    rounding: float,
+    most: int | None = None,
 ) -> Span:
     """The span of singular values above the edge of noise, or of relative rounding errors.
 
@@ -336,7 +343,12 @@ class _Search:
                 tests.append((group.names[0], span))
         return tests
 
-    def _tested(self, sequences: Tensor, *, newest: bool = False) -> tuple[Tensor, Tensor]:
+    def _tested(
+        self,
+        sequences: Tensor,
+        *,
+        newest: bool = False,
+    ) -> tuple[Tensor, Tensor]:
         """(N,) whether sequences (N, n) pass every test, and their largest distance at the first.
 
         `newest`: only their newest places are looked at.
@@ -347,7 +359,13 @@ class _Search:
             left = passed.nonzero()[:, 0]
             if not len(left):
                 break
-            away, allowed = span.far(self._points(name, sequences[left], newest=newest))
+            away, allowed = span.far(
+                self._points(
+                    name,
+                    sequences[left],
+                    newest=newest,
+                )
+            )
             inside = away <= allowed
             if not newest:
                 away = away.amax(1)
@@ -366,9 +384,23 @@ class _Search:
         return [] if chance <= CHANCE else ["other sequences may pass the spans' tests by chance"]
 
     def _none(self, said: str) -> tuple[Tensor, float, str]:
-        return torch.zeros(0, self.scene.domain.length, dtype=torch.int64), float("nan"), said
+        return (
+            torch.zeros(
+                0,
+                self.scene.domain.length,
+                dtype=torch.int64,
+            ),
+            float("nan"),
+            said,
+        )
 
-    def _points(self, name: str, sequences: Tensor, *, newest: bool = False) -> Tensor:
+    def _points(
+        self,
+        name: str,
+        sequences: Tensor,
+        *,
+        newest: bool = False,
+    ) -> Tensor:
         """(N, n, d) what the module gets for sequences (N, n), or (N, d) for the newest places."""
         parts = []
         device = self.scene.task.parameters.device
@@ -523,7 +555,12 @@ class _Search:
             drawn.append(free[int(len(free) * shares[place])])
         return torch.tensor(drawn)
 
-    def _down(self, start: Tensor, name: str, span: Span) -> tuple[Tensor, int]:
+    def _down(
+        self,
+        start: Tensor,
+        name: str,
+        span: Span,
+    ) -> tuple[Tensor, int]:
         """From a sequence (n,) to one that no change of one token brings closer to a module's span,
         and the number of sequences tested.
         """

@@ -52,10 +52,17 @@ def schema() -> str:
     form = "https://json-schema.org/draft/2020-12/schema"
     # The root is no reference, so that a reader of the schema sees its fields first.
     own = {"$schema": form, "$id": "urn:leakbound:report:1", "$defs": parts}
-    return json.dumps(parts.pop("EvidenceReport") | own, indent=1, sort_keys=True)
+    return json.dumps(
+        parts.pop("EvidenceReport") | own,
+        indent=1,
+        sort_keys=True,
+    )
 
 
-def page(content: EvidenceReport, files: Sequence[Mapping[str, str]] = ()) -> str:
+def page(
+    content: EvidenceReport,
+    files: Sequence[Mapping[str, str]] = (),
+) -> str:
     """The sign-off page as text, an A4 page per run; `files`: SHA-256 by name, per subject."""
     sheets = []
     for place, subject in enumerate(content.subjects):
@@ -100,7 +107,14 @@ def annex(content: EvidenceReport, runs: Sequence[Run] = ()) -> str:
         "content": content,
         "numbers": {name: number for number, name in enumerate(get_args(Part), 1)},
         "figures": figures,
-        "pictures": [_pictures(*both) for both in zip(runs, content.subjects, strict=False)],
+        "pictures": [
+            _pictures(*both)
+            for both in zip(
+                runs,
+                content.subjects,
+                strict=False,
+            )
+        ],
         "unstated": NOT_STATED,
         "side": SIDE,
         "meanings": MEANINGS,

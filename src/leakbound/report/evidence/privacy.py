@@ -59,7 +59,14 @@ def accountant_of(epsilon: Callable[..., float], delta: float) -> Accountant:
     """`epsilon`: that of `leakbound.bounds.conversions`, which this package may not import."""
 
     def of_release(noise: float) -> Epsilons:
-        both = (epsilon(noise, delta=delta, replace=replace) for replace in (False, True))
+        both = (
+            epsilon(
+                noise,
+                delta=delta,
+                replace=replace,
+            )
+            for replace in (False, True)
+        )
         return Epsilons(delta, *(one if math.isfinite(one) else "infinite" for one in both))
 
     return of_release

@@ -54,7 +54,9 @@ SHOWN = 3
 
 
 def of_nist(
-    claims: Sequence[PrivacyClaim], declared: Sequence[Item], measured: MeasuredPart
+    claims: Sequence[PrivacyClaim],
+    declared: Sequence[Item],
+    measured: MeasuredPart,
 ) -> Iterable[QuestionLine]:
     said = {item.name: item for item in declared}
     for name, question in CLAIMED.items():
@@ -68,7 +70,10 @@ def of_nist(
 
 
 def _claimed(
-    name: str, question: str, claims: Sequence[PrivacyClaim], declared: Item | None
+    name: str,
+    question: str,
+    claims: Sequence[PrivacyClaim],
+    declared: Item | None,
 ) -> QuestionLine:
     if not claims and declared is None:
         return QuestionLine(NIST, question, "not answered", NO_CLAIM)
@@ -109,7 +114,10 @@ def of_edpb(
         yield QuestionLine(EDPB, *row)
 
 
-def _on_extraction(sign_off: SignOff, known: Sequence[AuxiliaryLine]) -> Iterable[Row]:
+def _on_extraction(
+    sign_off: SignOff,
+    known: Sequence[AuxiliaryLine],
+) -> Iterable[Row]:
     # The words begin cells of a table elsewhere.
     facts = [line.words[0].lower() + line.words[1:] for line in known if line.answer == "yes"]
     yield (
@@ -239,7 +247,10 @@ def _on_documents(
     )
 
 
-def _declared(names: Sequence[str], declared: Sequence[Item]) -> tuple[Answered, str]:
+def _declared(
+    names: Sequence[str],
+    declared: Sequence[Item],
+) -> tuple[Answered, str]:
     """How far statements answer a question, and what they say."""
     stated: Mapping[str, str | None] = {i.name: i.value for i in declared if i.name in names}
     said = [

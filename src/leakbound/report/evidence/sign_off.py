@@ -132,7 +132,10 @@ def of_run(
     )
 
 
-def _covered(summary: RunSummary, training: DeclaredTraining | None) -> list[str]:
+def _covered(
+    summary: RunSummary,
+    training: DeclaredTraining | None,
+) -> list[str]:
     """The settings with a training's noise or more on clipped gradients of examples."""
     if training is None or training.noise_multiplier is None:
         return []
@@ -155,7 +158,10 @@ def epsilon_line(audit: EpsilonPart) -> str:
 
 
 def fitting(
-    page: SignOff, warnings: Sequence[str], files: int, meanings: Mapping[Verdict, str]
+    page: SignOff,
+    warnings: Sequence[str],
+    files: int,
+    meanings: Mapping[Verdict, str],
 ) -> list[SettingRow]:
     """The most important rows that fit on one page, with what their verdicts mean.
 
@@ -204,7 +210,10 @@ def _date(run: Run) -> str | None:
     return datetime.fromtimestamp(time, UTC).date().isoformat()
 
 
-def _by_importance(settings: Sequence[SettingRow], summary: RunSummary) -> Iterable[SettingRow]:
+def _by_importance(
+    settings: Sequence[SettingRow],
+    summary: RunSummary,
+) -> Iterable[SettingRow]:
     """No defense, then the safest of every family, then the second of every family and so on."""
     families = {label: setting.name for label, setting in summary.names.settings.items()}
     turns = {

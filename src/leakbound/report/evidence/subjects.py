@@ -244,7 +244,10 @@ def _bounded(summary: RunSummary) -> parts.BoundedPart:
 
 
 def _bound(
-    key: tables.ConfigurationKey, bounds: Sequence[Bound], theorem: Theorem, experiments: int
+    key: tables.ConfigurationKey,
+    bounds: Sequence[Bound],
+    theorem: Theorem,
+    experiments: int,
 ) -> parts.BoundLine:
     on_error = bounds[0].on_error
     values = [bound.value for bound in bounds]
@@ -270,7 +273,11 @@ def _bound(
     )
 
 
-def _strongest(summary: RunSummary, *, images: bool) -> list[parts.StrongestLine]:
+def _strongest(
+    summary: RunSummary,
+    *,
+    images: bool,
+) -> list[parts.StrongestLine]:
     names = summary.names
     ran = grouped((names.attack_key(a), a) for a in summary.assessments if a.status == "ok")
 

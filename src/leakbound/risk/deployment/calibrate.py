@@ -101,7 +101,12 @@ def _largest(deployment: Deployment) -> float:
     return min(LARGEST, 2 * adaptive.bit_noise * (1 - CLOSE))
 
 
-def _why(deployment: Deployment, unit: Unit, audiences: Sequence[Audience], target: Target) -> str:
+def _why(
+    deployment: Deployment,
+    unit: Unit,
+    audiences: Sequence[Audience],
+    target: Target,
+) -> str:
     rows = [e for e in laws_of(deployment) if e.unit == unit and e.audience in audiences]
     for law in rows:
         if law.setting is None:

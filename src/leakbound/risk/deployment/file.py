@@ -80,7 +80,10 @@ def in_words(text: str, kind: Any, whole: str = "the file") -> tuple[str, str]:
     return unknown[1], f"{key} has no key {unknown[1]!r}; {check.closest(unknown[1], known)}"
 
 
-def _merged(first: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(
+    first: Mapping[str, Any],
+    over: Mapping[str, Any],
+) -> dict[str, Any]:
     """Both tables; where both have a key, the second's value."""
     merged = dict(first)
     for key, value in over.items():
@@ -204,7 +207,10 @@ def _without_numpy(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def described(facts: Mapping[str, Any], own: Sequence[Mistake] = ()) -> Described:
+def described(
+    facts: Mapping[str, Any],
+    own: Sequence[Mistake] = (),
+) -> Described:
     """A deployment from facts by their keys, and its mistakes; a reader's own come first."""
     try:
         given = msgspec.convert(placed(facts), Deployment)

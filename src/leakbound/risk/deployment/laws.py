@@ -176,7 +176,11 @@ def laws_of(deployment: Deployment) -> tuple[AudienceLaw, ...]:
     return tuple(_law_of(deployment, who, unit) for who in AUDIENCES for unit in asked)
 
 
-def _law_of(deployment: Deployment, audience: Audience, unit: Unit) -> AudienceLaw:
+def _law_of(
+    deployment: Deployment,
+    audience: Audience,
+    unit: Unit,
+) -> AudienceLaw:
     level = per_participation(deployment, audience)
     inside = deployment.noise.at == "optimizer"
     if inside and unit == "client":
@@ -501,7 +505,12 @@ class _Work:
             silent = sends is not None and "batch size" not in sends
             if local.normalizer == "expected" and silent:
                 words = "no attacker sees which batch holds an example"
-                return self.steps(self.rounds * steps, words, rate=rate, see="hidden")
+                return self.steps(
+                    self.rounds * steps,
+                    words,
+                    rate=rate,
+                    see="hidden",
+                )
             keys = {"local.normalizer": local.normalizer, "sends": sends}
             missing = [key for key, value in keys.items() if value is None]
             words = "the size of each batch may be seen, so the steps that hold an example may be"
@@ -553,7 +562,13 @@ class _Work:
         if who.law == "cyclic":
             missing = [] if who.rate else ["participation.rate"]
             words = f"in each of {turns} turns of its group; {secret}"
-            return self.steps(turns, words, *missing, rate=who.rate or 1.0, see=see)
+            return self.steps(
+                turns,
+                words,
+                *missing,
+                rate=who.rate or 1.0,
+                see=see,
+            )
         made = self.steps(turns, f"in one of every {who.bins} rounds, {turns} times")
         if who.law == "balls-in-bins" and self.unseen and who.bins <= MOST_ROUNDS:
             one = Factor.parse("none", who.bins)  # a sum of all turns is sufficient
@@ -583,7 +598,13 @@ class _Work:
             longest = math.sqrt(float(np.diag(factor.gram).max()))
             turns = math.ceil(self.rounds / who.bins)
             words = f"in each of {turns} turns of its group, {factor.name}; nobody here sees who"
-            made = self.steps(turns, words, rate=share, see="hidden", mu=mu * longest)
+            made = self.steps(
+                turns,
+                words,
+                rate=share,
+                see="hidden",
+                mu=mu * longest,
+            )
             return made._replace(attack_noise=math.inf)
         apart = who.min_separation or 1
         words = f"{apart} or more apart"
@@ -605,13 +626,23 @@ class _Work:
         return made
 
 
-def _in_bins(made: Steps, factor: Factor, noise: float, bins: int) -> Steps:
+def _in_bins(
+    made: Steps,
+    factor: Factor,
+    noise: float,
+    bins: int,
+) -> Steps:
     """The same for a random, hidden bin; the attack that knows the rounds does not apply."""
 
     @cache
     def at(log: float) -> float:
         inside = math.exp(min(max(log, -700.0), math.log1p(-1e-12)))
-        return balls_in_bins(noise, factor=factor, bins=bins, kappa=inside)
+        return balls_in_bins(
+            noise,
+            factor=factor,
+            bins=bins,
+            kappa=inside,
+        )
 
     def special(blind: Array) -> Array:  # it rises with kappa: the next grid point is above
         many = blind.size > 16

@@ -132,12 +132,21 @@ PREDICTABLE = {
 
 
 def said(
-    name: str, rules: Mapping[str, MistakeRule] = RULES, *, key: str | None = None, **values: Any
+    name: str,
+    rules: Mapping[str, MistakeRule] = RULES,
+    *,
+    key: str | None = None,
+    **values: Any,
 ) -> Mistake:
     """A mistake in words: the sentence of its rule with values; `key` if another one shows it."""
     rule = rules[name]
     text = rule.text.format(**values)
-    return Mistake(name=name, key=key or rule.key, text=text, fatal=rule.fatal)
+    return Mistake(
+        name=name,
+        key=key or rule.key,
+        text=text,
+        fatal=rule.fatal,
+    )
 
 
 def find(deployment: Deployment) -> tuple[Mistake, ...]:
@@ -163,20 +172,35 @@ def _noise(deployment: Deployment) -> Iterator[Mistake]:
         true = float(conversions.delta(level, epsilon=epsilon))
         if true > delta:
             words = format_upper(true)
-            yield said("classical-formula", epsilon=epsilon, true=words, delta=delta)
+            yield said(
+                "classical-formula",
+                epsilon=epsilon,
+                true=words,
+                delta=delta,
+            )
     bound = deployment.clip.l2
     sensitivity = noise.sensitivity
     whole = deployment.clip.kind != "elementwise"
     if whole and bound and sensitivity and sensitivity < bound * (1 - 1e-9):
         ratio = bound / sensitivity
-        yield said("sensitivity-below-clip", sensitivity=sensitivity, bound=bound, ratio=ratio)
+        yield said(
+            "sensitivity-below-clip",
+            sensitivity=sensitivity,
+            bound=bound,
+            ratio=ratio,
+        )
     if noise.seeded:
         yield said("seeded-noise")
     claim = deployment.claim
     real = noise.multiplier
     if claim.multiplier and real is not None and real < claim.multiplier * (1 - 1e-9):
         because = f", because {claim.because}" if claim.because else ""
-        yield said("scaled-noise", claimed=claim.multiplier, multiplier=real, because=because)
+        yield said(
+            "scaled-noise",
+            claimed=claim.multiplier,
+            multiplier=real,
+            because=because,
+        )
     if noise.at == "rounded-share":
         yield said("rounded-shares")
 
@@ -189,7 +213,12 @@ def _clip(deployment: Deployment) -> Iterator[Mistake]:
         size = "gamma sqrt(P)" if clip.l2 is None else f"{clip.l2:.4g}"
         sensitivity = noise.sensitivity
         if sensitivity is not None and (clip.l2 is None or sensitivity < clip.l2 * (1 - 1e-9)):
-            yield said("elementwise-clip", sensitivity=sensitivity, norm=clip.norm, size=size)
+            yield said(
+                "elementwise-clip",
+                sensitivity=sensitivity,
+                norm=clip.norm,
+                size=size,
+            )
     if clip.kind == "none" and adds:
         why = (
             "nothing bounds a unit's part before the noise, so no noise level hides it; clip "
@@ -214,9 +243,19 @@ def _server(deployment: Deployment) -> Iterator[Mistake]:
     if deployment.weights == "examples" and (deployment.sizes or deployment.max_weight):
         share = largest_weight(deployment)
         if share * cohort > 1 + 1e-9:
-            yield said("unequal-weights", share=share, cohort=cohort, ratio=share * cohort)
+            yield said(
+                "unequal-weights",
+                share=share,
+                cohort=cohort,
+                ratio=share * cohort,
+            )
     if replies and replies < cohort and deployment.noise.on != "sum":
-        yield said("fewer-replies", cohort=cohort, replies=replies, ratio=cohort / replies)
+        yield said(
+            "fewer-replies",
+            cohort=cohort,
+            replies=replies,
+            ratio=cohort / replies,
+        )
 
 
 def _aggregation(deployment: Deployment) -> Iterator[Mistake]:
@@ -286,13 +325,25 @@ def _claims(deployment: Deployment) -> Iterator[Mistake]:
             few = _law_of(msgspec.structs.replace(deployment, rounds=some), unit) or law
         if (some < rounds and (claim.rounds or anew)) or few.epsilon(delta) <= allowed:
             key = "local.new_engine" if anew else None
-            yield said("uncounted-rounds", key=key, some=some, rounds=rounds, true=words, **stated)
+            yield said(
+                "uncounted-rounds",
+                key=key,
+                some=some,
+                rounds=rounds,
+                true=words,
+                **stated,
+            )
         else:
             yield said("epsilon-too-small", true=words, **stated)
     elif claim.neighbors == "replace" and law.setting.sampling_rate == 1:
         both = law.epsilon(delta, replace_one=True)
         if both > allowed:
-            yield said("missing-two", unit=unit, true=format_upper(both, 4), **stated)
+            yield said(
+                "missing-two",
+                unit=unit,
+                true=format_upper(both, 4),
+                **stated,
+            )
 
 
 def _law_of(deployment: Deployment, unit: str) -> AudienceLaw | None:

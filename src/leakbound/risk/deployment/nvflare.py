@@ -102,13 +102,40 @@ class _Stated:
     mistakes: list[Mistake] = field(default_factory=list)
 
     def note(
-        self, name: str, key: str, text: str, *, line: int | None = None, fatal: bool = False
+        self,
+        name: str,
+        key: str,
+        text: str,
+        *,
+        line: int | None = None,
+        fatal: bool = False,
     ) -> None:
-        self.mistakes.append(Mistake(name=name, key=key, text=text, line=line, fatal=fatal))
+        self.mistakes.append(
+            Mistake(
+                name=name,
+                key=key,
+                text=text,
+                line=line,
+                fatal=fatal,
+            )
+        )
 
-    def wrong(self, one: _Filter, name: str, text: str, *, fatal: bool = True) -> None:
+    def wrong(
+        self,
+        one: _Filter,
+        name: str,
+        text: str,
+        *,
+        fatal: bool = True,
+    ) -> None:
         short = one.path.rpartition(".")[2]
-        self.note(name, one.key, f"{short}: {text}", line=one.line, fatal=fatal)
+        self.note(
+            name,
+            one.key,
+            f"{short}: {text}",
+            line=one.line,
+            fatal=fatal,
+        )
 
     @property
     def noisy(self) -> bool:
@@ -122,7 +149,12 @@ class _Stated:
     def clamp(self, gamma: float) -> None:
         if not self.noisy:  # a clamp after noise is no bound of what is under it
             norm = None if self.steps is None else gamma * self.steps
-            self.clip(norm=norm, kind="elementwise", entries=self.entries, at="client")
+            self.clip(
+                norm=norm,
+                kind="elementwise",
+                entries=self.entries,
+                at="client",
+            )
 
     def change(self) -> None:
         """Something else changes the update: it may undo a bound, but no noise that is added."""
@@ -301,7 +333,11 @@ def _of_scope(table: Table, facts: _Stated) -> list[tuple[Table, _Filter]]:
     ]
 
 
-def _with_lines(filters: list[tuple[Table, _Filter]], table: Table, text: str) -> Iterator[_Filter]:
+def _with_lines(
+    filters: list[tuple[Table, _Filter]],
+    table: Table,
+    text: str,
+) -> Iterator[_Filter]:
     """The filters with the lines of their paths, found in the order of the document."""
     lines = dict[int, int]()
     at = 0
@@ -387,7 +423,11 @@ def sites_in(some: Any) -> set[str]:
     return set[str]().union(*(sites_in(one) for one in some))
 
 
-def _server_of(client: Path, root: Path, sites_of: Mapping[str, set[str]]) -> Table:
+def _server_of(
+    client: Path,
+    root: Path,
+    sites_of: Mapping[str, set[str]],
+) -> Table:
     """The server's settings: beside the client's, or in the app that the server runs."""
     places = [client.parent]
     for app, sites in sites_of.items():
@@ -401,7 +441,12 @@ def _server_of(client: Path, root: Path, sites_of: Mapping[str, set[str]]) -> Ta
     return {}
 
 
-def _check_work(client: Path, server: Table, table: Table, facts: _Stated) -> None:
+def _check_work(
+    client: Path,
+    server: Table,
+    table: Table,
+    facts: _Stated,
+) -> None:
     """Reject a job that trains no model; note what leaves a job that also does other work."""
     names = workflows_in(server)
     if not names:
@@ -435,7 +480,12 @@ def refuse_without_training(place: Path, names: Sequence[str]) -> None:
     )
 
 
-def _compare_apps(client: Path, root: Path, table: Table, facts: _Stated) -> None:
+def _compare_apps(
+    client: Path,
+    root: Path,
+    table: Table,
+    facts: _Stated,
+) -> None:
     """Note apps of other sites whose filters differ: this file does not speak for them."""
     for path in sorted(root.glob(f"*/config/{client.name}")):
         if path.samefile(client) or _load(path)[1].get(RESULTS) == table.get(RESULTS):
@@ -550,7 +600,11 @@ def _own(facts: _Stated, one: _Filter) -> None:
         name = spec["name"]
         if name == "clip" and not before and not (facts.noisy and facts.facts.get("clip.kind")):
             kind = "none" if facts.noisy else "l2"
-            facts.clip(norm=_times(spec.get("clip_norm"), rate), kind=kind, at="client")
+            facts.clip(
+                norm=_times(spec.get("clip_norm"), rate),
+                kind=kind,
+                at="client",
+            )
         elif name == "gaussian_noise" and not facts.noisy:
             facts.facts |= {
                 "noise.std": _times(spec.get("noise_std"), rate),
@@ -560,7 +614,12 @@ def _own(facts: _Stated, one: _Filter) -> None:
         elif name not in ("none", "clip"):
             if name != "magnitude_pruning":  # it only makes entries smaller
                 facts.change()
-            facts.wrong(one, "not-stated", f"what {name} changes is not stated", fatal=False)
+            facts.wrong(
+                one,
+                "not-stated",
+                f"what {name} changes is not stated",
+                fatal=False,
+            )
 
 
 def _times(value: Any, rate: float) -> float | None:

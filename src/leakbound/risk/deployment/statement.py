@@ -65,7 +65,16 @@ class Row:
         """The row as JSON values."""
         names = ("reached", "attained", "bound", "verdict")
         values = asdict(self) | {"protected": self.protected, "rises": list(map(list, self.rises))}
-        values["thresholds"] = [dict(zip(names, row, strict=True)) for row in self.thresholds]
+        values["thresholds"] = [
+            dict(
+                zip(
+                    names,
+                    row,
+                    strict=True,
+                )
+            )
+            for row in self.thresholds
+        ]
         return values
 
 
@@ -145,7 +154,11 @@ def _thresholds(
         if against.prior is not None:
             pair = bounds(law, against.prior, eta)
         else:
-            sphere = identification.log_kappa_sphere(dim=against.dim, eta=eta, norm=against.norm)
+            sphere = identification.log_kappa_sphere(
+                dim=against.dim,
+                eta=eta,
+                norm=against.norm,
+            )
             pair = law.bound(sphere), np.atleast_1d(np.asarray(sphere))
         known[key] = *pair, _attained(law, against, eta)
     bound, blind, attained = known[key]
@@ -163,7 +176,11 @@ def _thresholds(
     return tuple(rows)
 
 
-def bounds(law: AudienceLaw, prior: Baseline, eta: ArrayLike) -> tuple[NDArray[Any], NDArray[Any]]:
+def bounds(
+    law: AudienceLaw,
+    prior: Baseline,
+    eta: ArrayLike,
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Upper bounds on success at each eta, and the log kappa of one example behind them."""
     if isinstance(prior, PublicSample):
         return prior.success_bound(law.bound, eta)
@@ -171,7 +188,11 @@ def bounds(law: AudienceLaw, prior: Baseline, eta: ArrayLike) -> tuple[NDArray[A
     return law.bound(blind), blind
 
 
-def _attained(law: AudienceLaw, against: RiskCriteria, eta: NDArray[Any]) -> NDArray[Any]:
+def _attained(
+    law: AudienceLaw,
+    against: RiskCriteria,
+    eta: NDArray[Any],
+) -> NDArray[Any]:
     """The success of working attacks; those that get the update itself need no count."""
     if law.exact:
         return np.ones(len(eta))
@@ -179,6 +200,11 @@ def _attained(law: AudienceLaw, against: RiskCriteria, eta: NDArray[Any]) -> NDA
         return against.attacks.success(law.hits(), eta, parts=2).success
     success = np.zeros(len(eta))
     for weight, noise in law.hits():
-        each = from_scratch.exact(noise, dim=against.dim, eta=eta, norm=against.norm)
+        each = from_scratch.exact(
+            noise,
+            dim=against.dim,
+            eta=eta,
+            norm=against.norm,
+        )
         success += weight * np.atleast_1d(each)
     return success
